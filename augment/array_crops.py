@@ -19,7 +19,7 @@ from penstock.augment.draw_keys import draw_base, keyed_draws
 from penstock.augment.operations import CenterCrop, RandomCrop
 from penstock.augment.recipe import operations_of
 from penstock.cache import RecipeError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     ColumnCrop,
     DenseColumn,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.field_recipes import FieldLists
-    from penstock.readers.fields import Column, FieldType, SampleBatch, Schema
+    from penstock.readers.fieldtypes import Column, FieldType, SampleBatch, Schema
 
     Ints = NDArray[np.int64]
 

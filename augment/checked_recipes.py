@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.field_operations import Pad, SanitizeBoxes, Unpack
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.fields import Array, Boxes, Keypoints, Mask
+    from penstock.readers.fieldtypes import Array, Boxes, Keypoints, Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from penstock.augment.argument_checks import (
     whole_number,
 )
 from penstock.cache import RecipeError, explain_arguments
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     Array,
     Audio,

@@ -33,7 +33,7 @@ from penstock.augment.operations import (
 from penstock.augment.recipe import check_recipe, operations_of
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,
@@ -48,7 +48,7 @@ from penstock.readers.fields import (
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers import ImageRange
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 """The type of `augment=`: one list of operations, or a list by field or by a tuple of fields."""

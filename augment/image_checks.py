@@ -27,7 +27,7 @@ from penstock.augment.dali_library import new_pipeline
 from penstock.cache import MissingDependencyError, PenstockWarning
 from penstock.cache.base import machine_remedy
 from penstock.readers import MAX_PIXELS, Rejection, pixel_refusal
-from penstock.readers.fields import IMAGE_HEAD_BYTES, sniff, strict_pillow
+from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, sniff, strict_pillow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

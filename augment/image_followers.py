@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError, RecipeError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Boxes,
     DenseColumn,
     EncodedColumn,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from penstock.augment.checked_recipes import FieldRecipes, Follower
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -172,7 +172,7 @@ class Side:
 def penstock_side(url: Path, work: Work) -> Side:
     """Return our loader with default settings."""
     from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.readers.fields import Bytes
+    from penstock.readers.fieldtypes import Bytes
 
     schema: Any = {"image": Bytes()} if work == "bytes" else None
     dataset = Dataset(url, fields=("image", "label"), schema=schema)

@@ -46,7 +46,7 @@ from .pipeline.plan.world import World as World
 from .pipeline.report.statistics import Statistics as Statistics
 from .readers.concatenation import concat as concat
 from .readers.dataset import Dataset as Dataset
-from .readers.fields.field_types import (
+from .readers.fieldtypes.field_types import (
     Array as Array,
     Boxes as Boxes,
     Bytes as Bytes,

@@ -33,12 +33,19 @@ from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.plan import World
 from penstock.readers import Dataset, pack
-from penstock.readers.fields import NUMBER, PRESENT, DenseColumn, EncodedColumn, RaggedColumn, Text
+from penstock.readers.fieldtypes import (
+    NUMBER,
+    PRESENT,
+    DenseColumn,
+    EncodedColumn,
+    RaggedColumn,
+    Text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.readers.fields import Column, SampleBatch, Schema
+    from penstock.readers.fieldtypes import Column, SampleBatch, Schema
 
 __all__ = ["FormatConformance", "sample_values"]
 

@@ -2,7 +2,7 @@ from . import blocks as blocks
 from .blocks import Blocks as Blocks, MAX_FREE as MAX_FREE
 from .concatenation import concat as concat
 from .dataset import Dataset as Dataset, contents_of as contents_of
-from .fields.columns import SampleBatch as SampleBatch
+from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index
 from .index.index_functions import IndexSummary as IndexSummary, build_index as build_index
 from .index.index_functions import open_index as open_index

@@ -12,7 +12,13 @@ import numpy as np
 
 from penstock.cache import ConfigError, CorruptSampleError
 from penstock.cache.base import READ_MODE
-from penstock.readers.fields import ClassLabel, MultiLabel, Schema, joined_batches, stored_fields
+from penstock.readers.fieldtypes import (
+    ClassLabel,
+    MultiLabel,
+    Schema,
+    joined_batches,
+    stored_fields,
+)
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.sources import Contents, Source
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import ColumnCrop, FieldType, SampleBatch
+    from penstock.readers.fieldtypes import ColumnCrop, FieldType, SampleBatch
     from penstock.readers.formats import DecodedChunks
 
     Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning
 from penstock.cache.base import READ_MODE, ReadMode, Traffic, usable_cores
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PLAIN,
     Naming,
     array_form,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.cache.disk import DiskCache
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import ColumnCrop, FieldType, SampleBatch
+    from penstock.readers.fieldtypes import ColumnCrop, FieldType, SampleBatch
     from penstock.readers.formats import (
         DecodedChunks,
         DocumentMode,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import BlobSource, Traffic
     from penstock.cache.blobs import Remote
     from penstock.cache.disk import DiskCache, PinnedShare
-    from penstock.readers.fields import ColumnCrop
+    from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.index import IndexShards
 
     Ints = NDArray[np.int64]

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, IndexChangedError
 from penstock.cache.base import READ_MODE
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     LABELS,
     PRESENT,
     ClassLabel,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import Column, ColumnCrop, FieldType, SampleBatch, Schema
+    from penstock.readers.fieldtypes import Column, ColumnCrop, FieldType, SampleBatch, Schema
     from penstock.readers.formats import DecodedChunks
     from penstock.readers.origin import LeftOut
     from penstock.readers.remote_shards import RemoteShards
@@ -654,7 +654,7 @@ def _values_of(column: Column) -> NDArray[Any] | list[Any]:
         return column.values
     if isinstance(column, RaggedColumn):
         return [column.sample(row) for row in range(len(column))]
-    from penstock.readers.fields import decode_text
+    from penstock.readers.fieldtypes import decode_text
 
     samples: list[Any] = list(column.samples)
     return [each if isinstance(each, str | bytes) else decode_text(each) for each in samples]

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image as Pillow
 
-from penstock.readers.fields import Array, Boxes, Column, DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes import (
+    Array,
+    Boxes,
+    Column,
+    DenseColumn,
+    EncodedColumn,
+    RaggedColumn,
+)
 from penstock.readers.packing import pack
 from tests import images, tars
 from tests.files import npy

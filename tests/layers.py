@@ -38,7 +38,7 @@ readers.splits readers.remote_shards
 readers.reading
 readers.index
 readers.formats
-readers.origin readers.fields
+readers.origin readers.fieldtypes
 readers.files
 readers.blocks
 readers.types

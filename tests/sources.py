@@ -8,14 +8,14 @@ import numpy as np
 
 from penstock.cache import ConfigError
 from penstock.readers import Contents, Source
-from penstock.readers.fields import ClassLabel, DenseColumn, SampleBatch, Schema, Value
+from penstock.readers.fieldtypes import ClassLabel, DenseColumn, SampleBatch, Schema, Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ColumnCrop, FieldType
+    from penstock.readers.fieldtypes import ColumnCrop, FieldType
 
     Ints = NDArray[np.int64]
 

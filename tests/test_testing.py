@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import PenstockError
-from penstock.readers.fields import PRESENT, DenseColumn
+from penstock.readers.fieldtypes import PRESENT, DenseColumn
 from penstock.readers.formats import Extents
 from penstock.testing import FormatConformance
 from tests import field_sets, images, tars

@@ -42,7 +42,7 @@ from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.plan import make_plan, shuffled_settings
 from penstock.pipeline.report import BLOCK_BYTES, COLD_SHARE, Ceilings, ProgressiveCost, Rate
-from penstock.readers.fields import IMAGE_HEAD_BYTES, is_progressive, sniff
+from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing import baseline_twin
 
 if TYPE_CHECKING:

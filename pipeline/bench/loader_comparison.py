@@ -20,7 +20,13 @@ from penstock.cache.base import usable_cores
 from penstock.pipeline.bench.adapters import OURS, Work, list_files, split_installed
 from penstock.pipeline.bench.rounds import RoundSize, compare
 from penstock.readers import Rejection
-from penstock.readers.fields import IMAGE_HEAD_BYTES, DenseColumn, class_field, image_fields, sniff
+from penstock.readers.fieldtypes import (
+    IMAGE_HEAD_BYTES,
+    DenseColumn,
+    class_field,
+    image_fields,
+    sniff,
+)
 from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.pipeline.bench.loader_comparison import ROUND, ROUNDS, check_compa
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
 from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
 from penstock.pipeline.report import Diagnosis, diagnose
-from penstock.readers.fields import image_fields, stored_fields
+from penstock.readers.fieldtypes import image_fields, stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,7 +20,7 @@ from penstock.pipeline.bench.accelerators import accelerator as accelerator_name
 from penstock.pipeline.bench.settings_search import LoaderSettings
 from penstock.pipeline.plan import World
 from penstock.readers import Dataset
-from penstock.readers.fields import ID, SampleBatch, image_fields
+from penstock.readers.fieldtypes import ID, SampleBatch, image_fields
 from penstock.readers.formats import AUTO as ANY_FORMAT
 from penstock.readers.formats import DEFAULT_SAMPLING, Sampling
 from penstock.readers.origin import show
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import ReadMode
     from penstock.pipeline.loader import DataLoader
     from penstock.readers import Blocks
-    from penstock.readers.fields import ColumnCrop
+    from penstock.readers.fieldtypes import ColumnCrop
 
 AUTO = "auto"
 RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")

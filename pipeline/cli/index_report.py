@@ -16,12 +16,12 @@ from rich.table import Table
 from penstock.cache.base import format_size
 from penstock.pipeline.plan import label_spread, shuffled_settings, spread_warning, usual_spreads
 from penstock.readers import contents_of
-from penstock.readers.fields import to_json
+from penstock.readers.fieldtypes import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import FieldSummary
     from penstock.readers.index import Index
 

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache import ConfigError, MissingDependencyError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     Boxes,
     ClassLabel,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.augment import Normalize, Operation
     from penstock.pipeline.cli.command_options import Recipe
     from penstock.readers import Dataset
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
 
 _SHEET_PIXELS = 1800  # about the width of a screen
 _LARGEST_CELL = 256

@@ -24,7 +24,7 @@ from penstock.pipeline.members import LoaderChannel, RankMembership
 from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
-from penstock.readers.fields import Boxes, Keypoints, stored_fields
+from penstock.readers.fieldtypes import Boxes, Keypoints, stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
-    from penstock.readers.fields import BoxChecks
+    from penstock.readers.fieldtypes import BoxChecks
 
 
 def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
@@ -215,7 +215,7 @@ def _pipeline(
     boxes: BoxChecks | None = None
     has_boxes = any(isinstance(schema.get(name), Boxes | Keypoints) for name in mapped.reads)
     if contents.units is not None and has_boxes:  # no index has checked those of tables
-        from penstock.readers.fields import BoxChecks
+        from penstock.readers.fieldtypes import BoxChecks
 
         boxes = BoxChecks.of(schema, mapped.reads, samples=len(dataset))
     pads: Pads | None = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import Draws, Mix
     from penstock.pipeline.plan import RankSlots, Step
-    from penstock.readers.fields import DenseColumn, RaggedColumn, SampleBatch
+    from penstock.readers.fieldtypes import DenseColumn, RaggedColumn, SampleBatch
 
 Output = tuple[Any, ...] | dict[str, Any]
 """A delivered batch: tensors, `Ragged`s and lists, in field order or by field name."""

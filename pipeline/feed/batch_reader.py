@@ -16,7 +16,7 @@ from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Bytes,
     ClassLabel,
     EncodedColumn,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import RankSlots, Step
     from penstock.readers import Encoded, Source
-    from penstock.readers.fields import BoxChecks, Column, ColumnCrop, SampleBatch
+    from penstock.readers.fieldtypes import BoxChecks, Column, ColumnCrop, SampleBatch
 
     Undecodable = Mapping[str, Mapping[int, str]]
     """Rows that don't decode, by image field, with reasons."""
@@ -366,13 +366,13 @@ def _decoder(type: FieldType, max_pixels: int) -> tuple[Decode, Any] | None:
     None for fields that aren't decoded here.
     """
     if isinstance(type, Text):
-        from penstock.readers.fields import decode_text  # not needed for images
+        from penstock.readers.fieldtypes import decode_text  # not needed for images
 
         return decode_text, ""
     if isinstance(type, Bytes):
         return (lambda payload: payload.tobytes()), b""
     if isinstance(type, Mask):
-        from penstock.readers.fields import decode_mask
+        from penstock.readers.fieldtypes import decode_mask
 
         return partial(decode_mask, dtype=type.dtype, max_pixels=max_pixels), _NO_MASK
     return None

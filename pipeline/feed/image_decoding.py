@@ -25,7 +25,7 @@ from penstock.augment import (
 from penstock.cache import ConfigError
 from penstock.pipeline.plan import PARTNERS_ELSEWHERE
 from penstock.readers import ANY_SIZE
-from penstock.readers.fields import Boxes, BoxUnits, ClassLabel, DenseColumn, ListColumn, Mask
+from penstock.readers.fieldtypes import Boxes, BoxUnits, ClassLabel, DenseColumn, ListColumn, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import JobOrder, PlanSettings, Walk
     from penstock.pipeline.report import ResidentFacts
     from penstock.readers import EncodedBatch, ImageRange, Source
-    from penstock.readers.fields import SampleBatch, Schema
+    from penstock.readers.fieldtypes import SampleBatch, Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

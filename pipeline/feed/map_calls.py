@@ -38,7 +38,7 @@ from penstock.pipeline.feed.map_values import (
     without_views,
 )
 from penstock.pipeline.report import MapFacts
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     DenseColumn,
     EncodedColumn,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import CheckedMaps, PlacedMap
     from penstock.pipeline.feed.map_values import Collector
-    from penstock.readers.fields import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType
 
     Collectors = Mapping[str, Collector]
 

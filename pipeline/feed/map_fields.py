@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.augment import FieldRecipes
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline.feed.tensors import VALID
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Image,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.augment import ArrayCrop, CheckedMaps, FieldLists
     from penstock.pipeline.options import NativeOptions
     from penstock.readers import Source
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ import numpy as np
 
 from penstock.augment import Unpack
 from penstock.cache import ConfigError, RecipeError
-from penstock.readers.fields import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.augment import Pad
     from penstock.pipeline.feed.batch import Batch
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
 
 
 @dataclass(frozen=True, slots=True)

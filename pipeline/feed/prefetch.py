@@ -15,7 +15,7 @@ import numpy as np
 from penstock.pipeline.feed.shard_fills import Filler, NodeShare
 from penstock.pipeline.plan import LookAhead, Needs, room_for_fills, shards_of_ranks, widening
 from penstock.pipeline.report import TierFacts
-from penstock.readers.fields import stored_fields
+from penstock.readers.fieldtypes import stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment import ArrayDraws

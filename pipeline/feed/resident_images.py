@@ -32,7 +32,7 @@ from penstock.augment import DecodedBatch, FullImageDecoder, resident_tensor
 from penstock.cache import PenstockError
 from penstock.cache.base import format_size
 from penstock.pipeline.report import ResidentFacts
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     ListColumn,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import CheckedRecipe, Draws, Graph
     from penstock.readers import EncodedBatch
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
 
     Present = dict[str, NDArray[np.bool_]]
     Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]

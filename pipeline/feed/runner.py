@@ -39,7 +39,7 @@ from penstock.cache import (
     watch,
 )
 from penstock.cache.base import trim_heap, usable_cores
-from penstock.readers.fields import array_form, number_dtype
+from penstock.readers.fieldtypes import array_form, number_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import NativeOptions
     from penstock.pipeline.plan import Cursor, Step
     from penstock.readers import Source
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 # Batches that wait after reading, in addition to those in DALI. More would only hold mapped pages.
 READ_AHEAD = 2

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.readers.fields import PRESENT, DenseColumn, ListColumn, RaggedColumn, is_number
+from penstock.readers.fieldtypes import PRESENT, DenseColumn, ListColumn, RaggedColumn, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.feed.batch import Batch, Output
-    from penstock.readers.fields import Column, SampleBatch
+    from penstock.readers.fieldtypes import Column, SampleBatch
 
 
 def tensor_of(values: NDArray[Any]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.augment import Pad
 from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
 from penstock.pipeline.plan import bucket_settings, least_tokens
-from penstock.readers.fields import Tokens, array_form, stored_fields
+from penstock.readers.fieldtypes import Tokens, array_form, stored_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

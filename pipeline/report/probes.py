@@ -90,7 +90,7 @@ class ReadProbe:
             self._due_s = now + _EVERY_S
             self._late.append(_gil_s())
         if batch is not None and len(self._seen) < _MOST_IMAGES:
-            from penstock.readers.fields import is_progressive  # for the first batches only
+            from penstock.readers.fieldtypes import is_progressive  # for the first batches only
 
             for sample, (height, width) in zip(
                 batch.encoded[:_IMAGES_A_BATCH], batch.dims[:_IMAGES_A_BATCH].tolist(), strict=True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ColumnCrop
+    from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
 

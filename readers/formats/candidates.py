@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     ListColumn,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.readers.fields import Column, Schema
+    from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import Storage
     from penstock.readers.origin import Entry, LeftOut, QuarantineEntry

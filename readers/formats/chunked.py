@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtim
 
 import numpy as np
 
-from penstock.readers.fields import array_form, put_parts
+from penstock.readers.fieldtypes import array_form, put_parts
 from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
 from penstock.readers.formats.format import SpanFormat
 from penstock.readers.formats.open_shard import BlobShard
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import Column, ColumnCrop, Schema
+    from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     FIELD_TYPES,
     MAX_FIELDS,
     FieldType,

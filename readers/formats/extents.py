@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
 
     Ints = NDArray[np.int64]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import ShardChunks
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout

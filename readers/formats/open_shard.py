@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from penstock.cache.base import BlobSpans
-from penstock.readers.fields import array_form, has_sides
+from penstock.readers.fieldtypes import array_form, has_sides
 from penstock.readers.files import advise_willneed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob, ReadMode
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import Column, Schema
+    from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]

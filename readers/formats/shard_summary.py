@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields import ClassLabel, has_sides
+from penstock.readers.fieldtypes import ClassLabel, has_sides
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.open_shard import Storage
 
 VERSION = 2

@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     CODEC_ITEMSIZES,
     DenseColumn,
     EncodedColumn,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob, Segment
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import ArrayForm, Column, FieldType
+    from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage

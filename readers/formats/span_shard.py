@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields import DenseColumn
+from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.files import advise_willneed, map_buffer, printable
 from penstock.readers.formats.local_files import (
     changed_file_error,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.extents import ShardFiles
     from penstock.readers.formats.local_files import FileSpan
     from penstock.readers.formats.open_shard import Ints, Places
@@ -68,7 +68,7 @@ class _NotedFields:
         if corners is None:
             out[places] = column.values[rows]
         else:
-            from penstock.readers.fields import put_parts  # not needed for images
+            from penstock.readers.fieldtypes import put_parts  # not needed for images
 
             put_parts(column.values[rows], corners, out, places)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.cache import ordered
 from penstock.cache.base import BlobSpans
-from penstock.readers.fields import HEAD_BYTES, has_head, refusal_by_head
+from penstock.readers.fieldtypes import HEAD_BYTES, has_head, refusal_by_head
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.local_files import (
     changed_file_error,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import Answer
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded

@@ -32,7 +32,13 @@ from penstock.cache import (
     WriteError,
     ordered,
 )
-from penstock.readers.fields import Settling, check_noted, image_fields, is_progressive, verify_for
+from penstock.readers.fieldtypes import (
+    Settling,
+    check_noted,
+    image_fields,
+    is_progressive,
+    verify_for,
+)
 from penstock.readers.files import (
     ProgressReporter,
     below,
@@ -72,7 +78,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats import (
         Candidates,
         ChunkedShard,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ordered
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     BoxUnits,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Checked
+    from penstock.readers.fieldtypes import Checked
     from penstock.readers.formats import Candidates, Contents
     from penstock.readers.origin import Origin
     from penstock.readers.types import Facts, Verify

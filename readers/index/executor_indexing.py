@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import check_everywhere, check_executor, keep_open, run_tasks
-from penstock.readers.fields import named_verify, verify_for
+from penstock.readers.fieldtypes import named_verify, verify_for
 from penstock.readers.files import ProgressReporter, make_folder, write_bytes
 from penstock.readers.formats import format_named
 from penstock.readers.index.building import CheckList, IndexBuilder
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor
 
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats import Candidates
     from penstock.readers.index.building import Checked
     from penstock.readers.index.dataset_address import DatasetAddress

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
 from penstock.cache.base import BlobSource, refuse_shortage
-from penstock.readers.fields import array_form, image_fields
+from penstock.readers.fieldtypes import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
 from penstock.readers.formats import REINDEX, BlobShard
 from penstock.readers.origin import LocalFolder
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.blobs import Remote
-    from penstock.readers.fields import ColumnCrop, Schema
+    from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats import (
         DecodedChunks,
         FieldSummary,

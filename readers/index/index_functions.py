@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import usable_cores
-from penstock.readers.fields import named_verify, verify_name
+from penstock.readers.fieldtypes import named_verify, verify_name
 from penstock.readers.formats import (
     AUTO,
     DEFAULT_SAMPLING,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DocumentMode, ManifestFile, WindowArgument
     from penstock.readers.index.building import Checker
     from penstock.readers.index.index import Index

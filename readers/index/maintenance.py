@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import DatasetError, IndexChangedError, PenstockWarning
-from penstock.readers.fields import verify_for
+from penstock.readers.fieldtypes import verify_for
 from penstock.readers.files import is_passed_over, locked, printable
 from penstock.readers.formats import MISSING, Snapshot, indexing_of
 from penstock.readers.index.building import Checker, IndexBuilder, PriorFacts, noted_directories
@@ -27,7 +27,7 @@ from penstock.readers.types import Facts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from penstock.readers.fields import FieldType, Schema
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats import Candidates, Format, Listing, Sidecar
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest, ManifestHeader

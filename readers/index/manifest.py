@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields import Schema, array_form, has_sides, number_dtype
+from penstock.readers.fieldtypes import Schema, array_form, has_sides, number_dtype
 from penstock.readers.files import are_unsafe
 from penstock.readers.formats import (
     MAX_BYTES,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Format
     from penstock.readers.origin import LeftOut
 

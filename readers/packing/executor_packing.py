@@ -29,7 +29,7 @@ from penstock.cache import (
     run_tasks,
 )
 from penstock.readers.dataset import Dataset, copy_keeping
-from penstock.readers.fields import named_verify, verify_for
+from penstock.readers.fieldtypes import named_verify, verify_for
 from penstock.readers.files import ProgressReporter, make_folder, printable, write_error
 from penstock.readers.formats import Grouping
 from penstock.readers.index import check_indexes, selected_candidates

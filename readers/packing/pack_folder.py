@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError, DestinationError, OtherVersionError, WriteError, ordered
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     RaggedColumn,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, Schema
+    from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.pack import PackForm
     from penstock.readers.index import Manifest
     from penstock.readers.origin import LeftOut

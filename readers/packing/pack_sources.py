@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, CorruptSampleError, CorruptShardError, ordered
 from penstock.readers.dataset import Dataset
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     BoxChecks,
     Boxes,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, SampleBatch
+    from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.formats import Candidates, Indexing
     from penstock.readers.formats.pack import PackBlob, PackField, PackShard
     from penstock.readers.index import CandidateBatch, Index

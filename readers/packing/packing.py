@@ -23,7 +23,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, copy_keeping
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Mask,
     Schema,
     mask_dtype,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import ManifestFile, ShardSummary
     from penstock.readers.index import Folder
     from penstock.readers.origin import LeftOut, Origin, Url

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Boxes,
     Keypoints,
     Mask,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image as Picture
 
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.packing.pack_sources import PackSample
     from penstock.readers.types import Encoded
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import ArrayForm, DenseColumn, array_form, from_bits, number_dtype
+from penstock.readers.fieldtypes import ArrayForm, DenseColumn, array_form, from_bits, number_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     CODEC_ITEMSIZES,
     DenseColumn,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import ArrayForm, Column
+    from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
     from penstock.readers.reading.parallel_copies import CopyThreads

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.readers.fields import DenseColumn, SampleBatch
+from penstock.readers.fieldtypes import DenseColumn, SampleBatch
 from penstock.readers.files import PageAdvice, advise_willneed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import ArrayForm
+    from penstock.readers.fieldtypes import ArrayForm
     from penstock.readers.formats import StridedRows
     from penstock.readers.index import Index
     from penstock.readers.reading.open_shards import OpenShards

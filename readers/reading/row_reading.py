@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import refuse_shortage
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     DenseColumn,
     EncodedColumn,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import ReadMode
     from penstock.cache.blobs import Remote
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import Column, ColumnCrop
+    from penstock.readers.fieldtypes import Column, ColumnCrop
     from penstock.readers.formats import OpenShard, Places
     from penstock.readers.index import Index
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
 from penstock.readers.blocks import Blocks
-from penstock.readers.fields import RaggedColumn, SampleBatch, array_form
+from penstock.readers.fieldtypes import RaggedColumn, SampleBatch, array_form
 from penstock.readers.formats import REINDEX
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows
 from penstock.readers.reading.open_shards import OpenShards
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, ColumnCrop
+    from penstock.readers.fieldtypes import Column, ColumnCrop
     from penstock.readers.index import Index
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.reading.plain_rows import PlainRows
@@ -121,7 +121,7 @@ class SampleReader:
             columns |= span_columns(choice, payloads, table, back, arrays)
         for name, crop in (crops or {}).items():
             if name not in choice.dense:
-                from penstock.readers.fields import cropped  # few need it
+                from penstock.readers.fieldtypes import cropped  # few need it
 
                 columns[name] = cropped(columns[name], crop)
         return SampleBatch(

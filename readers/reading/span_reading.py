@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from penstock.cache import DatasetError, PenstockError
 from penstock.cache.base import BlobSpans, refuse_shortage
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     DenseColumn,
     EncodedColumn,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.cache.blobs import Remote
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields import ArrayForm, Column
+    from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import FileSpan, OpenShard
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
     from penstock.readers.reading.direct_arrays import DirectArrays

@@ -20,7 +20,7 @@ from penstock.augment import (
 )
 from penstock.cache import RecipeError
 from penstock.cache.base import keyed_hash
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     ColumnCrop,

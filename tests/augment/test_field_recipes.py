@@ -39,7 +39,7 @@ from penstock.augment import (
 )
 from penstock.cache import DatasetError, RecipeError
 from penstock.readers import ImageRange
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,

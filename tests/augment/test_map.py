@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.augment import Map, Normalize, Resize, check_maps, split_maps
 from penstock.cache import ConfigError, RecipeError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     ClassLabel,

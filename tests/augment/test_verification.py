@@ -23,8 +23,8 @@ from penstock.augment import (
 )
 from penstock.cache import PenstockWarning
 from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
-from penstock.readers.fields import Image as ImageField
-from penstock.readers.fields import Mask, Schema, check_masks
+from penstock.readers.fieldtypes import Image as ImageField
+from penstock.readers.fieldtypes import Mask, Schema, check_masks
 from tests import images
 
 if TYPE_CHECKING:

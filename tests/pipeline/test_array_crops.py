@@ -13,7 +13,7 @@ from penstock import CenterCrop, DataLoader, Dataset, Map, Pad, RandomCrop, Worl
 from penstock.augment import ArrayDraws, check_array_crops
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline.feed import wanted_share
-from penstock.readers.fields import Array, Value
+from penstock.readers.fieldtypes import Array, Value
 from penstock.readers.formats.zarr import ZarrReader
 from tests import tars
 from tests.files import npy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ColumnCrop
+    from penstock.readers.fieldtypes import ColumnCrop
 
 N, SEED = 14, 5
 X = np.arange(N * 2 * 20 * 24, dtype="i4").reshape(N, 2, 20, 24)

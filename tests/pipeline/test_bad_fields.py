@@ -19,7 +19,7 @@ from penstock.cache import ConfigError, DatasetError, MapError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, Boxes, ClassLabel, Value
+from penstock.readers.fieldtypes import Array, Boxes, ClassLabel, Value
 from tests import images, tars
 from tests.files import npy, quarantine
 

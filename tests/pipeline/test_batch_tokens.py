@@ -11,7 +11,7 @@ import pytest
 
 from penstock import DataLoader, Dataset, Pad, World, concat
 from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
-from penstock.readers.fields import Array
+from penstock.readers.fieldtypes import Array
 from tests import field_sets
 from tests.token_files import write_megatron
 

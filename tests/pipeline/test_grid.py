@@ -21,7 +21,7 @@ from penstock import (
     World,
     pack,
 )
-from penstock.readers.fields import Array
+from penstock.readers.fieldtypes import Array
 from penstock.readers.formats import candidates, check_sampling
 from penstock.readers.formats.npy import npy_pieces
 from penstock.readers.formats.tables import table_files

@@ -16,7 +16,7 @@ import zarr
 
 from penstock import DataLoader, Map, pack
 from penstock.readers import Dataset
-from penstock.readers.fields import Value
+from penstock.readers.fieldtypes import Value
 from tests.readers.formats.tables import jpeg
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from penstock.augment import (
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset, ImageRange
-from penstock.readers.fields import Array, Image, Schema
+from penstock.readers.fieldtypes import Array, Image, Schema
 from tests import images, tars
 
 if TYPE_CHECKING:

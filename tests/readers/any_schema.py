@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image as Pillow
 
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import Listing
     from penstock.readers.origin import Entry, Origin
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 SAMPLES = 24
 KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"}

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cache import ConfigError, CorruptShardError, DatasetError, IndexChangedError
 from penstock.readers import Dataset, build_index
-from penstock.readers.fields import Array, DenseColumn, EncodedColumn, ListColumn, Mask
+from penstock.readers.fieldtypes import Array, DenseColumn, EncodedColumn, ListColumn, Mask
 from penstock.readers.files import write_batch
 from penstock.readers.formats import format_registry, read_sidecar, sidecar_etag
 from tests import images
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.fields import Column, SampleBatch
+    from penstock.readers.fieldtypes import Column, SampleBatch
 
 KINDS = {"any-files": write_files, "any-archives": write_archives}
 KNOWN = (("any-files", "FILES"), ("any-archives", "ARCHIVES"), ("any-noted", "NOTED"))

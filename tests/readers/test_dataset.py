@@ -38,7 +38,7 @@ from tests.readers.remote_sets import rows_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 SAMPLES = 24
 SHARD_BYTES = 3000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.readers import Dataset
-from penstock.readers.fields import field_types
+from penstock.readers.fieldtypes import field_types
 from tests import images
 from tests.layers import ROOT
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, IndexChangedError
 from penstock.readers import Dataset, Selection, concat
-from penstock.readers.fields import Array, ClassLabel, DenseColumn, Text, jsonl_table
+from penstock.readers.fieldtypes import Array, ClassLabel, DenseColumn, Text, jsonl_table
 from penstock.readers.formats.folder import ListedTable, listed_samples, parse_field_place
 from tests import images
 from tests.sources import Values, classes

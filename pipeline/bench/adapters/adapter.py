@@ -106,7 +106,7 @@ def list_files(folder: Path) -> Files:
 
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
-    from penstock.readers.fields import DenseColumn
+    from penstock.readers.fieldtypes import DenseColumn
     from penstock.readers.formats.folder import FolderIndexing
     from penstock.readers.origin import LocalFolder
 

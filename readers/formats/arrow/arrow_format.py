@@ -13,7 +13,7 @@ from penstock.readers.formats.tables import TableFormat, TableIndexing, UnitRead
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.arrow.arrow_listing import ArrowListing
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
     from penstock.readers.formats.format import Format, Indexing

@@ -10,7 +10,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import DatasetError, PenstockError
-from penstock.readers.fields import Bytes, array_form
+from penstock.readers.fieldtypes import Bytes, array_form
 from penstock.readers.files import printable
 from penstock.readers.formats.arrow.ipc_chunks import (
     ArrowNotes,
@@ -43,7 +43,7 @@ from penstock.readers.formats.unindexed_files import read_file_parts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.readers.fields import FieldType, Schema
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats.arrow.ipc_chunks import ChunkPlace, ColumnChunk
     from penstock.readers.formats.arrow.ipc_metadata import ArrowFile, BatchMetadata
     from penstock.readers.formats.tables import ArrowColumn, FieldChoice

@@ -27,7 +27,7 @@ from penstock.readers.formats.tables import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata
     from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import Tensor

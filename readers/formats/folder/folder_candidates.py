@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
-from penstock.readers.fields import MAX_TABLE_BYTES
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES
 from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.folder.folder_files import ARRAYS, AUDIO, TEXTS, VIDEO
@@ -41,7 +41,7 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.folder.folder_files import FolderListing
     from penstock.readers.formats.folder.folder_samples import FolderSamples

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetNotFoundError
-from penstock.readers.fields import Array, Audio, Bytes, Image, Text, Video
+from penstock.readers.fieldtypes import Array, Audio, Bytes, Image, Text, Video
 from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.origin import (
     Entry,
@@ -29,7 +29,7 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Origin
 
 IMAGES = frozenset(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ClassLabel,
     Image,
     MultiLabel,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, FieldType, TableFields
+    from penstock.readers.fieldtypes import Column, FieldType, TableFields
     from penstock.readers.origin import Entry, LeftOut
 
 _log = logging.getLogger("penstock")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     COLUMN_TYPES,
     LABEL,
     LABELS,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
 
 METADATA = (b"metadata.csv", b"metadata.jsonl")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Audio,
     ClassLabel,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.origin import Entry
 
 LARGEST_JSON_BYTES = 2**20

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import Array, ClassLabel, FieldType, Schema, Value, is_field_name
+from penstock.readers.fieldtypes import Array, ClassLabel, FieldType, Schema, Value, is_field_name
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types

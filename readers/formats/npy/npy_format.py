@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ColumnCrop,
     DenseColumn,
     RaggedColumn,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, Crops, ShardData
     from penstock.readers.formats.format import Format

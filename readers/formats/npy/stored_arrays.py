@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import DatasetError, ordered
-from penstock.readers.fields import MAX_HEAD_BYTES, UNSUPPORTED_NPY, NpyHeader, read_npy_header
+from penstock.readers.fieldtypes import MAX_HEAD_BYTES, UNSUPPORTED_NPY, NpyHeader, read_npy_header
 from penstock.readers.files import printable
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.types import Rejection

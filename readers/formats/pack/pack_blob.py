@@ -137,7 +137,7 @@ class PackBlob(DenseFields, BlobShard):
         row = tuple(length or 0 for length in field.form.row)
         samples = (sample.view(field.form.dtype).reshape(row) for sample in found)
         if corners is not None:
-            from penstock.readers.fields import put_parts  # only crops of arrays need it
+            from penstock.readers.fieldtypes import put_parts  # only crops of arrays need it
 
             put_parts(samples, corners, out, slots)
             return

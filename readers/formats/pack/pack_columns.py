@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.cache import CorruptShardError
-from penstock.readers.fields import as_bits, codec_number
+from penstock.readers.fieldtypes import as_bits, codec_number
 from penstock.readers.files import typed_batch
 from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.pack.pack_forms import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.open_shard import SampleLayout, SpanPlace
     from penstock.readers.formats.pack.pack_forms import PackForm
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.readers.fields import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.files import write_batch, write_whole
 from penstock.readers.formats.pack.pack_columns import dense_shapes, ragged_shapes
 from penstock.readers.formats.pack.pack_forms import (
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, Schema
+    from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.pack.pack_forms import PackForm
     from penstock.readers.formats.shard_summary import ShardSummary
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, Schema
+    from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places
     from penstock.readers.formats.pack.pack_columns import PackField
@@ -197,7 +197,7 @@ class DenseFields:
         if corners is None:
             dense.put(rows, out, places)
         else:
-            from penstock.readers.fields import put_parts  # only crops of arrays need it
+            from penstock.readers.fieldtypes import put_parts  # only crops of arrays need it
 
             put_parts(dense.each(rows), corners, out, places)
 

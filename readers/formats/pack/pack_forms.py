@@ -25,7 +25,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     MultiLabel,
     Text,
     array_form,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType, Schema
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats.open_shard import Storage
 
 SHAPE = b"penstock.shape"

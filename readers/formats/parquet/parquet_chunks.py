@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import Tensor
     from penstock.readers.types import Encoded

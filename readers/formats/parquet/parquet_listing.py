@@ -12,7 +12,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.readers.fields import Bytes, array_form
+from penstock.readers.fieldtypes import Bytes, array_form
 from penstock.readers.files import printable
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.parquet.parquet_chunks import ChunkForm, ParquetNotes, decode_chunk
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType, Schema
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats.parquet.parquet_footer import Footer
     from penstock.readers.formats.tables import ArrowColumn, FieldChoice
     from penstock.readers.origin import Entry, Origin

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
-from penstock.readers.fields import PRESENT, Bytes, Text, is_encoded, is_field_name
+from penstock.readers.fieldtypes import PRESENT, Bytes, Text, is_encoded, is_field_name
 from penstock.readers.files import printable
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.tables.column_types import (
@@ -31,7 +31,7 @@ from penstock.readers.formats.tables.column_values import NULL_INSIDE, RAGGED_IN
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.tables.column_types import Feature
     from penstock.readers.origin import Arrangement, Entry
 
@@ -197,7 +197,7 @@ def no_field_error(url: str, choice: FieldChoice) -> DatasetError:
 def kind_of(values: Sequence[bytes]) -> FieldType:
     """Return the type of binary values: images, sound or video if the first bytes of all of them
     are of that kind, else bytes."""
-    from penstock.readers.fields import HEAD_BYTES, Audio, Image, Video, refusal_by_head
+    from penstock.readers.fieldtypes import HEAD_BYTES, Audio, Image, Video, refusal_by_head
 
     heads = [value[:HEAD_BYTES] for value in values if value]
     for type in (Image(), Audio(), Video()):

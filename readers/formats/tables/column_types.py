@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     LABEL,
     Array,
     Audio,

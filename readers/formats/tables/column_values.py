@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ClassLabel,
     EncodedColumn,
     RaggedColumn,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import ArrayForm, FieldType
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 

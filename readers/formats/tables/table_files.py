@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from penstock.cache import DatasetError, DatasetNotFoundError
-from penstock.readers.fields import Schema, array_form
+from penstock.readers.fieldtypes import Schema, array_form
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates, part_bounds
 from penstock.readers.formats.chunked import ChunkFormat
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     ArrayForm,
     DenseColumn,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, ColumnCrop, FieldType
+    from penstock.readers.fieldtypes import Column, ColumnCrop, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.tables.column_types import Tensor

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import DatasetError
-from penstock.readers.fields import ClassLabel, json_value
+from penstock.readers.fieldtypes import ClassLabel, json_value
 from penstock.readers.files import printable, unsafe_reason
 from penstock.readers.formats.tar.member_fields import split_key
 from penstock.readers.formats.tar.tar_headers import archive_members

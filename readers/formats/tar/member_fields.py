@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     PRESENT,
     Array,
     Audio,
@@ -28,7 +28,7 @@ from penstock.readers.fields import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 # This includes images that Penstock can't decode: they are rejected with a remedy, not skipped.
 IMAGE_EXTENSIONS = frozenset(

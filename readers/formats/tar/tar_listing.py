@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning, ordered
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     LABEL,
     ClassLabel,
     Image,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.tar.archive_samples import ArchiveSample, ArchiveSamples
     from penstock.readers.formats.tar.member_fields import Kind, MemberField
     from penstock.readers.origin import Entry, Origin

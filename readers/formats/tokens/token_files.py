@@ -21,7 +21,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import read_npy_header
+from penstock.readers.fieldtypes import read_npy_header
 from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.tokens.token_sequences import DocumentLengths
 from penstock.readers.formats.unindexed_files import open_data_file

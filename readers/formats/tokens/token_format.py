@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import CorruptShardError
-from penstock.readers.fields import Array, RaggedColumn
+from penstock.readers.fieldtypes import Array, RaggedColumn
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.local_files import REINDEX
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, ColumnCrop, Schema
+    from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, ShardData
     from penstock.readers.formats.format import Indexing
     from penstock.readers.formats.open_shard import Places

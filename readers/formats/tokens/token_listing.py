@@ -11,7 +11,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
-from penstock.readers.fields import Array, Schema, Tokens, Value
+from penstock.readers.fieldtypes import Array, Schema, Tokens, Value
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkListing
@@ -39,7 +39,7 @@ from penstock.readers.origin import left_out_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.dataset_arguments import DocumentMode
     from penstock.readers.formats.tokens.token_files import TokenFile
     from penstock.readers.origin import LeftOut, Origin

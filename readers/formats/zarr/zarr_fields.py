@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fields import Array, Value, array_form, is_field_name, number_dtype
+from penstock.readers.fieldtypes import Array, Value, array_form, is_field_name, number_dtype
 from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
@@ -26,7 +26,7 @@ from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_arr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy, HierarchyFiles
     from penstock.readers.formats.zarr.zarr_metadata import Node
     from penstock.readers.origin import Origin

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import CorruptShardError, MissingDependencyError, PenstockError
-from penstock.readers.fields import ColumnCrop, DenseColumn, Schema, may_not_fit, put_fitting
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, Schema, may_not_fit, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, Candidates
 from penstock.readers.formats.chunked import ChunkFormat, ChunkListing
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, ShardData
     from penstock.readers.formats.format import Format
     from penstock.readers.formats.open_shard import Places

@@ -10,7 +10,7 @@ from PIL import Image as Picture
 
 from penstock.cache import ConfigError
 from penstock.readers import ImageRange, Source
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     FieldType,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers import Contents
-    from penstock.readers.fields import Column, ColumnCrop
+    from penstock.readers.fieldtypes import Column, ColumnCrop
 
     Ints = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import torch
 from penstock import DataLoader, Pad
 from penstock.augment import CenterCrop, RandomHorizontalFlip, Resize, SanitizeBoxes
 from penstock.cache import PenstockWarning
-from penstock.readers.fields import Array, Boxes, Bytes, Image, Mask, Text
+from penstock.readers.fieldtypes import Array, Boxes, Bytes, Image, Mask, Text
 from tests.pipeline.feed.memory import Memory, png
 
 if TYPE_CHECKING:

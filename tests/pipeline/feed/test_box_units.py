@@ -16,7 +16,7 @@ from PIL import Image as Picture
 from penstock import DataLoader, Dataset, pack
 from penstock.augment import RandomHorizontalFlip, RandomResizedCrop, Resize, SanitizeBoxes
 from penstock.cache import DatasetError, PenstockError, PenstockWarning, RecipeError
-from penstock.readers.fields import Boxes, FieldType, Image, Keypoints, check_boxes
+from penstock.readers.fieldtypes import Boxes, FieldType, Image, Keypoints, check_boxes
 from tests import tars
 from tests.pipeline.feed.memory import Memory
 

@@ -19,7 +19,7 @@ from penstock.cache import NAME_PREFIX, ClosedError, Outcome, StalledError
 from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, PipelineRunner, Position
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
 from penstock.pipeline.report import Meter
-from penstock.readers.fields import EncodedColumn, SampleBatch
+from penstock.readers.fieldtypes import EncodedColumn, SampleBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

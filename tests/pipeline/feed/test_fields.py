@@ -21,7 +21,7 @@ from penstock.augment import (
     Resize,
 )
 from penstock.cache import ConfigError, RecipeError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,

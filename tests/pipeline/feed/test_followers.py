@@ -23,7 +23,7 @@ from penstock.augment import (
     SanitizeBoxes,
 )
 from penstock.cache import RecipeError
-from penstock.readers.fields import Array, Boxes, FieldType, Image, Keypoints, Mask
+from penstock.readers.fieldtypes import Array, Boxes, FieldType, Image, Keypoints, Mask
 from tests.pipeline.feed.memory import Memory
 
 N, SIDE = 24, 32

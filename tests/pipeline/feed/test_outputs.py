@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock import Ragged
 from penstock.pipeline.feed import Finisher, PageLocked, tensor_of
-from penstock.readers.fields import DTYPES, DenseColumn, ListColumn, RaggedColumn, SampleBatch
+from penstock.readers.fieldtypes import DTYPES, DenseColumn, ListColumn, RaggedColumn, SampleBatch
 
 if TYPE_CHECKING:
     import pytest

@@ -13,7 +13,7 @@ import penstock
 from penstock.augment import Pad
 from penstock.cache import RecipeError
 from penstock.pipeline.feed import TooLongSample, padded, too_long_error
-from penstock.readers.fields import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
 
 
 def ragged(samples: list[np.ndarray[Any, Any]], *, several: bool) -> RaggedColumn:

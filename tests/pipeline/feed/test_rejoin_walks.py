@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from penstock import DataLoader, Dataset, Order, World, concat
-from penstock.readers.fields import Array
+from penstock.readers.fieldtypes import Array
 from tests import field_sets
 from tests.pipeline.feed.many_nodes import Node, order_of, shards_of
 

@@ -12,7 +12,7 @@ import torch
 from penstock import DataLoader, Dataset, Unpack
 from penstock.cache import RecipeError
 from penstock.pipeline.feed import Ragged, unpacked
-from penstock.readers.fields import DenseColumn
+from penstock.readers.fieldtypes import DenseColumn
 from tests.layers import ROOT
 from tests.token_files import draw_documents, write_megatron
 

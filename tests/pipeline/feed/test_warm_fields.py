@@ -14,7 +14,7 @@ from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
 from penstock.pipeline.feed import warm
 from penstock.readers import Dataset
-from penstock.readers.fields import deliverable_fields
+from penstock.readers.fieldtypes import deliverable_fields
 from tests import field_sets
 from tests.servers.faulty import serving
 

@@ -20,7 +20,7 @@ import threading
 import numpy as np
 from penstock import DataLoader, Map, Pad
 from penstock.cache import MissingDependencyError
-from penstock.readers.fields import Array, Image, Mask, Text, Value
+from penstock.readers.fieldtypes import Array, Image, Mask, Text, Value
 from tests.pipeline.feed.memory import Memory
 
 types = {

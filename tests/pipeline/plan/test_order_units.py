@@ -25,7 +25,7 @@ from penstock.pipeline.plan import (
     shuffled_settings,
 )
 from penstock.readers import Contents
-from penstock.readers.fields import Schema
+from penstock.readers.fieldtypes import Schema
 from tests.pipeline.plan.plans import plans, whole
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from penstock.cache.base import usable_cores
 from penstock.pipeline.bench import machine as bench_machine
 from penstock.pipeline.cli import gather
 from penstock.pipeline.plan import World
-from penstock.readers.fields import find_verify
+from penstock.readers.fieldtypes import find_verify
 from tests.watchdog import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]

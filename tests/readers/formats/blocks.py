@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.readers.fields import Array, DenseColumn, RaggedColumn, Schema, Tokens, Value
+from penstock.readers.fieldtypes import Array, DenseColumn, RaggedColumn, Schema, Tokens, Value
 from penstock.readers.formats import (
     Candidates,
     ChunkedShard,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import ChunkedShardFacts, ChunkReader, Listing, Places, ShardData
     from penstock.readers.origin import Entry, Origin
 

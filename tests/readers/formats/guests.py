@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fields import Array, ClassLabel, Image, Schema
+from penstock.readers.fieldtypes import Array, ClassLabel, Image, Schema
 from penstock.readers.formats import RecordFormat, Records, RecordSpans, format_registry
 
 if TYPE_CHECKING:

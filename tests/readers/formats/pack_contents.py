@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,
@@ -28,7 +28,7 @@ from penstock.readers.formats.pack import PictureFacts, ShardContent, pack_form
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType
 
 EVERY = Schema(
     {

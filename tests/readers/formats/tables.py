@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image as Pictures
 
-from penstock.readers.fields import PRESENT, DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, RaggedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers import Dataset
-    from penstock.readers.fields import Column, SampleBatch
+    from penstock.readers.fieldtypes import Column, SampleBatch
 
 DAY = datetime.datetime(2024, 5, 6, 7, 8, 9, 1234)
 

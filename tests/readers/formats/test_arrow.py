@@ -13,7 +13,7 @@ import pytest
 
 from penstock.cache import DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, ClassLabel, EncodedColumn, Image, Text, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, EncodedColumn, Image, Text, Value
 from tests.readers.formats.tables import check, features, jpeg, many_types, plain
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import zarr
 
 from penstock.cache import CorruptSampleError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, Value
 from tests.readers.formats.tables import plain
 
 if TYPE_CHECKING:

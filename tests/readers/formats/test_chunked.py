@@ -12,7 +12,7 @@ import pytest
 from penstock.cache import CorruptSampleError, DiskCache
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
-from penstock.readers.fields import PRESENT, ColumnCrop, DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes import PRESENT, ColumnCrop, DenseColumn, RaggedColumn
 from penstock.readers.index import check_manifest
 from tests.readers.formats import blocks
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 
 @pytest.fixture(autouse=True)

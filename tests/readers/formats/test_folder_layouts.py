@@ -15,7 +15,16 @@ import pytest
 
 from penstock.cache import ConfigError, DatasetError, IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import Array, Boxes, ClassLabel, Image, Mask, MultiLabel, Text, Value
+from penstock.readers.fieldtypes import (
+    Array,
+    Boxes,
+    ClassLabel,
+    Image,
+    Mask,
+    MultiLabel,
+    Text,
+    Value,
+)
 from tests import images
 from tests.field_sets import column_values
 from tests.files import npy, quarantine, upload

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
-from penstock.readers.fields import Array, Schema
+from penstock.readers.fieldtypes import Array, Schema
 from penstock.readers.formats import (
     ArrayWindows,
     ChunkGrid,

@@ -21,7 +21,7 @@ from penstock.cache import (
 )
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import Bytes, ClassLabel, Image, Mask, image_verdicts
+from penstock.readers.fieldtypes import Bytes, ClassLabel, Image, Mask, image_verdicts
 from tests import images, tars
 from tests.conftest import write_photographs
 from tests.files import quarantine

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Bytes,
     ClassLabel,
@@ -38,7 +38,7 @@ from penstock.readers.origin import Entry, count_left_out
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Candidates
     from penstock.readers.formats.folder import FolderSamples
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, CorruptShardError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     DenseColumn,
     EncodedColumn,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Audio,
     Boxes,

@@ -15,7 +15,7 @@ from penstock.cache import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.fields import DenseColumn
+from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats import format_registry
 from tests import images
 from tests.files import uploaded

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, CorruptSampleError, DatasetError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, ClassLabel, Image, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, Image, Value
 from tests.readers.formats.tables import plain
 
 EPOCH = datetime.datetime(1970, 1, 1)

@@ -27,7 +27,7 @@ from penstock.cache import (
     PenstockWarning,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import Array, Image, Text, Value
+from penstock.readers.fieldtypes import Array, Image, Text, Value
 from penstock.readers.origin import by_pattern
 from tests import images, tars
 from tests.files import quarantine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, PenstockError
 from penstock.readers import Dataset
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Audio,
     Bytes,
@@ -40,7 +40,7 @@ from penstock.readers.origin import Entry
 from tests import images, tars
 from tests.field_sets import column_values
 from tests.files import npy
-from tests.readers.fields.arrays import palette, picture
+from tests.readers.fieldtypes.arrays import palette, picture
 
 
 class Memory:

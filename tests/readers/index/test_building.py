@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import DatasetNotFoundError
 from penstock.readers import Facts, Rejection
-from penstock.readers.fields import ClassLabel, DenseColumn, Image, Schema
+from penstock.readers.fieldtypes import ClassLabel, DenseColumn, Image, Schema
 from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, format_named
 from penstock.readers.index import (
     MANIFEST,

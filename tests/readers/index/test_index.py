@@ -29,7 +29,7 @@ from penstock.cache import (
     ReadError,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import Boxes, ClassLabel, Image, Mask, Schema, verification
+from penstock.readers.fieldtypes import Boxes, ClassLabel, Image, Mask, Schema, verification
 from penstock.readers.formats import VERSION
 from penstock.readers.index import label_correlation, read_manifest, write_manifest
 from tests import images

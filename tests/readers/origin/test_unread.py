@@ -14,7 +14,7 @@ import pytest
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields import Array, ClassLabel, Image
+from penstock.readers.fieldtypes import Array, ClassLabel, Image
 from penstock.readers.index import read_manifest, write_manifest
 from tests import images, tars
 

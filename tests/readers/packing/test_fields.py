@@ -13,7 +13,7 @@ import pytest
 
 from penstock.cache import ConfigError, DestinationError
 from penstock.readers import Dataset, concat, open_index, pack
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     DenseColumn,
     EncodedColumn,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.readers import Encoded, ImageFacts, Rejection, Source
-    from penstock.readers.fields import Column
+    from penstock.readers.fieldtypes import Column
 
 SAMPLES, SMALL = 24, 4000
 

@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 
 from penstock.cache import ConfigError, DestinationError
 from penstock.readers import Dataset, Rejection, pack
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     DenseColumn,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.readers import Encoded
-    from penstock.readers.fields import FieldType, SampleBatch
+    from penstock.readers.fieldtypes import FieldType, SampleBatch
 
 
 SCHEMA = Schema(

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from penstock.cache import ConfigError, DestinationError, MissingDependencyError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields import is_progressive
+from penstock.readers.fieldtypes import is_progressive
 from penstock.readers.packing import Transcode
 from tests import images
 

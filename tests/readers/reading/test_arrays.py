@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Facts, Rejection, array_codec
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     ArrayForm,
     DenseColumn,

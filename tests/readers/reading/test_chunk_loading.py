@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cache import DiskCache, FetchError, IndexChangedError
 from penstock.readers import Dataset
-from penstock.readers.fields import DenseColumn
+from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats import ChunkBlob, ChunkShard
 from tests.readers.formats import blocks
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Array, Dataset, DiskCache, pack
 from penstock.cache import CorruptSampleError, IndexChangedError
-from penstock.readers.fields import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
 from penstock.readers.formats import local_files
 from penstock.readers.reading import direct_arrays, parallel_copies, row_reading
 from tests.servers.faulty import serving

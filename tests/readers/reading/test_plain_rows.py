@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.readers import Blocks, Dataset
-from penstock.readers.fields import DenseColumn
+from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats.tokens import token_listing
 from penstock.readers.reading import MOST_COPY_THREADS, CopyThreads, OpenShards, plain_rows
 from penstock.readers.reading import parallel_copies as module

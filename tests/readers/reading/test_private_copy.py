@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 SAMPLES = 24
 KINDS = ("pack", "tar", "cached pack", "cached folder", "cached tar")

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.augment import Map, check_maps, split_maps
 from penstock.pipeline.feed import Mapper
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.augment import Map
 from penstock.cache import MapError, ordered
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.augment import Map
 from penstock.cache import ClosedError, MapError, NotPicklableError, StalledError, WorkerError
-from penstock.readers.fields import Array, FieldType, Text, Tokens, Value
+from penstock.readers.fieldtypes import Array, FieldType, Text, Tokens, Value
 from tests.layers import ROOT
 from tests.pipeline.feed.mapping import functions
 from tests.pipeline.feed.mapping.batches import batch_of, mapped, mapper, values_of

@@ -45,6 +45,6 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.readers.fields.verification.check_jpeg", lambda *_: None)
+        patch.setattr("penstock.readers.fieldtypes.verification.check_jpeg", lambda *_: None)
         Dataset(str(root)).open(verify=credulous)
     return root

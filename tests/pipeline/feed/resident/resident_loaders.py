@@ -20,7 +20,7 @@ from penstock.augment import (
 )
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset, ImageFacts, Rejection
-from penstock.readers.fields import SampleBatch
+from penstock.readers.fieldtypes import SampleBatch
 from tests.conftest import SAMPLES, photograph
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 from penstock.readers import Encoded
 
 FIELDS = ("image", "label", "id")

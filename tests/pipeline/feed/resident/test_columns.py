@@ -12,7 +12,7 @@ import torch
 from penstock import DataLoader
 from penstock.augment import Normalize, RandomHorizontalFlip, RandomResizedCrop
 from penstock.pipeline.feed import KeptColumns
-from penstock.readers.fields import Array, Boxes, Bytes, Image, Mask, Text, Value
+from penstock.readers.fieldtypes import Array, Boxes, Bytes, Image, Mask, Text, Value
 from tests.pipeline.feed.memory import Memory
 
 N, SIDE = 20, 12

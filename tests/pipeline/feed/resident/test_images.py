@@ -24,7 +24,7 @@ from tests.conftest import SAMPLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.fields import SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 from tests.pipeline.feed.resident.resident_loaders import (
     RECIPES,

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from penstock import DataLoader, RandomCrop
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, Value
 from penstock.readers.formats.npy import npy_pieces
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 

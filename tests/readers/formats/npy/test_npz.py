@@ -14,7 +14,7 @@ import pytest
 
 from penstock.cache import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.fields import Array, ClassLabel, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, Value
 from penstock.readers.formats.npy import npy_pieces, stored_arrays
 from tests.files import npy
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled

@@ -11,7 +11,7 @@ import torch
 
 from penstock import DataLoader, Dataset, World
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
-from penstock.readers.fields import Array, Tokens
+from penstock.readers.fieldtypes import Array, Tokens
 from penstock.readers.formats.tokens import token_listing
 from tests.token_files import draw_documents, write_megatron
 

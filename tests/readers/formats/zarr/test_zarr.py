@@ -14,7 +14,7 @@ import zarr
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset, pack
-from penstock.readers.fields import Array, ClassLabel, ColumnCrop, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, ColumnCrop, Value
 from penstock.readers.formats.zarr import zarr_format
 from tests.readers.formats.zarr.hierarchies import (
     PLACES,

@@ -19,7 +19,7 @@ from penstock.cache import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.fields import MAX_FIELDS
+from penstock.readers.fieldtypes import MAX_FIELDS
 from penstock.readers.formats import Sampling
 from penstock.readers.formats.zarr import zarr_codecs
 from tests.readers.formats.zarr.hierarchies import bad_of, opened, read_all, values, write_group

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fields.array_forms import array_form, number_dtype
-from penstock.readers.fields.field_types import AUTO_DTYPE, Array, ClassLabel, Image, Mask, Text
-from penstock.readers.fields.masks import mask_dtype
-from penstock.readers.fields.schema import Schema
+from penstock.readers.fieldtypes.array_forms import array_form, number_dtype
+from penstock.readers.fieldtypes.field_types import AUTO_DTYPE, Array, ClassLabel, Image, Mask, Text
+from penstock.readers.fieldtypes.masks import mask_dtype
+from penstock.readers.fieldtypes.schema import Schema
 from penstock.readers.types import UNFIT, Rejection, array_codec
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fieldtypes.field_types import FieldType
     from penstock.readers.types import Facts
 
 _NAMES_SHOWN = 5

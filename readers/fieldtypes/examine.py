@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from crc32c import crc32c
 
 from penstock.cache import ConfigError
-from penstock.readers.fields.array_forms import decode_array
-from penstock.readers.fields.boxes import check_points
-from penstock.readers.fields.field_types import (
+from penstock.readers.fieldtypes.array_forms import decode_array
+from penstock.readers.fieldtypes.boxes import check_points
+from penstock.readers.fieldtypes.field_types import (
     Array,
     Audio,
     Boxes,
@@ -26,11 +26,17 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Video,
 )
-from penstock.readers.fields.fit import array_misfit
-from penstock.readers.fields.masks import TOO_WIDE, mask_codec, mask_dtype, read_mask, sniff_mask
-from penstock.readers.fields.npy_header import read_npy_header
-from penstock.readers.fields.sniff import MEDIA_HEAD_BYTES, sniff_audio, sniff_video
-from penstock.readers.fields.verification import find_verify, image_verdicts, strict_pillow
+from penstock.readers.fieldtypes.fit import array_misfit
+from penstock.readers.fieldtypes.masks import (
+    TOO_WIDE,
+    mask_codec,
+    mask_dtype,
+    read_mask,
+    sniff_mask,
+)
+from penstock.readers.fieldtypes.npy_header import read_npy_header
+from penstock.readers.fieldtypes.sniff import MEDIA_HEAD_BYTES, sniff_audio, sniff_video
+from penstock.readers.fieldtypes.verification import find_verify, image_verdicts, strict_pillow
 from penstock.readers.types import MAX_PIXELS, Facts, ImageFacts, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
@@ -38,8 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.fields.schema import Schema
+    from penstock.readers.fieldtypes.field_types import FieldType
+    from penstock.readers.fieldtypes.schema import Schema
     from penstock.readers.types import Encoded, Verify
 
     Spans = Mapping[str, Sequence[Encoded | Rejection | None]]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers import Facts, Rejection
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Audio,
     Boxes,
@@ -37,7 +37,7 @@ from penstock.readers.fields import (
 )
 
 if TYPE_CHECKING:
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 
 UNKNOWN = Schema({"x": Array()})

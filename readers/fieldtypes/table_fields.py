@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fields.boxes import check_points
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import (
+from penstock.readers.fieldtypes.boxes import check_points
+from penstock.readers.fieldtypes.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes.field_types import (
     AUTO_DTYPE,
     PRESENT,
     Array,
@@ -35,8 +35,8 @@ from penstock.readers.fields.field_types import (
     is_field_name,
     is_utf8,
 )
-from penstock.readers.fields.schema import LABEL
-from penstock.readers.fields.text_tables import shorten
+from penstock.readers.fieldtypes.schema import LABEL
+from penstock.readers.fieldtypes.text_tables import shorten
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.fields.text_tables import TextTable
+    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.fieldtypes.field_types import FieldType
+    from penstock.readers.fieldtypes.text_tables import TextTable
 
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")

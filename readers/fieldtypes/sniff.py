@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fieldtypes.field_types import FieldType
     from penstock.readers.types import Encoded
 
 IMAGE_HEAD_BYTES = 64

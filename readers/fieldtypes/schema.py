@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError
-from penstock.readers.fields.field_types import (
+from penstock.readers.fieldtypes.field_types import (
     FIELD_TYPES,
     PRESENT,
     Array,
@@ -35,7 +35,7 @@ from penstock.readers.fields.field_types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fieldtypes.columns import SampleBatch
 
 MAX_FIELDS = 4096
 _Type = TypeVar("_Type")

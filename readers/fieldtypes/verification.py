@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
 from penstock.cache.base import usable_cores
-from penstock.readers.fields.sniff import IMAGE_HEAD_BYTES, check_jpeg, sniff
+from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, check_jpeg, sniff
 from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:

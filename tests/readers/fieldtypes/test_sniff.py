@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Rejection
-from penstock.readers.fields import IMAGE_HEAD_BYTES, check_jpeg, sniff
+from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, check_jpeg, sniff
 from tests import images
 
 PLAIN = images.jpeg(1, 40, 50, quality=95)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
-from penstock.readers.fields.field_types import Boxes, Keypoints
+from penstock.readers.fieldtypes.columns import EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes.field_types import Boxes, Keypoints
 from penstock.readers.types import UNFIT, Rejection
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import SampleBatch
-    from penstock.readers.fields.field_types import BoxFormat, FieldType
+    from penstock.readers.fieldtypes.columns import SampleBatch
+    from penstock.readers.fieldtypes.field_types import BoxFormat, FieldType
 
 # Normalised numbers may exceed 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01

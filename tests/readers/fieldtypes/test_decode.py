@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image as Picture
 
 from penstock.readers import Rejection
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Image,
@@ -26,7 +26,7 @@ from penstock.readers.fields import (
 )
 from tests import images
 from tests.files import npy
-from tests.readers.fields.arrays import encoded, palette, picture
+from tests.readers.fieldtypes.arrays import encoded, palette, picture
 
 DTYPES = [f"{order}{kind}" for order in "<>" for kind in ("i2", "i8", "u4", "f2", "f8", "c16")]
 

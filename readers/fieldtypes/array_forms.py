@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields.field_types import (
+from penstock.readers.fieldtypes.field_types import (
     Array,
     Boxes,
     ClassLabel,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base import machine_remedy
-from penstock.readers.fields.array_forms import decode_array
-from penstock.readers.fields.npy_header import MAGIC, read_npy_header
+from penstock.readers.fieldtypes.array_forms import decode_array
+from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
 from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
 
 if TYPE_CHECKING:

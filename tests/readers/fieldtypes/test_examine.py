@@ -14,7 +14,7 @@ from PIL import ImageFile
 
 from penstock.cache import ConfigError
 from penstock.readers import Facts, Rejection
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Audio,
     Boxes,
@@ -33,7 +33,7 @@ from penstock.readers.fields import (
 )
 from tests import images
 from tests.files import npy
-from tests.readers.fields.arrays import encoded, npy_with, palette, picture
+from tests.readers.fieldtypes.arrays import encoded, npy_with, palette, picture
 
 HEIGHT, WIDTH = 24, 32
 CLASSES = (np.arange(HEIGHT * WIDTH) % 7).astype(np.uint8).reshape(HEIGHT, WIDTH)

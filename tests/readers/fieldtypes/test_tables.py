@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fields import (
+from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     ClassLabel,
@@ -38,7 +38,7 @@ from tests.field_sets import column_values
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fields import FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)

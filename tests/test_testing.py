@@ -79,7 +79,7 @@ class TestBlocks(FormatConformance):
     def _installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         lacking = sum(row % 5 == 0 for row in range(blocks.ROWS))
         monkeypatch.setattr(blocks, "MISSING", {"y": lacking})
-        monkeypatch.setattr(blocks.Blocks, "reader", Lacking)
+        monkeypatch.setattr(blocks.Blocks, "reader_class", Lacking)
         yield from blocks.install(monkeypatch)
 
     def write(self, folder: Path) -> Path:

@@ -17,8 +17,9 @@ from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_coun
 from .chunk_data import BlobChunkData as BlobChunkData, ChunkParts as ChunkParts
 from .chunk_files import ChunkFiles as ChunkFiles
 from .chunked import ChunkBlob as ChunkBlob, ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
-from .chunked import ChunkShard as ChunkShard, ChunkedShardFacts as ChunkedShardFacts
-from .chunked import Crops as Crops, PartsReader as PartsReader, ShardData as ShardData
+from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
+from .chunked import ChunkedShardFacts as ChunkedShardFacts, Crops as Crops
+from .chunked import DatasetFiles as DatasetFiles, ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument

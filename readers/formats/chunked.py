@@ -1,22 +1,28 @@
 """Define formats whose samples lie in chunks that are decoded as a whole, indexed from metadata
 alone.
 
-Such a format lists its shards with the rows of each decode unit (`Candidates.of_chunks`), without
-reading a sample. An open shard is given its bytes (`ShardData`) and reads rows of fields.
+A `ChunkFormat` gives two things: `index` describes the shards of a dataset from the metadata of its
+files (`ChunkedDataset`), and `reader` reads rows of one shard (`ChunkReader`). Listing, snapshots,
+sidecars, the cache and crops are common code. `block_format` is a base for simple formats in
+chunks.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
+from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockError
 from penstock.readers.fieldtypes import array_form, put_parts
+from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
-from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.extents import decode_note
+from penstock.readers.formats.format import Indexing, Snapshot, SpanFormat
+from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.open_shard import BlobShard
 
 if TYPE_CHECKING:
@@ -28,14 +34,17 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.extents import Extents
+    from penstock.readers.formats.chunk_data import ChunkParts
+    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.open_shard import Places, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.origin import Entry, LeftOut, Origin, QuarantineEntry
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
     Crops = Mapping[str, ColumnCrop]
+    Parts = tuple[Sequence[int], Sequence[int], Sequence[int]]
 
 _WHOLE_BYTES = 64 * 2**20
 """Bytes of whole samples that are read at a time to take parts of them."""
@@ -123,21 +132,57 @@ class ShardData(Protocol):
         """
 
 
-class ChunkReader(Protocol):
-    """Decodes chunks of one shard. Several threads may call it.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkedShardFacts:
+    """The facts that an index records about one shard of chunks, from its `ChunkedShard`.
 
-    In its methods, `wrong` receives the reason for each bad sample, by place in rows; the values of
-    bad samples are zeros or empty. Raises the errors of ShardData.
+    files: the names of its files, which `Extents.files` numbers.
     """
 
+    schema: Schema
+    samples: int
+    extents: Extents
+    units: Ints
+    files: Sequence[bytes]
+    notes: bytes
+
+    @property
+    def note(self) -> Any:
+        """Return `ChunkedShard.note`, decoded from JSON. Raises ValueError."""
+        return decode_note(self.notes)
+
+
+class ChunkReader(ABC):
+    """Reads the rows of one shard, and decodes its chunks. Several threads may call it.
+
+    `wrong` receives the reason for each bad sample, by place in rows; the values of bad samples are
+    zeros or empty. Methods raise the errors of ShardData. takes_corners: True if the reader reads
+    parts of samples, and needs fewer bytes for them; otherwise common code takes the parts from
+    whole samples.
+    """
+
+    takes_corners: ClassVar[bool] = False
+
+    @abstractmethod
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the extents that these rows need, each once, without reading or decoding anything.
 
         The extents of all the shards of a batch are then fetched in parallel. crops: the parts of
-        the rows that are needed, by field, for fields of which not everything is needed. A reader
-        that reads parts of extents returns them from `needs_parts` (`PartsReader`).
+        the rows that are needed, by field, for fields of which not everything is needed; empty
+        unless takes_corners.
         """
 
+    def needs_parts(self, rows: Ints, fields: Sequence[str], crops: Crops) -> Parts | None:
+        """Return the bytes that these rows need: extents, and bytes [start, end) of each, counted
+        as for `ShardData.read_parts`. An extent may occur several times.
+
+        None, the default, means the extents of `needs` as a whole. Implement it if samples can be
+        read singly, so that little is read of large extents.
+        """
+        del rows, fields, crops
+        return None
+
+    @abstractmethod
     def gather(
         self,
         field: str,
@@ -152,9 +197,10 @@ class ChunkReader(Protocol):
         """Read a field whose samples have one shape: out[places] = the rows.
 
         corners: corner of the part of each sample that is needed, int64, shape (n, dimensions); the
-        part has the shape of out. None reads whole samples.
+        part has the shape of out. None reads whole samples, always unless takes_corners.
         """
 
+    @abstractmethod
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
@@ -164,75 +210,181 @@ class ChunkReader(Protocol):
         bool.
         """
 
+    @abstractmethod
     def name(self, row: int) -> str:
         """Return a sample's name for messages."""
 
-    # A reader may have two more methods: `plain(field, *, data) -> StridedRows | None`, and
-    # `lengths(field, rows) -> Ints`, the first lengths of samples if it knows them without reading.
+    def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
+        """Return the places of a field's rows in a map; None, the default, if they can't be copied
+        from one."""
+        del field, data
+        return None
+
+    def lengths(self, field: str, rows: Ints) -> Ints | None:
+        """Return the first lengths of samples of a field, int64, shape (n,); None, the default, if
+        they aren't known without reading."""
+        del field, rows
+        return None
 
 
-@runtime_checkable
-class PartsReader(Protocol):
-    """A reader of samples that can be read singly: of a large extent it needs only their bytes."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetFiles:
+    """The files of a dataset, in the order of its samples, before their contents are read.
 
-    def needs_parts(
-        self, rows: Ints, fields: Sequence[str], crops: Crops
-    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Return the bytes that these rows need: extents, and bytes [start, end) of each.
-
-        Bytes are counted from the extent's first byte, as for `ShardData.read_parts`. An extent may
-        occur several times.
-        """
-
-
-class ChunkFormat(SpanFormat, ABC):
-    """The base of formats in chunks. Fetching, caching and opening are common code; decoding isn't.
-
-    may_lack_objects: True if a missing file stands for fill values (Zarr). takes_corners: True if
-    its readers read parts of samples, and need fewer bytes for them; otherwise parts are taken of
-    whole samples. is_encoded: True if samples that can be read singly are decoded too, which uses a
-    core.
+    quarantined: files that are left out, and why. found: whatever else the format found while it
+    listed them; `ChunkFormat.index` receives it.
     """
 
+    entries: Sequence[Entry]
+    quarantined: Sequence[QuarantineEntry] = ()
+    found: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChunkedDataset:
+    """A dataset in chunks as the metadata of its files describe it.
+
+    schema: with all dtypes and shapes. left_out: the reason why data isn't a field, by the name
+    that the field would have. unnamed: samples that are left out, by reason. announce: issues
+    warnings about the data; it is called if an index is built, not if a shard of it is rebuilt.
+    """
+
+    schema: Schema
+    shards: Sequence[ChunkedShard]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
+    announce: Callable[[], None] | None = None
+
+
+class ChunkFormat(SpanFormat, Indexing, ABC):
+    """The base of formats in chunks.
+
+    name: as in `format=`. extensions: of the names of its files, in lower case, without the dot.
+    in_folders: True if files in subfolders belong to the dataset. may_lack_objects: True if a
+    missing file stands for fill values (Zarr). is_encoded: True if samples that can be read singly
+    are decoded too, which uses a core.
+    """
+
+    name: ClassVar[str]
+    extensions: ClassVar[frozenset[str]] = frozenset()
+    in_folders: ClassVar[bool] = False
+    least_sample_bytes: ClassVar[int] = 0
+    keeps_facts: ClassVar[bool] = False
     may_lack_objects: ClassVar[bool] = False
-    takes_corners: ClassVar[bool] = False
     is_encoded: ClassVar[bool] = False
 
     @abstractmethod
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
-        """Open a shard without reading a sample. Raises CorruptShardError."""
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        """Describe the dataset from the metadata of its files, on `workers` threads.
+
+        Raises ConfigError, DatasetError, DatasetNotFoundError, IndexChangedError or FetchError.
+        """
+
+    @abstractmethod
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+        """Open a shard without reading a sample.
+
+        Raises CorruptShardError, or ValueError, TypeError, KeyError or IndexError if the facts
+        contradict each other: they come from a file that may be damaged.
+        """
+
+    def recognises(self, origin: Origin) -> bool:
+        """Return True if such files lie at the root, or if the user selected only such files."""
+        names = [self.is_file(name) for name in origin.names().files]
+        return bool(names) and (any(names) if origin.selection is None else all(names))
+
+    def is_file(self, name: bytes) -> bool:
+        """Return True if a name is that of a file of this format."""
+        own = name.rpartition(b"/")[2]
+        return extension(own) in self.extensions and not is_passed_over(own)
+
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List the files of a dataset: those with one of the extensions, sorted by name, or those
+        that the user selected, in that order.
+
+        Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError.
+        """
+        shown = ", ".join(f"*.{each}" for each in sorted(self.extensions))
+        missing: Sequence[bytes] = ()
+        if origin.selection is None and self.in_folders:
+            from penstock.readers.formats.folder import list_folder
+
+            found = list_folder(origin)
+            entries = [entry for entry in found.files if self.is_file(entry.name)]
+            listed = DatasetFiles(entries=entries, quarantined=found.quarantined)
+        else:
+            top = origin.top(self.is_file)
+            listed, missing = DatasetFiles(entries=top.entries), top.missing
+            if origin.selection is not None and top.others:
+                raise ConfigError(
+                    f"{origin.url}: {printable(top.others[0])} isn't a {self.name} file ({shown}). "
+                    "Name files of one kind."
+                )
+        if missing or not listed.entries:
+            what = printable(missing[0]) if missing else shown
+            raise DatasetNotFoundError(
+                f"{origin.url}: there is no file {what}. Expected {self.name} files."
+            )
+        return listed
+
+    def stored_fields(self, schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
+        """Return the fields whose extents hold the bytes of some fields: these themselves, unless
+        extents hold several fields."""
+        del schema
+        return tuple(fields)
+
+    # -- common code
+
+    @property
+    def indexing(self) -> Indexing:
+        """Return the way to index such a dataset: its files are listed whenever it is opened, and
+        if a name, size or time changed, all are indexed again."""
+        return self
+
+    def list(self, origin: Origin) -> ChunkListing:
+        """List the files. Raises as `files` does."""
+        return ChunkListing(self, origin, self.files(origin))
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """Return the object that opens a shard from local files or from the cache."""
         return _ChunkOpener(self, entry, sidecar())
 
 
-class ChunkListing(ABC):
-    """The listing of a format whose shards consist of chunks."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkListing:
+    """The files of a dataset in chunks."""
 
-    @abstractmethod
+    format: ChunkFormat
+    origin: Origin
+    files: DatasetFiles
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of the files for the index."""
+        return Snapshot.of(self.files.entries, {})
+
     def candidates(self, *, workers: int) -> Candidates:
-        """Return the shards; see `Listing`."""
+        """Read the metadata of all files and return the shards, with warnings about the data."""
+        return self._candidates(workers=workers, announces=True)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
         """Yield the shard of the same number if there are as many shards as before."""
         del name
-        candidates = self.candidates(workers=workers)
-        if len(candidates.chunked) == total:
-            yield candidates, number
+        found = self._candidates(workers=workers, announces=False)
+        if len(found.chunked) == total:
+            yield found, number
 
+    def _candidates(self, *, workers: int, announces: bool) -> Candidates:
+        from penstock.readers.formats.candidates import Candidates
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChunkedShardFacts:
-    """The facts that an index records about one shard of chunks, from its `ChunkedShard`."""
-
-    schema: Schema
-    samples: int
-    extents: Extents
-    units: Ints
-    notes: bytes
+        found = self.format.index(self.origin, self.files, workers=workers)
+        if announces and found.announce is not None:
+            found.announce()
+        candidates = Candidates.of_chunks(
+            found.schema, found.shards, left_out=found.left_out, unnamed=found.unnamed
+        )
+        return replace(candidates, quarantined=list(self.files.quarantined))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,19 +398,22 @@ class _ChunkOpener:
     def _reader(self) -> ChunkReader:
         sidecar = self.sidecar
         assert sidecar.extents is not None
-        reader = self.format.open_chunks(
-            ChunkedShardFacts(
-                schema=sidecar.layout.schema,
-                samples=sidecar.samples,
-                extents=sidecar.extents,
-                units=np.array(sidecar.units, np.int64),
-                notes=sidecar.notes,
-            )
+        facts = ChunkedShardFacts(
+            schema=sidecar.layout.schema,
+            samples=sidecar.samples,
+            extents=sidecar.extents,
+            units=np.array(sidecar.units, np.int64),
+            files=sidecar.files.names,
+            notes=sidecar.notes,
         )
-        if self.format.takes_corners:
-            return reader
-        kind = _WholeSamplePartsReader if isinstance(reader, PartsReader) else _WholeSampleReader
-        return kind(reader, sidecar.layout.schema)
+        try:
+            return self.format.reader(facts)
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise CorruptShardError(
+                f"The index entry of a {self.format.name} shard is damaged ({error}). {REINDEX}"
+            ) from error
 
     def wanted_share(
         self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
@@ -270,6 +425,8 @@ class _ChunkOpener:
         """
         reader, extents = self._reader(), self.sidecar.extents
         assert extents is not None
+        if not reader.takes_corners:
+            return 1.0
         rows = np.arange(min(self.entry.samples, _MEASURED_SAMPLES), dtype=np.int64)
         some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
         return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
@@ -301,6 +458,7 @@ class _BaseChunkShard:
     def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
         self.reader, self.data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
+        self._schema = entry.layout.schema
 
     def with_data(self, data: ChunkData) -> Self:
         """Return the same shard with other data."""
@@ -319,20 +477,43 @@ class _BaseChunkShard:
         corners: Ints | None = None,
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
-        self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
+        reader = self.reader
+        if corners is None or reader.takes_corners:
+            reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
+        else:
+            self._gather_parts(field, rows, out, places, wrong, corners)
+
+    def _gather_parts(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        corners: Ints,
+    ) -> None:
+        """Read whole samples and copy the needed parts of them."""
+        form = array_form(self._schema[field])
+        assert form is not None
+        slots = np.arange(len(out))[places]
+        size = max(1, int(np.prod(form.fixed_shape)) * out.dtype.itemsize)
+        step = max(1, _WHOLE_BYTES // size)
+        for start in range(0, len(rows), step):
+            some = slice(start, start + step)
+            whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
+            bad: dict[int, str] = {}
+            self.reader.gather(field, rows[some], whole, slice(None), data=self.data, wrong=bad)
+            wrong |= {start + place: reason for place, reason in bad.items()}
+            put_parts(whole, corners[some], out, slots[some])
 
     def plain(self, field: str) -> StridedRows | None:
         """Return the places of a field's rows in a map; None if they can't be copied from one."""
-        plain = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
-        found: StridedRows | None = None if plain is None else plain(field, data=self.data)
-        return found
+        return self.reader.plain(field, data=self.data)
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
         """Return the first lengths of samples of a field, int64, shape (n,), if they are known
         without reading."""
-        lengths = getattr(getattr(self.reader, "inner", self.reader), "lengths", None)
-        found: Ints | None = None if lengths is None else lengths(field, rows)
-        return found
+        return self.reader.lengths(field, rows)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
@@ -347,68 +528,6 @@ class _BaseChunkShard:
     def source_names(self) -> list[bytes] | None:
         """Return None: the shard isn't a copy of other data."""
         return None
-
-
-class _WholeSampleReader:
-    """Reads whole samples with another reader and takes the needed parts of them."""
-
-    def __init__(self, reader: ChunkReader, schema: Schema) -> None:
-        self.inner, self._schema = reader, schema
-
-    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
-        """Return the extents that these rows need."""
-        del crops
-        return self.inner.needs(rows, fields, {})
-
-    def gather(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        *,
-        data: ShardData,
-        wrong: dict[int, str],
-        corners: Ints | None = None,
-    ) -> None:
-        """Read a field whose samples have one shape."""
-        if corners is None:
-            self.inner.gather(field, rows, out, places, data=data, wrong=wrong)
-            return
-        form = array_form(self._schema[field])
-        assert form is not None
-        slots = np.arange(len(out))[places]
-        size = max(1, int(np.prod(form.fixed_shape)) * out.dtype.itemsize)
-        step = max(1, _WHOLE_BYTES // size)
-        for start in range(0, len(rows), step):
-            some = slice(start, start + step)
-            whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
-            bad: dict[int, str] = {}
-            self.inner.gather(field, rows[some], whole, slice(None), data=data, wrong=bad)
-            wrong |= {start + place: reason for place, reason in bad.items()}
-            put_parts(whole, corners[some], out, slots[some])
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read other fields."""
-        return self.inner.read_rows(rows, fields, data=data, wrong=wrong)
-
-    def name(self, row: int) -> str:
-        """Return a sample's name for messages."""
-        return self.inner.name(row)
-
-
-class _WholeSamplePartsReader(_WholeSampleReader):
-    """The same for a reader that returns the parts of extents that it needs."""
-
-    def needs_parts(
-        self, rows: Ints, fields: Sequence[str], crops: Crops
-    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """Return the bytes that these rows need."""
-        del crops
-        assert isinstance(self.inner, PartsReader)
-        return self.inner.needs_parts(rows, fields, {})
 
 
 class ChunkShard(_BaseChunkShard):
@@ -445,3 +564,15 @@ class ChunkBlob(_BaseChunkShard, BlobShard):
         _BaseChunkShard.__init__(self, reader, data, entry)
         self.has_units = has_units
         BlobShard.__init__(self, remote, blob, self.table)
+
+    def missing_parts(
+        self, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
+    ) -> ChunkParts | None:
+        """Return what must be loaded before some rows are read; None if nothing is missing, or if
+        the reader reads parts of large extents without reporting which."""
+        reader = self.reader
+        crops = crops if reader.takes_corners else {}
+        parts = reader.needs_parts(rows, fields, crops)
+        if parts is not None:
+            return data.missing_parts(*parts)
+        return data.missing_parts(reader.needs(rows, fields, crops)) if self.has_units else None

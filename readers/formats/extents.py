@@ -7,8 +7,10 @@ sample. `BlobExtents` places the extents of the selected fields in the blob, end
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -20,7 +22,7 @@ from penstock.readers.origin import Entry, segment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from penstock.cache.base import Segment
     from penstock.readers.fieldtypes import Schema
@@ -93,6 +95,12 @@ class Extents:
     sizes: NDArray[np.int64]
     fields: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, rows: ArrayLike) -> Extents:
+        """Return extents from rows of file, start, size and field."""
+        table = np.array(rows, np.int64).reshape(-1, 4)
+        return cls(files=table[:, 0], starts=table[:, 1], sizes=table[:, 2], fields=table[:, 3])
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -115,19 +123,27 @@ class ChunkedShard:
 
     A shard is a file, a contiguous part of a large file, or several small files. samples: at least
     one. files: that its bytes lie in. extents: its bytes in those files. units: rows of each decode
-    unit, in order; empty if samples can be read singly. checksum: CRC-32C of the metadata; it
-    changes with the content as far as the metadata do. fields: facts about some fields, such as how
-    many samples lack one. notes: data of the format itself, which it gets back when the shard is
-    opened.
+    unit, in order; empty if samples can be read singly. fields: facts about some fields, such as
+    how many samples lack one. note: a JSON value of the format itself, which the shard's reader
+    gets back; formats with many numbers may give bytes instead. checksum: CRC-32C of the metadata,
+    which changes with the content as far as the metadata do; None computes it from the files, the
+    extents and the note.
     """
 
     samples: int
     files: Sequence[Entry]
     extents: Extents
-    checksum: int
     units: Sequence[int] = ()
     fields: Mapping[str, FieldSummary] = field(default_factory=dict)
-    notes: bytes = b""
+    note: Any = None
+    checksum: int | None = None
+
+    @property
+    def notes(self) -> bytes:
+        """Return the note as a sidecar records it."""
+        if isinstance(self.note, bytes):
+            return self.note
+        return json.dumps(self.note, separators=(",", ":")).encode()
 
     def summary(self, schema: Schema) -> ShardSummary:
         """Return the shard's contribution to the manifest."""
@@ -135,13 +151,27 @@ class ChunkedShard:
         return ShardSummary(
             samples=self.samples,
             size_bytes=self.extents.size_bytes,
-            sums=Sums(samples=self.checksum, columns=crc32c(units)),
+            sums=Sums(samples=self._sum(), columns=crc32c(units)),
             labels=None,
             fields={name: self.fields.get(name, FieldSummary(storage="chunks")) for name in schema},
             files=len(self.files),
             units=tuple(self.units),
             field_bytes=self.extents.field_bytes(len(schema)),
         )
+
+    def _sum(self) -> int:
+        if self.checksum is not None:
+            return self.checksum
+        identity = [[os.fsdecode(e.name), e.size_bytes, e.version] for e in self.files]
+        sum = crc32c(json.dumps(identity).encode(), crc32c(self.notes))
+        extents = self.extents
+        table = np.stack((extents.files, extents.starts, extents.sizes, extents.fields))
+        return int(crc32c(np.ascontiguousarray(table, "<i8"), sum))
+
+
+def decode_note(notes: bytes) -> Any:
+    """Return the note that `ChunkedShard.notes` encoded from JSON. Raises ValueError."""
+    return json.loads(notes)
 
 
 NOT_IN_BLOB = -1

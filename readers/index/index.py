@@ -424,8 +424,10 @@ class Index:
         prefetched and cached."""
         if not self.manifest.is_of_chunks:
             return self
+        stored = getattr(self.format, "stored_fields", None)
+        kept = fields if stored is None else stored(self.schema, fields)
         return replace(
-            self, shard_bytes=self.manifest.bytes_of(fields), shards=self.shards.keeping(fields)
+            self, shard_bytes=self.manifest.bytes_of(kept), shards=self.shards.keeping(kept)
         )
 
     def shard_name(self, shard: int) -> str:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import refuse_shortage
-from penstock.readers.formats import BlobChunkData, ChunkBlob, ChunkShard, PartsReader
+from penstock.readers.formats import BlobChunkData, ChunkBlob, ChunkShard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cache.base import ReadMode
     from penstock.cache.blobs import Remote
-    from penstock.readers.formats import ChunkParts, Crops, Ints, OpenShard
+    from penstock.readers.formats import ChunkParts, Crops, OpenShard
     from penstock.readers.reading.batch_plan import BatchRows
 
 _log = logging.getLogger("penstock")
@@ -46,7 +46,7 @@ def load_for_batch(
     try:
         for place, (shard, a, b) in enumerate(bounds):
             if isinstance(shard, ChunkBlob) and isinstance(shard.data, BlobChunkData):
-                parts = _parts(shard, shard.data, visit.rows[a:b], fields, crops[place])
+                parts = shard.missing_parts(shard.data, visit.rows[a:b], fields, crops[place])
                 if parts is not None:
                     wanted.append((place, shard.data, parts))
         spans = [span for _, _, parts in wanted for span in parts.spans()]
@@ -77,16 +77,3 @@ def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
         return shard
     found: OpenShard = shard.with_data(shard.data.in_mode(mode))
     return found
-
-
-def _parts(
-    shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
-) -> ChunkParts | None:
-    """Return the parts of one shard that must be loaded before some rows are read; None if there
-    are none."""
-    reader = shard.reader
-    if isinstance(reader, PartsReader):
-        return data.missing_parts(*reader.needs_parts(rows, fields, crops))
-    if not shard.has_units:  # it reads parts of large chunks, and doesn't report which
-        return None
-    return data.missing_parts(reader.needs(rows, fields, crops))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from penstock.readers.formats.arrow.ipc_chunks import decode_chunk, read_notes
-from penstock.readers.formats.tables import TableFormat, TableIndexing, UnitReader
+from penstock.readers.formats.tables import TableFormat, UnitReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.arrow.arrow_listing import ArrowListing
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.format import Format, Indexing
-    from penstock.readers.origin import Entry, Origin, QuarantineEntry
+    from penstock.readers.formats.tables import TableMetadata
+    from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
 
@@ -59,34 +57,22 @@ class ArrowReader(UnitReader):
         )
 
 
-EXTENSIONS = frozenset(("arrow", "feather", "ipc", "arrows"))
-
-
-class ArrowIndexing(TableIndexing):
-    """Lists the Arrow files of a dataset for its index."""
-
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS
-
-    def listing(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> ArrowListing:
-        """Return the listing of these files."""
-        from penstock.readers.formats.arrow.arrow_listing import ArrowListing
-
-        return ArrowListing(origin, files, quarantined)
-
-
-@dataclass(frozen=True, slots=True)
 class ArrowFormat(TableFormat):
     """Arrow IPC files and streams. Packs consist of such files too, but are recognised first."""
 
     name: ClassVar[str] = "arrow"
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS
-    indexing: ClassVar[Indexing | None] = ArrowIndexing()
+    kind: ClassVar[str] = "Arrow"
+    extensions: ClassVar[frozenset[str]] = frozenset(("arrow", "feather", "ipc", "arrows"))
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
+        """Read the metadata of all files."""
+        from penstock.readers.formats.arrow.arrow_listing import ArrowMetadata
+
+        return ArrowMetadata(origin, files, workers=workers)
+
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard. Raises CorruptShardError."""
         return ArrowReader(shard)
 
 
-FORMAT: Format = ArrowFormat()
+FORMAT = ArrowFormat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,6 @@ from penstock.readers.formats.tables import (
     PATHS_ALONE,
     EncodedRows,
     ShardUnits,
-    TableListing,
     TableMetadata,
     arrow_columns,
     check_claim,
@@ -50,15 +49,6 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry, Origin
 
 _FIRST_ROWS = 16
-
-
-class ArrowListing(TableListing):
-    """The Arrow files of a dataset, in the order of its rows."""
-
-    kind: ClassVar[str] = "Arrow"
-
-    def _read(self, *, workers: int) -> ArrowMetadata:
-        return ArrowMetadata(self._origin, self._files, workers=workers)
 
 
 class ArrowMetadata(TableMetadata):
@@ -396,5 +386,5 @@ class _ArrowShardDraft:
                 name: FieldSummary(storage="chunks", missing=count)
                 for name, count in missing.items()
             },
-            notes=notes.to_bytes(),
+            note=notes.to_bytes(),
         )

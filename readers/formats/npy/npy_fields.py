@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Array, ClassLabel, FieldType, Schema, Value, is_field_name
-from penstock.readers.files import extension, is_passed_over, printable
+from penstock.readers.files import extension, printable
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
@@ -48,29 +48,6 @@ class ArrayGroup:
     name: bytes
     arrays: Mapping[str, StoredArray]
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-
-def list_entries(origin: Origin) -> list[Entry]:
-    """Return the files of a dataset, sorted. Raises DatasetNotFoundError, ConfigError or
-    FetchError."""
-    top = origin.top(
-        lambda name: extension(name) in EXTENSIONS and not is_passed_over(name.rpartition(b"/")[2])
-    )
-    if origin.selection is not None and top.others:
-        raise ConfigError(
-            f"{origin.url}: the name of {printable(top.others[0])} doesn't end in .npy or .npz. "
-            "Name files of one kind."
-        )
-    if not top.entries:
-        missing = f", and {printable(top.missing[0])} doesn't exist" if top.missing else ""
-        raise DatasetNotFoundError(f"{origin.url}: there is no *.npy or *.npz file{missing}.")
-    kinds = {extension(entry.name) for entry in top.entries}
-    if len(kinds) > 1:
-        raise ConfigError(
-            f"{origin.url}: the dataset has both .npy and .npz files. Name those of one kind, such "
-            f"as {origin.url.rstrip('/')}/*.npy."
-        )
-    return top.entries
 
 
 def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[ArrayGroup]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache import ConfigError, CorruptShardError, PenstockError
 from penstock.readers.fieldtypes import (
     ColumnCrop,
     DenseColumn,
@@ -26,8 +25,7 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.files import extension, is_passed_over
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
-from penstock.readers.formats.chunked import ChunkFormat, ChunkListing
-from penstock.readers.formats.format import Indexing, Snapshot
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.npy_pieces import read_notes
 from penstock.readers.formats.open_shard import StridedRows
@@ -38,12 +36,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column
-    from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, Crops, ShardData
-    from penstock.readers.formats.format import Format
+    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, DatasetFiles, ShardData
     from penstock.readers.formats.npy.npy_pieces import Slab
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.origin import Entry, Origin
+    from penstock.readers.origin import Origin
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -78,9 +74,11 @@ RANGE_COST_BYTES = 2**16
 """The cost of one more range, expressed as unneeded bytes that could be read in the same time."""
 
 
-class NpyReader:
+class NpyReader(ChunkReader):
     """Reads the samples of one shard. Raises CorruptShardError if the notes don't match the
     extents."""
+
+    takes_corners: ClassVar[bool] = True
 
     def __init__(self, shard: ChunkedShardFacts) -> None:
         self._fields = list(shard.schema)
@@ -474,53 +472,11 @@ class _PartRanges:
             slot[place] = np.ndarray(inner, dtype, next(encoded).data, 0, strides)
 
 
-class NpyListing(ChunkListing):
-    """The .npy or .npz files of a dataset, sorted by name; their contents haven't been read."""
-
-    def __init__(self, origin: Origin, entries: list[Entry]) -> None:
-        self._origin, self._entries = origin, entries
-
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot of the files for the index."""
-        return Snapshot.of(self._entries, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        """Read the headers of all files and return the shards."""
-        from penstock.readers.formats.candidates import Candidates
-        from penstock.readers.formats.npy.npy_fields import choose_samples, read_groups
-        from penstock.readers.formats.npy.npy_pieces import cut_shards
-
-        groups = read_groups(self._origin, self._entries, workers=workers)
-        chosen = choose_samples(self._origin, groups)
-        return Candidates.of_chunks(
-            chosen.schema,
-            list(cut_shards(chosen)),
-            left_out=groups[0].left_out,
-            unnamed=chosen.too_short,
-        )
-
-
-class NpyIndexing(Indexing):
-    """Indexes NumPy files: they are listed whenever the dataset is opened, and if a name, size or
-    time changed, all headers are read again."""
-
-    keeps_facts: ClassVar[bool] = False
-
-    def list(self, origin: Origin) -> NpyListing:
-        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
-        from penstock.readers.formats.npy.npy_fields import list_entries
-
-        return NpyListing(origin, list_entries(origin))
-
-
-@dataclass(frozen=True, slots=True)
 class NpyFormat(ChunkFormat):
     """The format of *.npy and *.npz files."""
 
     name: ClassVar[str] = "npy"
-    least_sample_bytes: ClassVar[int] = 0
-    indexing: ClassVar[Indexing | None] = NpyIndexing()
-    takes_corners: ClassVar[bool] = True
+    extensions: ClassVar[frozenset[str]] = frozenset(("npy", "npz"))
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the URL names such files, or a folder of them that holds nothing they
@@ -535,9 +491,33 @@ class NpyFormat(ChunkFormat):
             return True
         return not any(extension(name) == "npy" for name in origin.names().files)
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List the files; raise ConfigError too if there are .npy and .npz files."""
+        found = super().files(origin)
+        if len({extension(entry.name) for entry in found.entries}) > 1:
+            raise ConfigError(
+                f"{origin.url}: the dataset has both .npy and .npz files. Name those of one kind, "
+                f"such as {origin.url.rstrip('/')}/*.npy."
+            )
+        return found
+
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        """Read the headers of all files and return the shards."""
+        from penstock.readers.formats.npy.npy_fields import choose_samples, read_groups
+        from penstock.readers.formats.npy.npy_pieces import cut_shards
+
+        groups = read_groups(origin, files.entries, workers=workers)
+        chosen = choose_samples(origin, groups)
+        return ChunkedDataset(
+            schema=chosen.schema,
+            shards=list(cut_shards(chosen)),
+            left_out=groups[0].left_out,
+            unnamed=chosen.too_short,
+        )
+
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard."""
         return NpyReader(shard)
 
 
-FORMAT: Format = NpyFormat()
+FORMAT = NpyFormat()

@@ -252,5 +252,5 @@ def _shard(placed: Sequence[tuple[Piece, WindowedGroup]], *, is_by_file: bool) -
         checksum=crc32c(np.ascontiguousarray(table, "<i8"), checksum),
         # A compressed array is decoded as a whole; samples of others can be read one by one.
         units=[piece.samples for piece in pieces] if is_packed and not is_by_file else (),
-        notes=notes,
+        note=notes,
     )

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.readers.formats.parquet.parquet_chunks import decode_chunk, read_notes
-from penstock.readers.formats.tables import TableFormat, TableIndexing, UnitReader
+from penstock.readers.formats.tables import TableFormat, UnitReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.format import Format, Indexing
-    from penstock.readers.formats.parquet.parquet_listing import ParquetListing
-    from penstock.readers.origin import Entry, Origin, QuarantineEntry
+    from penstock.readers.formats.tables import TableMetadata
+    from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
 
@@ -49,34 +47,22 @@ class ParquetReader(UnitReader):
         )
 
 
-EXTENSIONS = frozenset(("parquet", "parq", "pq"))
-
-
-class ParquetIndexing(TableIndexing):
-    """Lists the Parquet files of a dataset for its index."""
-
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS
-
-    def listing(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> ParquetListing:
-        """Return the listing of these files."""
-        from penstock.readers.formats.parquet.parquet_listing import ParquetListing
-
-        return ParquetListing(origin, files, quarantined)
-
-
-@dataclass(frozen=True, slots=True)
 class ParquetFormat(TableFormat):
     """Parquet files."""
 
     name: ClassVar[str] = "parquet"
-    extensions: ClassVar[frozenset[str]] = EXTENSIONS
-    indexing: ClassVar[Indexing | None] = ParquetIndexing()
+    kind: ClassVar[str] = "Parquet"
+    extensions: ClassVar[frozenset[str]] = frozenset(("parquet", "parq", "pq"))
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
+        """Read the metadata of all files."""
+        from penstock.readers.formats.parquet.parquet_listing import ParquetMetadata
+
+        return ParquetMetadata(origin, files, workers=workers)
+
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard. Raises CorruptShardError."""
         return ParquetReader(shard)
 
 
-FORMAT: Format = ParquetFormat()
+FORMAT = ParquetFormat()

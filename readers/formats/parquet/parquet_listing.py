@@ -5,7 +5,7 @@ Some values are decoded if no metadata show what a column holds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,6 @@ from penstock.readers.formats.tables import (
     PATHS_ALONE,
     EncodedRows,
     ShardUnits,
-    TableListing,
     TableMetadata,
     arrow_columns,
     check_claim,
@@ -60,15 +59,6 @@ StoredChunk = tuple["Entry", "Footer", int, int]
 
 _FIRST_ROWS = 16
 _MAX_FIELDS = 4096
-
-
-class ParquetListing(TableListing):
-    """The Parquet files of a dataset, in the order of its rows."""
-
-    kind: ClassVar[str] = "Parquet"
-
-    def _read(self, *, workers: int) -> ParquetMetadata:
-        return ParquetMetadata(self._origin, self._files, workers=workers)
 
 
 class ParquetMetadata(TableMetadata):
@@ -389,5 +379,5 @@ class _ParquetShardDraft:
                 name: FieldSummary(storage="chunks", missing=count)
                 for name, count in missing.items()
             },
-            notes=notes.to_bytes(),
+            note=notes.to_bytes(),
         )

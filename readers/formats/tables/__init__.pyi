@@ -6,7 +6,6 @@ from .column_types import without_dictionaries as without_dictionaries
 from .column_values import EncodedRows as EncodedRows, values_of as values_of
 from .column_values import values_table as values_table
 from .table_files import MAX_CHECKED_BYTES as MAX_CHECKED_BYTES, TableFormat as TableFormat
-from .table_files import TableIndexing as TableIndexing, TableListing as TableListing
 from .table_files import TableMetadata as TableMetadata, check_claim as check_claim
 from .table_files import cut_units as cut_units, max_decoded_bytes as max_decoded_bytes
 from .table_files import refused_file_error as refused_file_error

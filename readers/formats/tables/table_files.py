@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,10 +16,9 @@ import numpy as np
 from penstock.cache import DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Schema, array_form
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.candidates import PART_BYTES, Candidates, part_bounds
-from penstock.readers.formats.chunked import ChunkFormat
+from penstock.readers.formats.candidates import PART_BYTES, part_bounds
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, DatasetFiles
 from penstock.readers.formats.dataset_arguments import given_types
-from penstock.readers.formats.format import Indexing, Snapshot
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.tables.column_choice import (
     SchemaDrift,
@@ -42,25 +40,27 @@ if TYPE_CHECKING:
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
-    from penstock.readers.origin import Entry, Origin, QuarantineEntry
+    from penstock.readers.origin import Entry, Origin
 
     Ints = NDArray[np.int64]
 
 
 class TableFormat(ChunkFormat, ABC):
-    """The base of the formats of tables. extensions: of their files' names."""
+    """The base of the formats of tables. kind: the format's name in messages."""
 
-    extensions: ClassVar[frozenset[str]]
-    least_sample_bytes: ClassVar[int] = 0
+    kind: ClassVar[str]
+    in_folders: ClassVar[bool] = True
+
+    @abstractmethod
+    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
+        """Read the metadata of all files. Raises DatasetError with the file's name."""
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
         from penstock.readers.formats.folder import IMAGES
 
-        top = origin.top(
-            lambda name: extension(name) in self.extensions and not is_passed_over(name)
-        )
+        top = origin.top(self.is_file)
         if origin.selection is not None:
             return bool(top.entries) and not top.others
         if b".hoodie" in top.folders:
@@ -72,67 +72,16 @@ class TableFormat(ChunkFormat, ABC):
         images = [name for name in top.others if extension(name) in IMAGES]
         return bool(top.entries) and not folders and not images
 
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List all files, those in folders too; of a list, all that the user names."""
+        if origin.selection is not None:
+            return DatasetFiles(entries=origin.top(bool).entries)
+        return super().files(origin)
 
-class TableIndexing(Indexing):
-    """Lists the files of a table for an index, which is current while their names, sizes and times
-    stay the same."""
-
-    extensions: ClassVar[frozenset[str]]
-    keeps_facts: ClassVar[bool] = False
-
-    def list(self, origin: Origin) -> TableListing:
-        """List all files, those in folders too. Raises the errors of `list_folder`."""
-        from penstock.readers.formats.folder import list_folder
-
-        if origin.selection is not None:  # in the order of the user's list
-            return self.listing(origin, origin.top(bool).entries, ())
-        found = list_folder(origin)
-        files = [entry for entry in found.files if extension(entry.name) in self.extensions]
-        return self.listing(origin, files, found.quarantined)
-
-    @abstractmethod
-    def listing(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> TableListing:
-        """Return the listing of these files."""
-
-
-class TableListing(ABC):
-    """The files of a table, in the order of its rows, before any is read."""
-
-    kind: ClassVar[str]
-    """The format's name in messages."""
-
-    def __init__(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> None:
-        self._origin, self._files, self._quarantined = origin, files, quarantined
-
-    def snapshot(self) -> Snapshot:
-        """Return what an index notes of the files."""
-        return Snapshot.of(self._files, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        """Read the metadata of all files and return the table's shards, with warnings about columns
-        that aren't read. Raises DatasetError with the file's name."""
-        return self._candidates(workers=workers, warns=True)
-
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        """Yield the same shard of today's files, if these have as many shards."""
-        del name
-        found = self._candidates(workers=workers, warns=False)
-        if len(found.chunked) == total:
-            yield found, number
-
-    def _candidates(self, *, workers: int, warns: bool) -> Candidates:
-        url = self._origin.url
-        if not self._files:
-            raise DatasetNotFoundError(
-                f"{url}: no {self.kind} file. Wanted a folder that holds some, or the path of one."
-            )
-        table = self._read(workers=workers)
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        """Read the metadata of all files and return the table's shards. Raises DatasetError with
+        the file's name."""
+        table = self.metadata(origin, files.entries, workers=workers)
         choice, schema = table.choose({})
         refused = {
             column.name: reason
@@ -141,23 +90,23 @@ class TableListing(ABC):
         }
         if refused:
             choice, schema = table.choose(refused)
-        if warns:
+
+        def announce() -> None:
             for number, (name, column) in enumerate(choice.columns.items()):
                 if may_be_paths(name, schema[name]):
-                    warn_of_paths(url, column.name, table.first_values(number))
-            warn_of_left_out(url, choice)
-            warn_of_partitions(url, (entry.name for entry in self._files), choice)
+                    warn_of_paths(origin.url, column.name, table.first_values(number))
+            warn_of_left_out(origin.url, choice)
+            warn_of_partitions(origin.url, (entry.name for entry in files.entries), choice)
+
         shards = table.shards(schema)
         if not shards:
+            announce()
             raise DatasetNotFoundError(
-                f"{url}: its {len(self._files)} {self.kind} files have no rows."
+                f"{origin.url}: its {len(files.entries)} {self.kind} files have no rows."
             )
-        candidates = Candidates.of_chunks(schema, shards, left_out=choice.left_out)
-        return replace(candidates, quarantined=list(self._quarantined))
-
-    @abstractmethod
-    def _read(self, *, workers: int) -> TableMetadata:
-        """Read the metadata of all files. Raises DatasetError with the file's name."""
+        return ChunkedDataset(
+            schema=schema, shards=shards, left_out=choice.left_out, announce=announce
+        )
 
 
 class TableMetadata(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from penstock.readers.fieldtypes import (
     number_dtype,
     upright_sizes,
 )
+from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.tables.column_values import (
     collector,
     dense_values,
@@ -114,7 +115,7 @@ def corrupt_notes_error(error: Exception) -> CorruptShardError:
     )
 
 
-class UnitReader(ABC):
+class UnitReader(ChunkReader):
     """The base of readers of tables; a subclass decodes its format's chunks."""
 
     def __init__(self, shard: ChunkedShardFacts, units: ShardUnits) -> None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import CorruptShardError
 from penstock.readers.fieldtypes import Array, RaggedColumn
 from penstock.readers.formats.array_windows import place_numbers
-from penstock.readers.formats.chunked import ChunkFormat
-from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,
@@ -34,15 +32,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, ShardData
-    from penstock.readers.formats.format import Indexing
+    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.origin import Origin
 
     Ints = NDArray[np.int64]
 
 
-class _TokenReader:
+class _TokenReader(ChunkReader):
     """The common part of the readers: it reads ranges of tokens and checks their ids."""
 
     def __init__(self, notes: TokenNotes, shard: ChunkedShardFacts) -> None:
@@ -370,14 +367,6 @@ class TokenFormat(ChunkFormat):
     """The format of streams of token ids that are cut into sequences."""
 
     name = "tokens"
-    least_sample_bytes: ClassVar[int] = 0  # sequences may overlap
-
-    @property
-    def indexing(self) -> Indexing:
-        """The way to index a folder of such files."""
-        from penstock.readers.formats.tokens.token_listing import TokenIndexing
-
-        return TokenIndexing()
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds Megatron's files, or flat .bin files whose dtype the user
@@ -402,15 +391,27 @@ class TokenFormat(ChunkFormat):
         is_packed = isinstance(document, Array) and document.dtype == "int32"
         return None if is_packed else (TOKENS,)
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
-        """Open a shard; its samples aren't read. Raises CorruptShardError."""
-        try:
-            notes = TokenNotes.from_bytes(shard.notes)
-            return _READERS[notes.documents](notes, shard)
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise CorruptShardError(
-                f"The index entry of a shard of tokens is damaged ({error}). {REINDEX}"
-            ) from error
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List the files of tokens and their .idx files."""
+        from penstock.readers.formats.tokens.token_files import find_files
+
+        pairs = find_files(origin)
+        entries = [each for pair in pairs for each in (pair.data, pair.idx) if each]
+        return DatasetFiles(entries=entries, found=pairs)
+
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        """Read headers and .idx files, and return the shards.
+
+        Raises DatasetNotFoundError if no file holds a sequence.
+        """
+        from penstock.readers.formats.tokens.token_listing import TokenListing
+
+        return TokenListing(origin, files.found).dataset(workers=workers)
+
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+        """Open a shard; its samples aren't read."""
+        notes = TokenNotes.from_bytes(shard.notes)
+        return _READERS[notes.documents](notes, shard)
 
 
 FORMAT = TokenFormat()

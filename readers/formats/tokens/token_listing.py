@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -13,12 +13,11 @@ from crc32c import crc32c
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.fieldtypes import Array, Schema, Tokens, Value
 from penstock.readers.files import printable
-from penstock.readers.formats.candidates import PART_BYTES, Candidates
-from penstock.readers.formats.chunked import ChunkListing
+from penstock.readers.formats.candidates import PART_BYTES
+from penstock.readers.formats.chunked import ChunkedDataset
 from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.format import Indexing, Snapshot
-from penstock.readers.formats.tokens.token_files import find_files, inspect_token_file
+from penstock.readers.formats.tokens.token_files import inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,
     POSITION,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.dataset_arguments import DocumentMode
-    from penstock.readers.formats.tokens.token_files import TokenFile
+    from penstock.readers.formats.tokens.token_files import TokenFile, TokenFilePair
     from penstock.readers.origin import LeftOut, Origin
 
 _log = logging.getLogger("penstock")
@@ -52,34 +51,17 @@ _MANY_SHARDS, _MAX_SHARD_BYTES, _MAX_DOCUMENT_SHARD_BYTES = 2048, 2**30, 2**27
 _MAX_PACKED_LENGTH = 2**24
 
 
-class TokenIndexing(Indexing):
-    """Indexes files of tokens: they are listed whenever the dataset is opened, and if a name, size
-    or time changed, all are indexed again."""
-
-    keeps_facts: ClassVar[bool] = False
-
-    def list(self, origin: Origin) -> TokenListing:
-        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
-        return TokenListing(origin)
-
-
-class TokenListing(ChunkListing):
+class TokenListing:
     """The files of tokens at a dataset's root, sorted by name."""
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._pairs = find_files(origin)
+    def __init__(self, origin: Origin, pairs: Sequence[TokenFilePair]) -> None:
+        self._origin, self._pairs = origin, pairs
         self._sampling = Sampling.of(origin.arrangement)
         self._documents = _documents(self._sampling, has_idx=self._pairs[0].idx is not None)
         self._cut = _cut(self._sampling, self._documents)
         self._schema = _schema(origin, self._cut, self._documents, self._pairs[0].idx is not None)
 
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot of the files for the index."""
-        entries = [each for pair in self._pairs for each in (pair.data, pair.idx) if each]
-        return Snapshot.of(entries, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
+    def dataset(self, *, workers: int) -> ChunkedDataset:
         """Read headers and .idx files, and return the shards.
 
         Raises DatasetNotFoundError if no file holds a sequence.
@@ -111,7 +93,7 @@ class TokenListing(ChunkListing):
                 len(files),
                 self._cut.length,
             )
-        return Candidates.of_chunks(self._schema, shards, unnamed=self._too_short(files))
+        return ChunkedDataset(schema=self._schema, shards=shards, unnamed=self._too_short(files))
 
     def _too_short(self, files: Sequence[TokenFile]) -> dict[str, LeftOut]:
         """Return the files with tokens that don't fill one sequence. A file with documents is never
@@ -201,7 +183,7 @@ class TokenListing(ChunkListing):
                 fields=np.zeros(1, np.int64),
             ),
             checksum=crc32c(notes, crc32c(json.dumps(identity).encode())),
-            notes=notes,
+            note=notes,
         )
 
 

@@ -7,8 +7,6 @@ them.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,9 +15,8 @@ import numpy as np
 from penstock.cache import CorruptShardError, MissingDependencyError, PenstockError
 from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, Schema, may_not_fit, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
-from penstock.readers.formats.candidates import PART_BYTES, Candidates
-from penstock.readers.formats.chunked import ChunkFormat, ChunkListing
-from penstock.readers.formats.format import Indexing, Snapshot
+from penstock.readers.formats.candidates import PART_BYTES
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.zarr.zarr_decoder import CodecChain, decoder_of
 from penstock.readers.formats.zarr.zarr_fields import choose_fields
@@ -37,12 +34,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader, ShardData
-    from penstock.readers.formats.format import Format
+    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.zarr.zarr_decoder import Decoder
     from penstock.readers.formats.zarr.zarr_fields import WindowedArray
-    from penstock.readers.formats.zarr.zarr_shards import ArrayFiles
     from penstock.readers.origin import Origin
     from penstock.readers.types import Encoded
 
@@ -62,8 +57,10 @@ _READ_BYTES = 4 * 2**20
 """Chunks that are read before they are decoded, in decoded bytes."""
 
 
-class ZarrReader:
+class ZarrReader(ChunkReader):
     """Reads the samples of one shard. Its chunks have the numbers of their extents."""
+
+    takes_corners: ClassVar[bool] = True
 
     def __init__(self, shard: ChunkedShardFacts) -> None:
         notes = read_notes(shard.notes)
@@ -367,68 +364,45 @@ def _are_chunks(field: WindowedArray) -> bool:
     return windows.window == chunk and are_aligned and windows.repeat == 1
 
 
-class ZarrListing(ChunkListing):
-    """A hierarchy: its documents, and the files of the arrays that are fields."""
-
-    def __init__(self, origin: Origin) -> None:
-        self._url, self._store = origin.url, hierarchy_files(origin)
-        self._chosen = choose_fields(origin, self._store)
-
-    @cached_property
-    def _files(self) -> list[ArrayFiles]:
-        fields = self._chosen.fields
-        return in_parallel(lambda field: list_files(self._store, field.array), fields)
-
-    def snapshot(self) -> Snapshot:
-        """Return a snapshot of the files for the index."""
-        documents = self._chosen.hierarchy.documents
-        files = (entry for some in self._files for entry in some.files)
-        return Snapshot.of((*documents, *files), {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        """Return the shards, from the metadata and the indexes of Zarr shards."""
-        del workers
-        chosen = self._chosen
-        for field in chosen.fields:  # invalid codecs raise DatasetError
-            with suppress(MissingDependencyError):  # reading a field raises if its codec is missing
-                decoder_of(field.array)
-        schema = Schema({field.name: field.type for field in chosen.fields})
-        pairs = zip(chosen.fields, self._files, strict=True)
-        stored = in_parallel(lambda pair: stored_chunks(self._store, pair[0].array, pair[1]), pairs)
-        shards = cut_shards(chosen, stored, part_bytes=PART_BYTES, url=self._url)
-        return Candidates.of_chunks(schema, list(shards), left_out=chosen.left_out)
-
-
-class ZarrIndexing(Indexing):
-    """Indexes a hierarchy: it is listed whenever the dataset is opened from a local disk, and if
-    anything changed, its metadata is read again."""
-
-    keeps_facts: ClassVar[bool] = False
-
-    def list(self, origin: Origin) -> ZarrListing:
-        """Read the documents. Raises DatasetNotFoundError, ConfigError, DatasetError or
-        FetchError."""
-        return ZarrListing(origin)
-
-
-@dataclass(frozen=True, slots=True)
 class ZarrFormat(ChunkFormat):
     """The format of a folder with a Zarr hierarchy of version 2 or 3."""
 
     name: ClassVar[str] = "zarr"
-    least_sample_bytes: ClassVar[int] = 0
-    indexing: ClassVar[Indexing | None] = ZarrIndexing()
     may_lack_objects: ClassVar[bool] = True
     is_encoded: ClassVar[bool] = True
-    takes_corners: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the folder has the metadata of a hierarchy's root."""
         return origin.selection is None and not ROOTS.isdisjoint(origin.names().files)
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def files(self, origin: Origin) -> DatasetFiles:
+        """Read the documents, and list the files of the arrays that are fields."""
+        store = hierarchy_files(origin)
+        chosen = choose_fields(origin, store)
+        files = in_parallel(lambda field: list_files(store, field.array), chosen.fields)
+        entries = [entry for some in files for entry in some.files]
+        return DatasetFiles(
+            entries=[*chosen.hierarchy.documents, *entries], found=(store, chosen, files)
+        )
+
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        """Return the shards, from the metadata and the indexes of Zarr shards."""
+        del workers
+        store, chosen, listed = files.found
+        for field in chosen.fields:  # invalid codecs raise DatasetError
+            with suppress(MissingDependencyError):  # reading a field raises if its codec is missing
+                decoder_of(field.array)
+        pairs = zip(chosen.fields, listed, strict=True)
+        stored = in_parallel(lambda pair: stored_chunks(store, pair[0].array, pair[1]), pairs)
+        return ChunkedDataset(
+            schema=Schema({field.name: field.type for field in chosen.fields}),
+            shards=list(cut_shards(chosen, stored, part_bytes=PART_BYTES, url=origin.url)),
+            left_out=chosen.left_out,
+        )
+
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard."""
         return ZarrReader(shard)
 
 
-FORMAT: Format = ZarrFormat()
+FORMAT = ZarrFormat()

@@ -361,5 +361,5 @@ def _shard(
         extents=Extents(files=numbers, starts=starts, sizes=sizes, fields=fields),
         checksum=crc32c(json.dumps(identity).encode(), checksum),
         units=units,
-        notes=notes,
+        note=notes,
     )

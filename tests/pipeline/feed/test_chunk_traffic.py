@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(blocks.Blocks, "reader", blocks.ByParts)
+    monkeypatch.setattr(blocks.Blocks, "reader_class", blocks.ByParts)
     yield from blocks.install(monkeypatch)
 
 

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
@@ -19,26 +19,26 @@ from crc32c import crc32c
 
 from penstock.readers.fieldtypes import Array, DenseColumn, RaggedColumn, Schema, Tokens, Value
 from penstock.readers.formats import (
-    Candidates,
+    ChunkedDataset,
     ChunkedShard,
     ChunkFormat,
+    ChunkReader,
     Extents,
     FieldSummary,
-    Snapshot,
     format_registry,
     open_data_file,
 )
 from tests.readers.formats import guests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pytest
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column
-    from penstock.readers.formats import ChunkedShardFacts, ChunkReader, Listing, Places, ShardData
+    from penstock.readers.formats import ChunkedShardFacts, DatasetFiles, Places, ShardData
     from penstock.readers.origin import Entry, Origin
 
     Ints = NDArray[np.int64]
@@ -90,11 +90,11 @@ def write(root: Path, units: Sequence[Sequence[int]] = UNITS) -> Path:
     return root
 
 
-class Reader:
+class Reader(ChunkReader):
     def __init__(self, shard: ChunkedShardFacts) -> None:
         self._units, self._sizes = shard.units.tolist(), shard.extents.sizes
         self._bounds = np.cumsum([0, *self._units])
-        self._first = int(shard.notes)
+        self._first = shard.note
 
     def _unit_of(self, rows: Ints) -> Ints:
         return np.searchsorted(self._bounds, rows, side="right") - 1
@@ -197,53 +197,32 @@ class ByParts(Reader):
         return [*extents, *whole], [*starts, *(0 for _ in whole)], [*ends, *self._sizes[whole]]
 
 
-class _Listing:
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._files = origin.top(lambda name: name.endswith(b".blocks")).entries
-
-    def snapshot(self) -> Snapshot:
-        return Snapshot.of(self._files, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        del workers
-        shards: list[ChunkedShard] = []
-        for entry in self._files:
-            shards += self._shards(entry, sum(shard.samples for shard in shards))
-        return Candidates.of_chunks(SCHEMA, shards)
-
-    def _shards(self, entry: Entry, first: int) -> Iterator[ChunkedShard]:
-        with open_data_file(self._origin, entry) as file:
-            end = entry.size_bytes - FOOTER_BYTES
-            size = int.from_bytes(file.read_at(end, FOOTER_BYTES), "little")
-            footer = file.read_at(end - size, size)
-        layout = json.loads(footer)
-        bounds = np.array([0, *layout["ends"]], np.int64)
-        for low in range(0, len(layout["units"]), UNITS_A_SHARD):
-            units = layout["units"][low : low + UNITS_A_SHARD]
-            mine = slice(len(FIELDS) * low, len(FIELDS) * (low + len(units)))
-            starts, sizes = bounds[:-1][mine], np.diff(bounds)[mine]
-            yield ChunkedShard(
-                samples=sum(units),
-                files=[entry],
-                units=units,
-                extents=Extents(
-                    files=np.zeros(len(starts), np.int64),
-                    starts=starts,
-                    sizes=sizes,
-                    fields=np.arange(len(starts)) % len(FIELDS),
-                ),
-                checksum=crc32c(b"%d" % low, crc32c(footer)),
-                fields=_summaries(is_first=first == 0),
-                notes=b"%d" % first,
-            )
-            first += sum(units)
-
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        del name, total
-        yield self.candidates(workers=workers), number
+def _shards(origin: Origin, entry: Entry, first: int) -> Iterator[ChunkedShard]:
+    with open_data_file(origin, entry) as file:
+        end = entry.size_bytes - FOOTER_BYTES
+        size = int.from_bytes(file.read_at(end, FOOTER_BYTES), "little")
+        footer = file.read_at(end - size, size)
+    layout = json.loads(footer)
+    bounds = np.array([0, *layout["ends"]], np.int64)
+    for low in range(0, len(layout["units"]), UNITS_A_SHARD):
+        units = layout["units"][low : low + UNITS_A_SHARD]
+        mine = slice(len(FIELDS) * low, len(FIELDS) * (low + len(units)))
+        starts, sizes = bounds[:-1][mine], np.diff(bounds)[mine]
+        yield ChunkedShard(
+            samples=sum(units),
+            files=[entry],
+            units=units,
+            extents=Extents(
+                files=np.zeros(len(starts), np.int64),
+                starts=starts,
+                sizes=sizes,
+                fields=np.arange(len(starts)) % len(FIELDS),
+            ),
+            checksum=crc32c(b"%d" % low, crc32c(footer)),
+            fields=_summaries(is_first=first == 0),
+            note=first,
+        )
+        first += sum(units)
 
 
 def _summaries(*, is_first: bool) -> dict[str, FieldSummary]:
@@ -253,30 +232,21 @@ def _summaries(*, is_first: bool) -> dict[str, FieldSummary]:
     return found
 
 
-class _Indexing:
-    keeps_facts: ClassVar[bool] = False
-
-    def list(self, origin: Origin) -> _Listing:
-        return _Listing(origin)
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
-
-
 class Blocks(ChunkFormat):
     name = "blocks"
-    reader = Reader
-    least_sample_bytes = 0
-    indexing = _Indexing()
+    extensions = frozenset(("blocks",))
+    reader_class: Any = Reader
 
-    def recognises(self, origin: Origin) -> bool:
-        return bool(origin.top(lambda name: name.endswith(b".blocks")).entries)
+    def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
+        del workers
+        shards: list[ChunkedShard] = []
+        for entry in files.entries:
+            shards += _shards(origin, entry, sum(shard.samples for shard in shards))
+        return ChunkedDataset(schema=SCHEMA, shards=shards)
 
-    def open_chunks(self, shard: ChunkedShardFacts) -> ChunkReader:
-        return self.reader(shard)
+    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+        found: ChunkReader = self.reader_class(shard)
+        return found
 
 
 FORMAT = Blocks()

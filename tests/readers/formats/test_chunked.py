@@ -191,7 +191,7 @@ class Lacking(blocks.Reader):
 def test_the_samples_that_have_a_field_are_reported_with_it(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks.Blocks, "reader", Lacking)
+    monkeypatch.setattr(blocks.Blocks, "reader_class", Lacking)
     monkeypatch.setattr(blocks, "MISSING", {"y": 4, "t": 3})
     assert dataset.index.lacking == {"t": 3, "y": 4}
     assert dataset.fields == ("x",)

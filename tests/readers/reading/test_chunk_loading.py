@@ -88,7 +88,7 @@ def test_a_cold_batch_over_many_shards_is_one_call(
     mode: ReadMode,
     max_bytes: int,
 ) -> None:
-    monkeypatch.setattr(blocks.Blocks, "reader", reader)
+    monkeypatch.setattr(blocks.Blocks, "reader_class", reader)
     with opened(place, tmp_path, max_bytes=max_bytes) as dataset:
         wanted = int(dataset.index.shard_bytes.sum())
         calls, before = count_fetches(dataset, monkeypatch), dataset.bytes_fetched
@@ -112,7 +112,7 @@ def test_a_cold_batch_over_many_shards_is_one_call(
 def test_a_few_samples_without_units_are_fetched_alone(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks.Blocks, "reader", blocks.ByParts)
+    monkeypatch.setattr(blocks.Blocks, "reader_class", blocks.ByParts)
     with opened(place, tmp_path, max_bytes=1, fields=("x",)) as dataset:
         calls, before = count_fetches(dataset, monkeypatch), dataset.bytes_fetched
         batch = dataset.read(rows_of(dataset, [1, 2, 3, 13, 60]))
@@ -200,7 +200,7 @@ def test_a_missing_object_may_stand_for_fill_values(
     max_bytes: int,
 ) -> None:
     monkeypatch.setattr(blocks.Blocks, "may_lack_objects", True)
-    monkeypatch.setattr(blocks.Blocks, "reader", reader)
+    monkeypatch.setattr(blocks.Blocks, "reader_class", reader)
     import fsspec
 
     with opened(place, tmp_path, max_bytes=max_bytes) as dataset:

@@ -8,6 +8,7 @@ from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
 from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
 from .array_windows import windows_of as windows_of
+from .block_format import Block as Block, BlockFormat as BlockFormat
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory

@@ -48,11 +48,14 @@ class ChunkFiles:
 
     def write(self, value: Any) -> ChunkFile | None:
         """Keep a chunk; return None if there is no room for it, or if it is too small."""
+        is_array = isinstance(value, np.ndarray)
         if value.nbytes < max(1, self._least_bytes):
             return None
+        if not is_array and not type(value).__module__.startswith("pyarrow"):
+            return None  # columns of a block, which are decoded again
         if self._files is None:
             self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
-        write = self._write_array if isinstance(value, np.ndarray) else self._write_table
+        write = self._write_array if is_array else self._write_table
         return write(self._files, value)
 
     def _write_array(self, files: PrivateFiles, value: Any) -> ChunkFile | None:

@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import ConfigError, MissingDependencyError
-from penstock.readers.files import extension
+from penstock.readers.files import extension, is_passed_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,7 +175,7 @@ def looks_like_fallback(origin: Origin) -> bool:
     from penstock.readers.formats.folder import IMAGES
 
     top = origin.top(lambda name: extension(name) in IMAGES)
-    return bool(top.folders or top.entries)
+    return bool(top.entries) or not all(map(is_passed_over, top.folders))
 
 
 def check_format(format: str) -> None:

@@ -66,7 +66,8 @@ class DataFile(Protocol):
     ) -> None: ...
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Read bytes of the file, fewer if the file ends."""
+        """Read bytes of the file, fewer if the file ends. Raises ValueError for bytes before its
+        beginning, which a damaged file may name."""
 
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
@@ -128,8 +129,11 @@ class LocalFile:
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes of the file, fewer if the file ends."""
+        count = min(size_bytes, max(0, self._entry.size_bytes - offset))
+        if offset < 0 or count < 0:
+            raise ValueError(f"it names {size_bytes} bytes at byte {offset}")
         try:
-            return os.pread(self._fd, size_bytes, offset)
+            return os.pread(self._fd, count, offset)
         except OSError as error:
             raise unreadable_file_error(self._path, error) from error
 
@@ -194,6 +198,8 @@ class RemoteFile:
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes of the object, fewer if the object ends."""
         end = min(offset + size_bytes, self._size_bytes)
+        if offset < 0 or size_bytes < 0:
+            raise ValueError(f"it names {size_bytes} bytes at byte {offset}")
         if offset >= end:
             return b""
         if not self._start <= offset <= end <= self._start + len(self._window):

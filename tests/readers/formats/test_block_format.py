@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from penstock.readers import Encoded
     from penstock.readers.formats import DataFile
     from penstock.readers.origin import Entry
-    from penstock.readers.types import Encoded
 
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 

@@ -25,9 +25,9 @@ from penstock.readers.fieldtypes import (
     stored_fields,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import AUTO, check_format, default_fields_of
-from penstock.readers.index import IndexOpener, locate_fields
-from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch, check_url, show
+from penstock.readers.formats import AUTO, default_fields_of
+from penstock.readers.index import DatasetDescription, IndexOpener
+from penstock.readers.origin import Scratch, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
 
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         DecodedChunks,
         DocumentMode,
         ManifestFile,
-        Sampling,
+        OpenShard,
         WindowArgument,
     )
     from penstock.readers.index import Folder, Index
-    from penstock.readers.origin import Arrangement, LeftOut, Url
+    from penstock.readers.origin import LeftOut, Url
     from penstock.readers.reading import OpenShards
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
@@ -145,38 +145,50 @@ class Dataset(Source):
         allow_empty: bool = False,
         max_pixels: int | None = None,
     ) -> None:
-        check_url(url)
-        self.url = show(url)
-        check_format(format)
-        self._places = fields if isinstance(fields, Mapping) else None
-        self._names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
-        self._manifest, self._types = manifest, schema
-        self._sampling: Sampling | None = None  # the default
-        sampling = (sample, stride, dtype, documents, vocabulary)
-        if any(given is not None for given in sampling):
+        sampling = None
+        if any(given is not None for given in (sample, stride, dtype, documents, vocabulary)):
             from penstock.readers.formats import check_sampling
 
-            self._sampling = check_sampling(*sampling)
-        self._allowed = _check_allowed_left_out(allow_left_out)
-        self._allow_empty, self._max_pixels = allow_empty, max_pixels
-        _arrangement_of(  # raises for invalid arguments
-            url, fields=self._places, schema=schema, allow_empty=allow_empty, max_pixels=max_pixels
-        )
-        self._renames: tuple[Mapping[str, str], ...] = ()
-        self._naming = PLAIN
-        self._fields: tuple[str, ...] | None = None
-        self._kept: tuple[str, ...] | None = None  # fields whose chunks' bytes are kept; None: all
-        self._scratch = Scratch(cache)
-        # The caller may change its list later.
-        self._source: Url = tuple(url) if isinstance(url, list) else url
-        self._format, self._index_folder = format, index
-        self._cache = cache
-        self._storage_options, self._filesystem = storage_options, filesystem
-        self._decoded_bytes: int | None = None
+            sampling = check_sampling(sample, stride, dtype, documents, vocabulary)
         if decoded_bytes is not None:
             from penstock.cache.base import parse_size
 
-            self._decoded_bytes = parse_size(decoded_bytes, what="decoded_bytes")
+            decoded_bytes = parse_size(decoded_bytes, what="decoded_bytes")
+        names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
+        description = DatasetDescription(
+            url=url,
+            format=format,
+            index=index,
+            cache=cache,
+            storage_options=storage_options,
+            filesystem=filesystem,
+            manifest=manifest,
+            fields=fields if isinstance(fields, Mapping) else None,
+            schema=schema,
+            sampling=sampling,
+            allow_empty=allow_empty,
+            max_pixels=max_pixels,
+        )
+        self._set(description, decoded_bytes, _check_allowed_left_out(allow_left_out), names, ())
+
+    def _set(
+        self,
+        description: DatasetDescription,
+        decoded_bytes: int | None,
+        allowed: float | None,
+        names: tuple[str, ...] | None,
+        renames: tuple[Mapping[str, str], ...],
+    ) -> None:
+        """Set the checked arguments. allowed: the share of samples that may be left out; None
+        for data that is read once, to be packed. names: the fields of a batch. renames: the
+        arguments of `rename`, in order."""
+        self.description, self.url = description, show(description.url)
+        self._decoded_bytes, self._allowed = decoded_bytes, allowed
+        self._names, self._renames = names, renames
+        self._naming = PLAIN
+        self._fields: tuple[str, ...] | None = None
+        self._kept: tuple[str, ...] | None = None  # fields whose chunks' bytes are kept; None: all
+        self._scratch = Scratch(description.cache)
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
@@ -185,22 +197,8 @@ class Dataset(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: a spawned worker opens the same dataset again."""
-        arguments: dict[str, Any] = {
-            "fields": self._places,
-            "format": self._format,
-            "index": self._index_folder,
-            "cache": self._cache,
-            "storage_options": self._storage_options,
-            "filesystem": self._filesystem,
-            "manifest": self._manifest,
-            "schema": self._types,
-            **({} if self._sampling is None else self._sampling.arguments()),
-            "decoded_bytes": self._decoded_bytes,
-            "allow_left_out": self._allowed,
-            "allow_empty": self._allow_empty,
-            "max_pixels": self._max_pixels,
-        }
-        return _make_dataset, (self._source, arguments, self._names, self._renames)
+        more = self._decoded_bytes, self._allowed, self._names, self._renames
+        return _make_dataset, (self.description, *more)
 
     def select(self, *fields: str) -> Dataset:
         """Return the same data with other fields, as a dataset that opens and closes by itself.
@@ -208,16 +206,20 @@ class Dataset(Source):
         fields: names in the order that batches have, as for `Dataset(fields=)`, which also
         documents the errors.
         """
-        _, (url, arguments, _, renames) = self.__reduce__()
-        return _make_dataset(url, arguments, check_names(fields), renames)
+        return self._with(check_names(fields), self._renames)
+
+    def _with(
+        self, names: tuple[str, ...] | None, renames: tuple[Mapping[str, str], ...]
+    ) -> Dataset:
+        return _make_dataset(self.description, self._decoded_bytes, self._allowed, names, renames)
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         if id(self) not in made:
-            _, (url, arguments, chosen, renames) = self.__reduce__()
+            chosen = self._names
             if chosen is not None:
                 chosen = tuple(renamed_field(name, names) for name in chosen)
                 check_names(chosen)
-            made[id(self)] = _make_dataset(url, arguments, chosen, (*renames, dict(names)))
+            made[id(self)] = self._with(chosen, (*self._renames, dict(names)))
         return made[id(self)]
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
@@ -232,37 +234,22 @@ class Dataset(Source):
             if self._closed:
                 raise ClosedError(f"{self!r} is closed; make a new dataset.")
             if self._reader is None:
-                origin, names_of = locate_fields(
-                    self._source,
-                    storage_options=self._storage_options,
-                    scratch=self._scratch,
-                    filesystem=self._filesystem,
-                    arrangement=_arrangement_of(
-                        self._source,
-                        manifest=self._manifest,
-                        fields=self._places,
-                        schema=self._types,
-                        filesystem=self._filesystem,
-                        sampling=self._sampling,
-                        allow_empty=self._allow_empty,
-                        max_pixels=self._max_pixels,
-                    ),
-                    index=self._index_folder,
-                    format=self._format,
-                )
-                opener = IndexOpener(
-                    origin=origin,
-                    scratch=self._scratch,
-                    index=self._index_folder,
+                opener = IndexOpener.of(
+                    self.description,
+                    self._scratch,
                     verify=verify,
                     workers=workers or usable_cores(),
                 )
                 try:
-                    index = opener.open(self._format)
-                    if self._sampling is not None:
-                        self._sampling.check_used(index.format.name, url=self.url)
-                    _check_left_out(index, self._allowed)
-                    self._naming = Naming.of(index.schema, names_of, self._renames, url=self.url)
+                    index = opener.open(warns=self._allowed is not None)
+                    sampling = self.description.sampling
+                    if sampling is not None:
+                        sampling.check_used(index.format.name, url=self.url)
+                    if self._allowed is not None:
+                        _check_left_out(index, self._allowed)
+                    self._naming = Naming.of(
+                        index.schema, opener.renames, self._renames, url=self.url
+                    )
                     names = self._names or default_fields_of(index.format, index.schema)
                     is_named = self._names is not None
                     fields = check_selection(
@@ -279,7 +266,7 @@ class Dataset(Source):
                         stored = stored_fields(fields, index.schema)
                         fields = tuple(map(self._naming.new_name, fields))
                 except BaseException:
-                    origin.close()
+                    opener.origin.close()
                     raise
                 if self._names is None and (note := not_chosen(index.schema, index.lacking)):
                     _log.warning("%s: %s", self.url, note)
@@ -319,14 +306,7 @@ class Dataset(Source):
     @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
-        given = (self._places, self._names, self._manifest, self._types, self._max_pixels)
-        return (
-            all(each is None for each in given)
-            and not (self._renames or self._allow_empty)
-            and (self._sampling is None or not self._sampling.to_json())
-            and not isinstance(self._source, tuple)
-            and self._format == AUTO
-        )
+        return self.description.is_plain and self._names is None and not self._renames
 
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
@@ -344,8 +324,8 @@ class Dataset(Source):
         index = self.index
         if self._contents is None:
             self._contents = contents_of(index)
-            if self._max_pixels is not None:
-                self._contents = replace(self._contents, max_pixels=self._max_pixels)
+            if (most := self.description.max_pixels) is not None:
+                self._contents = replace(self._contents, max_pixels=most)
             if not self._naming.is_plain:
                 contents, naming = self._contents, self._naming
                 self._contents = replace(
@@ -441,6 +421,10 @@ class Dataset(Source):
         parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
         return [naming.batch(part) for part in parts]
 
+    def open_shards(self, shards: Sequence[int]) -> list[OpenShard]:
+        """Return shards by number, opening those that aren't open. Raises what opening raises."""
+        return self._open().shards.get(shards)
+
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
         don't exist."""
@@ -517,26 +501,17 @@ class Dataset(Source):
             self._scratch.close()
 
 
-def _make_dataset(
-    url: Url,
-    arguments: dict[str, Any],
-    names: tuple[str, ...] | None,
-    renames: tuple[Mapping[str, str], ...],
-) -> Dataset:
-    """Make a dataset from its arguments. names: the fields of a batch. renames: the arguments of
-    `rename`, in order."""
-    dataset = Dataset(url, **arguments)
-    dataset._names, dataset._renames = names, renames
+def dataset_of(description: DatasetDescription) -> Dataset:
+    """Return a dataset that is read once, to be packed."""
+    names = None if description.fields is None else check_names(tuple(description.fields))
+    return _make_dataset(description, None, None, names, ())
+
+
+def _make_dataset(description: DatasetDescription, *more: Any) -> Dataset:
+    """Make a dataset from arguments that were checked before; see `Dataset._set`."""
+    dataset = Dataset.__new__(Dataset)
+    dataset._set(description, *more)
     return dataset
-
-
-def _arrangement_of(url: Url, *, allow_empty: bool, **given: Any) -> Arrangement:
-    """Check arguments as `arrangement_of` does, which is loaded only if one is given."""
-    if allow_empty is False and all(value is None for value in given.values()):
-        return DEFAULT_ARRANGEMENT
-    from penstock.readers.formats import arrangement_of
-
-    return arrangement_of(url, allow_empty=allow_empty, **given)
 
 
 def _check_allowed_left_out(share: object) -> float:
@@ -618,7 +593,7 @@ def _unit_bytes(index: Index) -> float:
 def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     """Return a copy of the dataset, to be opened and closed by the caller, that keeps the chunks'
     bytes of these fields even if its batches don't have them."""
-    copy = _make_dataset(*dataset.__reduce__()[1])
+    copy = dataset._with(dataset._names, dataset._renames)
     copy._kept = dataset.stored_fields(fields)
     return copy
 

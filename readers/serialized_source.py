@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError
 from penstock.readers.dataset import Dataset
-from penstock.readers.index import DatasetAddress, pickle_with
+from penstock.readers.index import check_indexes
 
 if TYPE_CHECKING:
     from penstock.readers.sources import Source
@@ -16,44 +18,52 @@ if TYPE_CHECKING:
 _MAX_BYTES = 16 * 2**20
 
 
+class _Pickler(pickle.Pickler):
+    """A pickler of datasets without secrets. indexes: the folders of their indexes."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.indexes: list[bytes] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, Dataset):
+            return NotImplemented
+        make, (description, *more) = value.__reduce__()
+        description = description.for_workers()
+        place = os.path.abspath(value.index.place)
+        if not value.index.is_self_contained and os.path.isdir(place):
+            self.indexes.append(os.fsencode(place))
+            description = replace(description, index=place)
+        return make, (description, *more)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerializedSource:
     """A source for a worker, without secrets. source: pickled. indexes: folders that hold the
     indexes of its datasets, which the worker's machine must reach."""
 
+    url: str
     source: bytes
     indexes: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, source: Source) -> SerializedSource:
         """Serialize an open source. Raises ConfigError if it can't be sent to other machines."""
-        indexes: list[bytes] = []
-
-        def reduce(value: Any) -> Any:
-            return _for_worker(value, indexes) if isinstance(value, Dataset) else NotImplemented
-
-        pickled = pickle_with(source, reduce)
+        pickler = _Pickler(file := io.BytesIO())
+        pickler.dump(source)
+        pickled = file.getvalue()
         if len(pickled) > _MAX_BYTES:
             raise ConfigError(
                 f"{source.url}: this selection takes {len(pickled):,} bytes, and each task of an "
                 "executor would carry it. Pack it in ranks, under torchrun or Slurm, or pack the "
                 "whole dataset and select from the pack."
             )
-        return cls(source=pickled, indexes=tuple(indexes))
+        return cls(url=source.url, source=pickled, indexes=tuple(pickler.indexes))
 
-
-def _for_worker(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
-    """Reduce a dataset for pickling to another machine: with an absolute address, without secrets,
-    and with its index. The index's folder is appended to indexes."""
-    make, (url, arguments, *names) = dataset.__reduce__()
-    address = DatasetAddress.of(
-        url,
-        storage_options=arguments["storage_options"],
-        filesystem=arguments["filesystem"],
-        cache=arguments["cache"],
-    )
-    index = arguments["index"]
-    if not dataset.index.is_self_contained and os.path.isdir(dataset.index.place):
-        index = os.path.abspath(dataset.index.place)
-        indexes.append(os.fsencode(index))
-    return make, (address.url, {**arguments, "index": index, "cache": address.cache}, *names)
+    def load(self) -> Source:
+        """Unpickle the source in a worker. Raises ConfigError if its machine doesn't have an
+        index."""
+        check_indexes(self.url, self.indexes)
+        # Unpickling is as safe as running the task: both come from the driver.
+        source: Source = pickle.loads(self.source)
+        return source

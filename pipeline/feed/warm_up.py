@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import pickle
 import threading
 import time
 from dataclasses import dataclass
@@ -60,7 +59,6 @@ from penstock.pipeline.plan import (
     shuffled_settings,
 )
 from penstock.readers import Dataset, SerializedSource, Source
-from penstock.readers.index import check_indexes
 
 if TYPE_CHECKING:
     import os
@@ -526,13 +524,10 @@ _MOST_NODES = 2**16
 class WarmTask:
     """The warm-up of one node, for a worker.
 
-    source: a dataset, pickled without secrets; indexes: folders that it needs. rank: the node's
-    first rank; size: ranks of the job; ranks: ranks of the node.
+    rank: the node's first rank; size: ranks of the job; ranks: ranks of the node.
     """
 
-    url: str
-    source: bytes
-    indexes: tuple[bytes, ...]
+    source: SerializedSource
     order: WarmRequest
     rank: int
     size: int
@@ -541,10 +536,8 @@ class WarmTask:
 
 def warm_task(task: WarmTask) -> tuple[str, WarmResult]:
     """Warm the node of this worker; return the worker's name and the result."""
-    check_indexes(task.url, task.indexes)
-    key = hashlib.sha256(task.source).hexdigest()
-    # The pickle is as trusted as the task that contains it: both come from the driver.
-    dataset = keep_open(f"warm {key}", lambda: pickle.loads(task.source))
+    key = hashlib.sha256(task.source.source).hexdigest()
+    dataset = keep_open(f"warm {key}", task.source.load)
     world = World(task.rank, task.size, local_rank=0, local_size=task.ranks)
     return worker_name(), warm_node(dataset, task.order, world=world)
 
@@ -582,11 +575,7 @@ def warm_nodes(
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")
     serialized, ranks = SerializedSource.of(dataset), size // count
-    source, indexes = serialized.source, serialized.indexes
-    tasks = [
-        WarmTask(dataset.url, source, indexes, order, node * ranks, size, ranks)
-        for node in range(count)
-    ]
+    tasks = [WarmTask(serialized, order, node * ranks, size, ranks) for node in range(count)]
     run: Any = _PinnedExecutor(executor, hosts) if hosts else executor
     results: list[WarmResult] = []
     for _, (worker, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count):

@@ -32,14 +32,11 @@ from .format import Format as Format, Indexing as Indexing, Listing as Listing
 from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
 from .format import SpanFormat as SpanFormat, default_fields_of as default_fields_of
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK
-from .format_registry import check_format as check_format, external_formats as external_formats
-from .format_registry import format_named as format_named, format_names as format_names
-from .format_registry import formats as formats
-from .format_registry import has_external_formats as has_external_formats
+from .format_registry import check_format as check_format, format_named as format_named
+from .format_registry import format_names as format_names, formats as formats
 from .format_registry import indexing_of as indexing_of, is_format as is_format
-from .format_registry import is_recognised_by_names as is_recognised_by_names
-from .format_registry import looks_like_fallback as looks_like_fallback
-from .format_registry import self_indexed as self_indexed
+from .format_registry import recognised_format as recognised_format
+from .format_registry import shows_own_index as shows_own_index
 from .kept_chunks import KeptChunks as KeptChunks
 from .local_files import FileSpan as FileSpan, REINDEX as REINDEX, STEP_BYTES as STEP_BYTES
 from .open_shard import BlobShard as BlobShard, Ints as Ints, NO_SPAN as NO_SPAN

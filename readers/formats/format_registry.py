@@ -13,6 +13,7 @@ Both must pass the tests of tests/readers/formats/conformance.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -147,35 +148,66 @@ def formats(origin: Origin | None = None) -> Iterator[Format]:
         yield format_named(name)
 
 
-def is_recognised_by_names(format: Format) -> bool:
-    """Return True if names at the root can show that a dataset has this format. Other formats are
-    tried first."""
-    return format.name in _MODULES and bool(_MODULES[format.name].marks)
-
-
-def self_indexed() -> Iterator[Format]:
-    """Yield our formats whose datasets carry their index."""
+def shows_own_index(origin: Origin) -> bool:
+    """Return True if the dataset shows traces of a format that carries its index, complete or
+    not."""
     unmarked = (format_named(name) for name, ours in _MODULES.items() if not ours.marks)
-    return (format for format in unmarked if format.indexing is None)
+    return any(format.recognises(origin) for format in unmarked if format.indexing is None)
 
 
-def external_formats() -> Iterator[Format]:
-    """Yield the formats of other packages. Raises as `format_named` does."""
-    return map(format_named, external_entry_points())
+def recognised_format(origin: Origin) -> Format:
+    """Return the format of a dataset that doesn't carry its index. Formats of other packages are
+    loaded only if no built-in format recognises it for sure. Raises ConfigError if the names of the
+    files suggest several formats, or none."""
+    ours = [format for format in formats(origin) if format.indexing is not None]
+    found: list[Format] = []
+    for format in ours:
+        if format.name == FALLBACK or not format.recognises(origin):
+            continue
+        if not _MODULES[format.name].marks:
+            return format
+        found.append(format)
+    if len(found) > 1:
+        choices = " or ".join(f'format="{format.name}"' for format in found)
+        raise ConfigError(
+            f"{origin.url}: this folder holds files of several kinds. Choose those of the "
+            f"dataset by {choices} (--format), or name them, such as data/*.parquet."
+        )
+    if found:
+        return found[0]
+    fallback = next((f for f in ours if f.recognises(origin)), None)
+    if external_entry_points() and (fallback is None or not _looks_like_fallback(origin)):
+        external = map(format_named, external_entry_points())
+        fallback = next((each for each in external if each.recognises(origin)), fallback)
+    if fallback is None:
+        raise _unknown(origin)
+    return fallback
 
 
-def has_external_formats() -> bool:
-    """Return True if other packages provide formats. Loads none."""
-    return bool(external_entry_points())
-
-
-def looks_like_fallback(origin: Origin) -> bool:
+def _looks_like_fallback(origin: Origin) -> bool:
     """Return True if a dataset's root contains folders or images, as the fallback format
     expects."""
     from penstock.readers.formats.folder import IMAGES
 
     top = origin.top(lambda name: extension(name) in IMAGES)
     return bool(top.entries) or not all(map(is_passed_over, top.folders))
+
+
+def _unknown(origin: Origin) -> ConfigError:
+    """Return the error for files that no format recognises."""
+    selection, url = origin.selection, origin.url
+    if selection is not None and selection.is_one:
+        from penstock.readers.origin import not_a_folder_message
+
+        return ConfigError(not_a_folder_message(url))
+    kinds = Counter(extension(name) or "no extension" for name in origin.names().files)
+    if len(kinds) < 2:
+        return ConfigError(f"{url}: no format recognises this dataset. Pass its format as format=.")
+    shown = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
+    return ConfigError(
+        f"{url}: names files of several kinds ({shown}), which no format reads together. Name "
+        "those of one kind, such as data/*.parquet, or pass their format as format=."
+    )
 
 
 def check_format(format: str) -> None:

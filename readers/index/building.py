@@ -1,68 +1,36 @@
-"""Build an index: read and check every candidate once, write facts by shard, and the manifest last.
-
-`IndexRepair` rebuilds damaged or missing parts of an index in a cache folder. Such an index is only
-a copy of facts about the data, so damage to it must not end a job: the shard's files or archive are
-listed and decoded again. The result must equal the facts in the manifest that the job has in
-memory. Then ids and bytes are those that the job started with. The part is written back if the
-folder still holds this index; else it stays in memory.
-"""
+"""Build an index: check every candidate once, write facts by shard, and the manifest last."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-import threading
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from crc32c import crc32c
 
-from penstock.cache import (
-    CorruptShardError,
-    DatasetError,
-    DatasetNotFoundError,
-    DestinationError,
-    IndexChangedError,
-    WriteError,
-    ordered,
-)
-from penstock.readers.fieldtypes import (
-    Settling,
-    check_noted,
-    image_fields,
-    is_progressive,
-    verify_for,
-)
-from penstock.readers.files import (
-    ProgressReporter,
-    below,
-    locked,
-    make_folder,
-    printable,
-    write_bytes,
-)
+from penstock.cache import DatasetError, DatasetNotFoundError, ordered
+from penstock.readers.fieldtypes import Settling, verify_for
+from penstock.readers.files import ProgressReporter, make_folder, printable, write_bytes
 from penstock.readers.formats import (
-    REINDEX,
     FieldSummary,
     indexing_of,
     join_ranges,
     make_chunked_sidecar,
     make_sidecar,
 )
-from penstock.readers.index.candidate_reading import (
+from penstock.readers.index.candidate_checks import (
+    CheckList,
+    check_here,
     check_units,
-    noted_values,
-    read_candidate_batches,
+    reusable_facts,
 )
-from penstock.readers.index.index_folders import warn_of_damage
 from penstock.readers.index.manifest import SIDECARS, Manifest, ManifestHeader, check_manifest
-from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
+from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,
@@ -74,7 +42,7 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -83,13 +51,13 @@ if TYPE_CHECKING:
         Candidates,
         ChunkedShard,
         Format,
-        Listing,
+        Indexing,
         SampleLayout,
         ShardSummary,
         Sidecar,
         Snapshot,
     )
-    from penstock.readers.index.candidate_reading import CandidateBatch
+    from penstock.readers.index.candidate_checks import IndexWorkers, Results
     from penstock.readers.origin import Origin
     from penstock.readers.types import Facts, Progress, Verify
 
@@ -99,62 +67,6 @@ _log = logging.getLogger("penstock")
 
 _WRITERS = 8
 _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShardResults:
-    """The results of checking one shard. positions: int64, shape (n,). results: one for each
-    position. progressive: the number of progressive JPEGs by field, if they were counted."""
-
-    positions: Ints
-    results: list[Mapping[str, Facts] | Rejection]
-    progressive: Mapping[str, int]
-
-    def good(self) -> Iterator[tuple[int, Mapping[str, Facts]]]:
-        """Yield the positions and facts of the good samples."""
-        for position, result in zip(self.positions.tolist(), self.results, strict=True):
-            if not isinstance(result, Rejection):
-                yield position, result
-
-    def rejected(self, candidates: Candidates) -> Iterator[QuarantineEntry]:
-        """Yield the quarantine entries of the bad samples."""
-        for position, result in zip(self.positions.tolist(), self.results, strict=True):
-            if isinstance(result, Rejection):
-                yield QuarantineEntry(name=candidates.names[position], reason=result.reason)
-
-
-Checked = tuple[dict[int, "Mapping[str, Facts] | Rejection"], "Mapping[str, int]"]
-"""The results of checking one shard: facts or a rejection by position, and progressive JPEGs by
-field."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckList:
-    """The candidates to check. positions: of the candidates, by shard. before: facts of an earlier
-    index about some of them, by position."""
-
-    candidates: Candidates
-    positions: Sequence[Ints]
-    before: Mapping[int, Mapping[str, Facts]]
-
-
-class Checker(Protocol):
-    """Check candidates in place of a builder, such as on the workers of an executor."""
-
-    def check(
-        self,
-        wanted: CheckList,
-        *,
-        format: str,
-        listing: str,
-        folder: bytes,
-        reporter: ProgressReporter,
-    ) -> Iterator[Checked]:
-        """Yield the results of each shard, in order. format: its name. listing: a fingerprint of
-        the listing and of the arguments that it is read with. folder: of the index."""
-
-    def finish(self, folder: bytes) -> None:
-        """Clean up after the index is complete."""
 
 
 class _IndexDraft:
@@ -205,18 +117,19 @@ class PriorFacts:
     shared, gone: the number of samples of that index whose names still exist, or don't.
     """
 
-    same: Mapping[int, Mapping[str, Facts]]
-    before: Mapping[int, Mapping[str, Facts]]
-    shared: int
-    gone: int
+    same: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    shared: int = 0
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuilder:
     """Build the index of one dataset, or rebuild a single shard of it.
 
-    format: of a dataset that doesn't carry its index. verify: decodes images; None if there are
-    none. workers: threads that read. checker: checks the samples; None means this process.
+    format: of a dataset that doesn't carry its index. verify: decodes images; None means the
+    installed decoder. workers: threads that read. executor: checks the samples; None means this
+    process.
     """
 
     origin: Origin
@@ -224,11 +137,12 @@ class IndexBuilder:
     verify: Verify | None
     workers: int
     progress: Progress | None = None
-    checker: Checker | None = None
+    executor: IndexWorkers | None = None
 
     @property
-    def _keeps_facts(self) -> bool:
-        return self.format.indexing is not None and self.format.indexing.keeps_facts
+    def indexing(self) -> Indexing:
+        """Return the indexing of the format."""
+        return indexing_of(self.format)
 
     def build(
         self,
@@ -255,14 +169,20 @@ class IndexBuilder:
         quarantined = list(candidates.quarantined)
         check_units(candidates)
         settling, draft = Settling(candidates.schema), _IndexDraft(folder, snapshot.fingerprint)
-        for shard in self._results(candidates, prior, reporter, folder, snapshot.fingerprint):
-            quarantined += shard.rejected(candidates)
-            if not settling.is_done:
-                for position, facts in shard.good():
-                    settling.add(facts, sample=printable(candidates.names[position]))
-            sidecar = self._sidecar(shard, candidates, candidates.layout)
+        checked = self._checked(candidates, prior or PriorFacts(), reporter, folder, snapshot)
+        for positions, results, progressive in checked:
+            good = []
+            for position, result in zip(positions, results, strict=True):
+                name = candidates.names[position]
+                if isinstance(result, Rejection):
+                    quarantined.append(QuarantineEntry(name=name, reason=result.reason))
+                    continue
+                good.append((position, result))
+                if not settling.is_done:
+                    settling.add(result, sample=printable(name))
+            sidecar = self._sidecar(good, candidates, candidates.layout)
             if sidecar is not None:
-                draft.add(sidecar, progressive=shard.progressive)
+                draft.add(sidecar, progressive=progressive)
         draft.add_chunked(candidates)
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
@@ -273,6 +193,7 @@ class IndexBuilder:
                 "values are in a table. Such samples are read from local folders only. Copy the "
                 "dataset to a local folder."
             )
+        left_out = count_left_out(quarantined, has_stray_files=candidates.has_stray_files)
         manifest = join_manifest(
             draft.names,
             draft.summaries,
@@ -281,7 +202,7 @@ class IndexBuilder:
             schema=settling.schema(),
             quarantined=len(quarantined),
             # If facts of files are kept, the names of the files identify the dataset.
-            source="" if self._keeps_facts else self.origin.url,
+            source="" if self.indexing.keeps_facts else self.origin.url,
             arrangement=self.origin.variant,
             directories=noted_directories(snapshot),
             listing=snapshot.fingerprint,
@@ -290,19 +211,12 @@ class IndexBuilder:
                 name[:_MOST_LEFT_OUT]: reason[:_MOST_LEFT_OUT]
                 for name, reason in list(candidates.left_out.items())[:_MOST_LEFT_OUT]
             },
-            samples_left_out=joined_left_out(
-                [
-                    count_left_out(quarantined, has_stray_files=candidates.has_stray_files),
-                    candidates.unnamed,
-                ]
-            )
-            or None,
+            samples_left_out=joined_left_out([left_out, candidates.unnamed]) or None,
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))
-        if self.checker is not None:
-            self.checker.finish(folder)
-        bad = quarantined[len(candidates.quarantined) :]
+        if self.executor is not None:
+            self.executor.finish(folder)
         _log.info(
             "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
             self.origin.url,
@@ -311,7 +225,7 @@ class IndexBuilder:
             manifest.about.quarantined,
             reporter.seconds,
         )
-        if bad:
+        if bad := quarantined[len(candidates.quarantined) :]:
             _log.warning(
                 "%s: %d samples are left out because they failed the check, such as %s: %s. The "
                 "index's quarantine.jsonl lists all of them.",
@@ -326,11 +240,21 @@ class IndexBuilder:
         most = self.origin.arrangement.max_pixels
         return candidates if most is None else replace(candidates, max_pixels=most)
 
+    def _decoder(self, candidates: Candidates) -> Verify | None:
+        """Return the decoder of images; None for samples in chunks, which aren't decoded."""
+        if candidates.chunked:
+            return None
+        most = self.origin.arrangement.max_pixels
+        return verify_for(candidates.schema, self.verify, workers=self.workers, max_pixels=most)
+
     def _sidecar(
-        self, shard: _ShardResults, candidates: Candidates, layout: SampleLayout
+        self,
+        good: Sequence[tuple[int, Mapping[str, Facts]]],
+        candidates: Candidates,
+        layout: SampleLayout,
     ) -> Sidecar | None:
-        """Make the sidecar of the good samples of a shard; None if there are none."""
-        good = list(shard.good())
+        """Make the sidecar of the good samples of a shard; None if there are none. good: position
+        and facts of each."""
         if not good:
             return None
         return make_sidecar(
@@ -346,261 +270,65 @@ class IndexBuilder:
     ) -> tuple[Sidecar, ShardSummary] | None:
         """Rebuild one shard's sidecar as `build` makes it from these candidates; None if no sample
         is good. layout: of the index that it is a part of. Raises errors of reading."""
+        layout = layout or candidates.layout
         if candidates.chunked:
             chunked = candidates.chunked[number]
-            sidecar = make_chunked_sidecar(chunked, layout=layout or candidates.layout)
-            return sidecar, chunked.summary(candidates.schema)
+            return make_chunked_sidecar(chunked, layout=layout), chunked.summary(candidates.schema)
         candidates = self._limited(candidates)
         positions = candidates.shards.positions(number)
-        results: list[Mapping[str, Facts] | Rejection] = []
-        shards = iter([(number, positions)])
-        for chunk in read_candidate_batches(self.origin, candidates, shards, workers=self.workers):
-            results += chunk.examine(candidates, self.verify)
-        shard = _ShardResults(positions=positions, results=results, progressive={})
-        made = self._sidecar(shard, candidates, layout or candidates.layout)
+        (checked,) = check_here(
+            self.origin,
+            CheckList(candidates=candidates, positions=[positions]),
+            verify=self._decoder(candidates),
+            workers=self.workers,
+        )
+        results = zip(positions.tolist(), checked.found, strict=True)
+        good = [(place, each) for place, each in results if not isinstance(each, Rejection)]
+        made = self._sidecar(good, candidates, layout)
         return None if made is None else (made, made.summary())
 
-    def _results(
+    def _checked(
         self,
         candidates: Candidates,
-        prior: PriorFacts | None,
+        prior: PriorFacts,
         reporter: ProgressReporter,
         folder: bytes,
-        listing: str,
-    ) -> Iterator[_ShardResults]:
-        """Yield the results of each shard, in order."""
-        shards = candidates.shards
-        same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
-        before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
-        unread = [shards.positions(n) for n in range(shards.shards)]
+        snapshot: Snapshot,
+    ) -> Iterator[tuple[list[int], Results, Mapping[str, int]]]:
+        """Check the candidates that aren't known. Yield the positions of each shard, the results in
+        their order, and the number of progressive JPEGs by field."""
+        shards = [candidates.shards.positions(n) for n in range(candidates.shards.shards)]
+        same, unread = prior.same, shards
         if same:
-            unread = [each[[i not in same for i in each.tolist()]] for each in unread]
-        wanted = CheckList(candidates=candidates, positions=unread, before=before)
-        if self.checker is None:
-            checked = self.check(wanted, reporter)
-        else:
-            checked = self.checker.check(
-                wanted,
-                format=self.format.name,
-                listing=f"{listing}{self.origin.variant}",
-                folder=folder,
-                reporter=reporter,
-            )
-        for number, (found, progressive) in enumerate(checked):
-            positions = shards.positions(number)
-            if len(positions) > len(found):
-                reporter.done(len(positions) - len(found), 0)
-            yield _ShardResults(
-                positions=positions,
-                results=[
-                    found[i] if i in found else _reusable_facts(candidates, i, same[i])
-                    for i in positions.tolist()
-                ],
-                progressive=progressive,
-            )
-
-    def check(self, wanted: CheckList, reporter: ProgressReporter) -> Iterator[Checked]:
-        """Check some candidates of each shard in this process, in order. Raises errors of
-        reading."""
-        candidates = wanted.candidates
-        images = image_fields(candidates.schema, candidates.schema)
-        chunks = read_candidate_batches(
-            self.origin, candidates, iter(enumerate(wanted.positions)), workers=self.workers
+            unread = [each[[i not in same for i in each.tolist()]] for each in shards]
+        wanted = CheckList(
+            candidates=candidates,
+            positions=unread,
+            before=prior.before,
+            counts_progressive=not self.indexing.keeps_facts,
         )
-        sizes = candidates.sizes
-        for mine in wanted.positions:
-            found: dict[int, Mapping[str, Facts] | Rejection] = {}
-            progressive: Counter[str] = Counter()
-            if not self._keeps_facts:
-                progressive.update(dict.fromkeys(images, 0))
-            while len(found) < len(mine):
-                chunk = next(chunks)
-                verdicts = self._check(candidates, chunk, wanted.before)
-                found |= zip(chunk.positions.tolist(), verdicts, strict=True)
-                if progressive:
-                    _count_progressive(progressive, chunk, verdicts)
-                reporter.done(len(chunk.positions), int(sizes[chunk.positions].sum()))
-            yield found, progressive
-
-    def _check(
-        self,
-        candidates: Candidates,
-        chunk: CandidateBatch,
-        before: Mapping[int, Mapping[str, Facts]],
-    ) -> list[Mapping[str, Facts] | Rejection]:
-        """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
-        facts."""
-        results: dict[int, Mapping[str, Facts] | Rejection] = {}
-        new: list[int] = []
-        for row, position in enumerate(chunk.positions.tolist()):
-            earlier = before.get(position)
-            if earlier is not None and all(
-                isinstance(sample := chunk.contents[name][row], np.ndarray)
-                and crc32c(sample) == facts.crc32c
-                for name, facts in earlier.items()
-            ):
-                results[row] = _reusable_facts(candidates, position, earlier)
-            else:
-                new.append(row)
-        results |= zip(new, chunk.examine(candidates, self.verify, new), strict=True)
-        return [results[row] for row in range(len(chunk.positions))]
-
-
-def _reusable_facts(
-    candidates: Candidates, position: int, facts: Mapping[str, Facts]
-) -> Mapping[str, Facts] | Rejection:
-    """Return the facts of a sample whose files are unchanged, checked against the current values of
-    tables."""
-    noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
-    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+        if self.executor is None:
+            decoder = self._decoder(candidates)
+            checked = check_here(
+                self.origin, wanted, verify=decoder, workers=self.workers, reporter=reporter
+            )
+        else:
+            key = f"{snapshot.fingerprint}{self.origin.variant}"
+            checked = self.executor.check(wanted, key=key, folder=folder, reporter=reporter)
+        for positions, read, each in zip(shards, unread, checked, strict=True):
+            if len(positions) > len(read):
+                reporter.done(len(positions) - len(read), 0)
+            found = dict(zip(read.tolist(), each.found, strict=True))
+            results = [
+                found[i] if i in found else reusable_facts(candidates, i, same[i])
+                for i in positions.tolist()
+            ]
+            yield positions.tolist(), results, each.progressive
 
 
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
     """Return a snapshot's folders and their times, in the form of a manifest."""
     return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
-
-
-def _count_progressive(
-    counts: Counter[str], chunk: CandidateBatch, verdicts: list[Mapping[str, Facts] | Rejection]
-) -> None:
-    """Count the progressive JPEGs of good samples. counts: by image field."""
-    for row, verdict in enumerate(verdicts):
-        if isinstance(verdict, Rejection):
-            continue
-        for name in counts:
-            sample = chunk.contents[name][row] if name in chunk.contents else None
-            if isinstance(sample, np.ndarray):
-                counts[name] += is_progressive(sample)
-
-
-class IndexRepair:
-    """Repair one open index in a local folder. Thread-safe. verify: as in `open_index`."""
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        *,
-        origin: Origin,
-        place: bytes,
-        verify: Verify | None,
-        workers: int,
-    ) -> None:
-        self._manifest, self._origin, self._place = manifest, origin, place
-        self._verify, self._workers = verify, workers
-        self._lock = threading.Lock()
-        self._unsaved: dict[int, Sidecar] = {}  # sidecars that couldn't be written, by shard
-        # Listed at the first damage, and kept: if the folder was removed, all parts are damaged.
-        self._listing: Listing | None = None
-        self._has_warned = False
-
-    def read(self, shard: int, read: Callable[[], Sidecar]) -> Sidecar:
-        """Read a sidecar by read(), and rebuild it if it is damaged or missing. Raises
-        IndexChangedError if the data has changed, DatasetError, FetchError."""
-        if (unsaved := self._unsaved.get(shard)) is not None:
-            return unsaved
-        with contextlib.suppress(CorruptShardError, IndexChangedError):
-            return read()
-        with self._lock:
-            if (unsaved := self._unsaved.get(shard)) is not None:
-                return unsaved
-            try:
-                return read()  # the previous holder of the lock may have written it
-            except (CorruptShardError, IndexChangedError) as error:
-                _log.info("A part of the index is rebuilt: %s", error)
-                if not self._has_warned:
-                    self._has_warned = True
-                    warn_of_damage(self._origin.url, error)
-            sidecar = self._rebuild(shard)
-            if not self._put_back(shard, sidecar):
-                self._unsaved[shard] = sidecar
-            return sidecar
-
-    def _rebuild(self, shard: int) -> Sidecar:
-        manifest = self._manifest
-        wanted = manifest.samples[shard], manifest.shard_bytes[shard], manifest.sums(shard)
-        for attempt in range(2):
-            try:
-                for sidecar, summary in self._attempts(shard):
-                    if (summary.samples, summary.size_bytes, summary.sums) == wanted:
-                        return sidecar
-                break
-            except IndexChangedError:  # the data changed after the listing
-                self._listing = None
-                if attempt:
-                    raise
-        raise IndexChangedError(
-            f"{printable(os.path.join(self._place, manifest.names[shard]))}: this part of the "
-            f"index was damaged or removed. It can't be rebuilt, because {self._origin.url} has "
-            f"changed since it was indexed. Open the dataset again, or: {REINDEX}"
-        )
-
-    def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardSummary]]:
-        """Yield the possible sidecars of the shard from its current files."""
-        manifest = self._manifest
-        format = manifest.format
-        if self._listing is None:
-            self._listing = indexing_of(format).list(self._origin)
-        builder = IndexBuilder(
-            origin=self._origin,
-            format=format,
-            verify=verify_for(
-                manifest.about.schema,
-                self._verify,
-                workers=self._workers,
-                max_pixels=self._origin.arrangement.max_pixels,
-            ),
-            workers=self._workers,
-        )
-        counterparts = self._listing.counterparts(
-            shard, manifest.names[shard], total=len(manifest.names), workers=self._workers
-        )
-        for candidates, number in counterparts:
-            if _are_alike(candidates, manifest):
-                layout = manifest.about.layout
-                found = builder.rebuild_shard(candidates, number, layout=layout)
-                if found is not None:
-                    yield found
-
-    def _put_back(self, shard: int, sidecar: Sidecar) -> bool:
-        """Write the part back into the folder and return True on success. Don't wait for a process
-        that is building an index there."""
-        name, etag = self._manifest.names[shard], self._manifest.etags[shard]
-        try:
-            path = below(self._place, name)
-            make_folder(os.path.join(self._place, SIDECARS))
-            with locked(self._place, busy="an index is being built there"):
-                if not self._is_ours(shard):
-                    return False
-                return sidecar.write(path) == etag
-        except (CorruptShardError, DestinationError, WriteError, OSError) as error:
-            _log.info("The rebuilt part of the index stays in memory: %s", error)
-            return False
-
-    def _is_ours(self, shard: int) -> bool:
-        """Return True if the folder holds this very index. A damaged or missing manifest is written
-        back."""
-        path = os.path.join(self._place, MANIFEST)
-        try:
-            found = read_manifest(path, remedy=REINDEX, mapped=False)
-        except (CorruptShardError, FileNotFoundError):
-            write_manifest(path, self._manifest)
-            return True
-        except DatasetError:  # a newer version wrote it
-            return False
-        mine = self._manifest
-        return len(found.names) > shard and (found.names[shard], found.etags[shard]) == (
-            mine.names[shard],
-            mine.etags[shard],
-        )
-
-
-def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
-    """Return True if candidates have the fields of an index, as far as that is known before they
-    are read."""
-    open, wanted = candidates.schema.unsettled, manifest.about.layout
-    return candidates.layout.storage == wanted.storage and all(
-        type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open
-    )
 
 
 _FILE = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
         Sidecar,
     )
     from penstock.readers.index.blob_names import BlobNames
-    from penstock.readers.index.building import IndexRepair
     from penstock.readers.index.manifest import Manifest, ManifestHeader
+    from penstock.readers.index.repair import IndexRepair
     from penstock.readers.origin import LeftOut, Origin, RemoteFolder, Scratch
     from penstock.readers.types import ImageRange
 

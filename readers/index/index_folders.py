@@ -1,4 +1,4 @@
-"""Find a manifest that lies apart from its dataset, and choose the folder that holds its index.
+"""Choose the folder that holds a dataset's index, and read the manifest in it.
 
 The candidates are `index=`, the place next to the data, the cache folder
 and the user's cache directory. Next to `photos/` means `photos.penstock/`, never inside: other
@@ -29,7 +29,7 @@ from penstock.cache import (
     PenstockWarning,
 )
 from penstock.cache.base import refuse_shortage
-from penstock.readers.files import is_passed_over, printable
+from penstock.readers.files import is_passed_over, make_folder, printable, write_bytes
 from penstock.readers.formats import REINDEX
 from penstock.readers.index.manifest_file import (
     MANIFEST,
@@ -40,6 +40,7 @@ from penstock.readers.index.manifest_file import (
 from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, local_path, show
 
 if TYPE_CHECKING:
+    from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Origin, Scratch
 
@@ -68,14 +69,19 @@ def read_index(place: bytes) -> Manifest | None:
             raise
         _log.warning("%s The index is rebuilt.", error)
         return None
-    if manifest.format.indexing is None:
-        raise ConfigError(
-            f"{printable(place)}: this is the folder of a pack's own index, wanted one for an "
-            "index of other data. Give another folder as index=."
-        )
+    manifest = _of_no_pack(manifest, printable(place))
     if is_cached(place) and (fault := _fault(manifest, place)) is not None:
         _log.warning("%s: a part of the index %s. The index is rebuilt.", printable(place), fault)
         return None
+    return manifest
+
+
+def _of_no_pack(manifest: Manifest, place: str) -> Manifest:
+    if manifest.format.indexing is None:
+        raise ConfigError(
+            f"{place}: this is the folder of a pack's own index, wanted one for an index of other "
+            "data. Give another folder as index=."
+        )
     return manifest
 
 
@@ -128,13 +134,10 @@ def warn_of_damage(url: str, error: Exception) -> None:
     )
 
 
-Folder = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexPlaces:
-    """The folders that may hold one dataset's index. index: the folder that the user gave: a local
-    path or, for remote data, a URL of the same store."""
+    """The folders that may hold one dataset's index, and the manifests there. index: the folder
+    that the user gave: a local path or, for remote data, a URL of the same store."""
 
     origin: Origin
     scratch: Scratch
@@ -171,12 +174,13 @@ class IndexPlaces:
         URL doesn't identify the data."""
         from penstock.cache.base import user_cache
 
-        base = user_cache()
-        if base is None or (
-            isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
-        ):
+        base, inode = user_cache(), b""
+        if base is None or not self.origin.is_known_by_url:
             return None
-        return os.path.join(base, INDEXES, os.fsencode(self._key()))
+        if isinstance(self.origin, LocalFolder):  # another disk may be mounted at its path later
+            with contextlib.suppress(OSError):  # listing it raises the precise error
+                inode = b"\0%d" % os.stat(self.origin.root).st_ino
+        return os.path.join(base, INDEXES, os.fsencode(self._key(inode)))
 
     def is_own(self, place: bytes) -> bool:
         """Return True if only this node sees a place: the user didn't give it, and it isn't next to
@@ -213,25 +217,18 @@ class IndexPlaces:
                 "and the index is stored next to the dataset."
             )
 
-    def _key(self) -> str:
-        """Return a key of the data from its URL and store. For a local folder it contains the
-        inode, because another disk may be mounted at the path later."""
+    def _key(self, more: bytes = b"") -> str:
+        """Return a key of the data from its URL and store."""
         named = self.origin.key.encode("utf-8", "surrogateescape")
-        if isinstance(self.origin, LocalFolder):
-            with contextlib.suppress(OSError):  # listing it raises the precise error
-                named += b"\0%d" % os.stat(self.origin.root).st_ino
-        return hashlib.sha256(named).hexdigest()[:32]
+        return hashlib.sha256(named + more).hexdigest()[:32]
 
     def _temporary(self) -> bytes:
         """Return the index's folder in the cache folder, or a temporary one."""
-        key = hashlib.sha256(self.origin.key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        return self.scratch.index_folder(key)
+        return self.scratch.index_folder(self._key())
 
     def make(self) -> bytes:
         """Make the first writable folder and return it. Warn if it is a temporary one. Raises
         WriteError, ConfigError."""
-        from penstock.readers.files import make_folder
-
         if self.index is not None:
             self._check_outside(self.candidates()[0])
         place = next((p for p in self.candidates() if self.can_write(p)), None)
@@ -256,7 +253,6 @@ class IndexPlaces:
     def can_write(self, place: bytes) -> bool:
         """Return True if this process can write to a place. Creates its folder."""
         from penstock.cache.base import make_private_folder
-        from penstock.readers.files import write_bytes
 
         try:
             if place == self.home():
@@ -275,11 +271,55 @@ class IndexPlaces:
         if isinstance(origin, RemoteFolder):
             if self.index is not None and self._named() is None:
                 return replace(self, index=None), self.remote()
-            if (
-                self.index is None and origin.mount is not None
-            ):  # the place next to it is a local path
+            if self.index is None and origin.mount is not None:  # the place next to it is a path
                 return self, self.remote()
         return self, None
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of a remote dataset's index that lies apart from the data."""
+        return self.remote_manifest or self.local_manifest
+
+    @cached_property
+    def local_manifest(self) -> Manifest | None:
+        """The manifest of a remote dataset's index in a local folder; see `read_index`."""
+        if self.origin.is_local:
+            return None
+        manifests = map(read_index, self.candidates())
+        return next((manifest for manifest in manifests if manifest is not None), None)
+
+    @cached_property
+    def remote_manifest(self) -> Manifest | None:
+        """The manifest of a remote dataset's index in a remote folder: the one that the user
+        gave, or the one next to the data. For the one that the user gave, raises
+        DatasetNotFoundError, ConfigError, FetchError and DatasetError."""
+        place, is_named = self.remote(), self.index is not None
+        if place is None:
+            return None
+        try:
+            found = place.find(MANIFEST)
+            if found is None and not is_named:
+                return None
+            if found is None:
+                raise DatasetNotFoundError(
+                    f"{place.url}: there is no index. Build it: penstock index {self.origin.url} "
+                    f"--out {place.url}."
+                )
+            manifest = read_manifest_of(place, MANIFEST, *found, remedy=REINDEX)
+        except (FetchError, DatasetError) as error:
+            if is_named:
+                raise
+            if isinstance(error, OtherVersionError):
+                warnings.warn(
+                    f"{error} Until then, this process uses an index of its own.",
+                    PenstockWarning,
+                    stacklevel=6,
+                )
+                return None
+            # The permission to read the data may not include the place next to it.
+            _log.info("%s: no index can be read from this place (%s)", place.url, error)
+            return None
+        return _of_no_pack(manifest, place.url)
 
 
 def upload_index(built: Manifest, place: bytes, to: RemoteFolder) -> None:
@@ -313,62 +353,3 @@ def is_trusted(place: bytes, root: bytes) -> bool:
         printable(place),
     )
     return False
-
-
-class ManifestLookup:
-    """Find the manifests of one dataset that lie apart from its data. places: the folders that may
-    hold its index."""
-
-    def __init__(self, origin: Origin, places: IndexPlaces) -> None:
-        self._origin, self._places = origin, places
-
-    @property
-    def separate(self) -> Manifest | None:
-        """Return the manifest of a remote dataset's index that lies apart from the data."""
-        return self.remote or self.local
-
-    @cached_property
-    def remote(self) -> Manifest | None:
-        """Return the manifest of a remote dataset's index in a remote folder: the one that the user
-        gave, or the one next to the data. For the one that the user gave, raises
-        DatasetNotFoundError, ConfigError, FetchError and DatasetError."""
-        place, is_named = self._places.remote(), self._places.index is not None
-        if place is None:
-            return None
-        try:
-            found = place.find(MANIFEST)
-            if found is None and not is_named:
-                return None
-            if found is None:
-                raise DatasetNotFoundError(
-                    f"{place.url}: there is no index. Build it: penstock index {self._origin.url} "
-                    f"--out {place.url}."
-                )
-            manifest = read_manifest_of(place, MANIFEST, *found, remedy=REINDEX)
-        except (FetchError, DatasetError) as error:
-            if is_named:
-                raise
-            if isinstance(error, OtherVersionError):
-                warnings.warn(
-                    f"{error} Until then, this process uses an index of its own.",
-                    PenstockWarning,
-                    stacklevel=6,
-                )
-                return None
-            # The permission to read the data may not include the place next to it.
-            _log.info("%s: no index can be read from this place (%s)", place.url, error)
-            return None
-        if manifest.format.indexing is None:
-            raise ConfigError(
-                f"{place.url}: this is the folder of a pack's own index, wanted one for an index "
-                "of other data. Give another folder as index=."
-            )
-        return manifest
-
-    @cached_property
-    def local(self) -> Manifest | None:
-        """Return the manifest of a remote dataset's index in a local folder; see `read_index`."""
-        if self._origin.is_local:
-            return None
-        manifests = map(read_index, self._places.candidates())
-        return next((manifest for manifest in manifests if manifest is not None), None)

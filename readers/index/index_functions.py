@@ -6,17 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache import check_executor
 from penstock.cache.base import usable_cores
 from penstock.readers.fieldtypes import named_verify, verify_name
-from penstock.readers.formats import (
-    AUTO,
-    DEFAULT_SAMPLING,
-    Sampling,
-    arrangement_of,
-    check_sampling,
-)
-from penstock.readers.index.dataset_address import DatasetAddress
-from penstock.readers.index.opening import IndexOpener, locate_fields
+from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, check_sampling
+from penstock.readers.index.dataset_description import DatasetDescription
+from penstock.readers.index.opening import IndexOpener
 from penstock.readers.origin import Scratch
 
 if TYPE_CHECKING:
@@ -25,10 +20,10 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats import DocumentMode, ManifestFile, WindowArgument
-    from penstock.readers.index.building import Checker
+    from penstock.readers.formats import DocumentMode, ManifestFile, Sampling, WindowArgument
+    from penstock.readers.index.candidate_checks import IndexWorkers
+    from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index import Index
-    from penstock.readers.index.index_folders import Folder
     from penstock.readers.origin import Url
     from penstock.readers.types import Progress, Verify
 
@@ -54,99 +49,53 @@ class IndexSummary:
 def open_index(
     url: Url,
     *,
-    index: Folder | None = None,
-    cache: DiskCache | Folder | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    filesystem: Any | None = None,
     verify: Verify | str | None = None,
-    format: str = AUTO,
     workers: int | None = None,
-    manifest: ManifestFile | None = None,
-    fields: Mapping[str, str] | None = None,
-    schema: Mapping[str, FieldType] | None = None,
-    sampling: Sampling = DEFAULT_SAMPLING,
-    allow_empty: bool = False,
-    max_pixels: int | None = None,
     executor: Executor | None = None,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    **description: Any,
 ) -> Index:
     """Open the index of a dataset. The index of data that doesn't carry one is built on first use,
     and updated if the data has changed.
 
-    index: the folder for the index; for remote data also a URL of the same store that holds it.
-    cache: what remote data is read through, and a place for an index that has no better one. cache,
-    storage_options and filesystem are as for Dataset. verify: decodes images while the index is
-    built; None means the installed decoder. workers: threads for building; None means all cores.
-    manifest, fields (the place of each field), schema, allow_empty, max_pixels: as for Dataset.
+    verify: decodes images while the index is built; None means the installed decoder. workers:
+    threads for building; None means all cores. executor: its workers check the samples, one shard
+    per task (docs/packs.md lists what they must see); verify must then be importable, or a name.
     sampling: its sample, stride, dtype, documents and vocabulary, checked by `check_sampling`.
-    executor: its workers check the samples, one shard per task (docs/packs.md lists what they must
-    see); verify must then be importable, or a name.
+    description: the other arguments of `Dataset` that identify one; see `DatasetDescription`.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError for a damaged manifest of a pack,
     DatasetError for a newer version, IndexChangedError if index= holds the index of another
     dataset, FetchError, MissingDependencyError, WriteError.
     """
-    opener = _opener(
-        url,
-        index=index,
-        cache=cache,
-        storage_options=storage_options,
-        filesystem=filesystem,
-        verify=verify,
-        format=format,
-        workers=workers,
-        executor=executor,
-        manifest=manifest,
-        fields=fields,
-        schema=schema,
-        sampling=sampling,
-        allow_empty=allow_empty,
-        max_pixels=max_pixels,
-    )
-    return opener.open(format)
+    data = DatasetDescription(url=url, sampling=sampling, **description)
+    return _opener(data, verify=verify, workers=workers, executor=executor).open()
 
 
 def _opener(
-    url: Url,
+    data: DatasetDescription,
     *,
-    index: Folder | None,
-    cache: DiskCache | Folder | None,
-    storage_options: Mapping[str, Any] | None,
-    filesystem: Any | None,
     verify: Verify | str | None,
-    format: str,
     workers: int | None,
     executor: Executor | None,
     progress: Progress | None = None,
-    **arrangement: Any,
 ) -> IndexOpener:
-    """Open the origin of a URL, and return the opener of its index. arrangement: see
-    `arrangement_of`."""
-    checker: Checker | None = None
+    """Open the files of a dataset, and return the opener of its index."""
+    checker: IndexWorkers | None = None
     if executor is not None:
-        from penstock.readers.index.executor_indexing import ExecutorChecker
+        from penstock.readers.index.candidate_checks import IndexWorkers
 
-        address = DatasetAddress.of(
-            url, storage_options=storage_options, filesystem=filesystem, cache=cache
+        check_executor(executor)
+        checker = IndexWorkers(
+            executor=executor, data=data.for_workers(), verify=verify_name(verify)
         )
-        checker = ExecutorChecker(executor=executor, address=address, verify=verify_name(verify))
-    scratch = Scratch(cache)
-    origin, _ = locate_fields(
-        url,
-        storage_options=storage_options,
-        scratch=scratch,
-        filesystem=filesystem,
-        arrangement=arrangement_of(url, filesystem=filesystem, **arrangement),
-        index=index,
-        format=format,
-    )
-    return IndexOpener(
-        origin=origin,
-        scratch=scratch,
-        index=index,
+    return IndexOpener.of(
+        data,
+        Scratch(data.cache),
         verify=named_verify(verify) if isinstance(verify, str) else verify,
         workers=workers or usable_cores(),
         progress=progress,
-        checker=checker,
+        executor=checker,
     )
 
 
@@ -194,28 +143,23 @@ def index(
     MissingDependencyError; WriteError if the index can't be written.
     """
     began = time.monotonic()
-    opener = _opener(
-        url,
+    data = DatasetDescription(
+        url=url,
+        format=format,
         index=out,
         cache=cache,
         storage_options=storage_options,
         filesystem=filesystem,
-        verify=verify,
-        format=format,
-        workers=workers,
-        executor=executor,
-        progress=progress,
         manifest=manifest,
         fields=fields,
         schema=schema,
-        sampling=check_sampling(
-            sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-        ),
+        sampling=check_sampling(sample, stride, dtype, documents, vocabulary),
         allow_empty=allow_empty,
         max_pixels=max_pixels,
     )
+    opener = _opener(data, verify=verify, workers=workers, executor=executor, progress=progress)
     try:
-        built = opener.rebuild(format)
+        built = opener.rebuild()
         return IndexSummary(
             samples=built.samples,
             shards=len(built.sizes),

@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.cache import DatasetError, IndexChangedError, PenstockWarning
-from penstock.readers.fieldtypes import verify_for
-from penstock.readers.files import is_passed_over, locked, printable
-from penstock.readers.formats import MISSING, Snapshot, indexing_of
-from penstock.readers.index.building import Checker, IndexBuilder, PriorFacts, noted_directories
+from penstock.cache import DatasetError, IndexChangedError
+from penstock.readers.files import locked, printable
+from penstock.readers.formats import MISSING, Snapshot
+from penstock.readers.index.building import IndexBuilder, PriorFacts, noted_directories
 from penstock.readers.index.index import Sidecars
 from penstock.readers.index.index_folders import check_arrangement, read_index
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
@@ -28,12 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.readers.fieldtypes import FieldType, Schema
-    from penstock.readers.formats import Candidates, Format, Listing, Sidecar
+    from penstock.readers.formats import Candidates, Listing, Sidecar
     from penstock.readers.index.index_folders import IndexPlaces
-    from penstock.readers.index.manifest import Manifest, ManifestHeader
+    from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Progress, Verify
 
     _Span = tuple[Entry, int, int]
     _Earlier = dict[str, tuple[Entry, Facts]]
@@ -43,21 +40,16 @@ _log = logging.getLogger("penstock")
 
 @dataclass(slots=True, kw_only=True)
 class IndexMaintenance:
-    """Keep the index of one dataset in the local folders that may hold it.
+    """Keep the index of one dataset in the local folders that may hold it."""
 
-    format: of the dataset, which doesn't carry its index. places: the folders for its
-    index. verify: decodes images; None means the installed decoder. workers: threads for decoding.
-    checker: checks samples in place of this process.
-    """
-
-    origin: Origin
-    format: Format
+    builder: IndexBuilder
     places: IndexPlaces
-    verify: Verify | None
-    workers: int
-    progress: Progress | None = None
-    checker: Checker | None = None
     _listed: Listing | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Return the place of the dataset's files."""
+        return self.builder.origin
 
     def open(self) -> tuple[Manifest, bytes]:
         """Find or build the index. Return its manifest and its folder. Raises the same errors as
@@ -72,36 +64,8 @@ class IndexMaintenance:
         for place in self.places.candidates():
             manifest = self._read(place)
             if manifest is not None and self._is_valid(manifest, place):
-                self._warn_of_empty_classes(manifest.about)
                 return manifest, place
         return None
-
-    def _warn_of_empty_classes(self, about: ManifestHeader) -> None:
-        """Warn about an index of an earlier version, which gave no class number to a folder without
-        samples. Its labels stay as long as it is valid, because jobs may have started with them."""
-        if about.arrangement or not about.classes or not isinstance(self.origin, LocalFolder):
-            return
-        noted = [os.fsencode(name) for name, _ in about.directories]
-        tops = [
-            name
-            for name in noted
-            if name
-            and b"/" not in name
-            and not is_passed_over(name)
-            and os.path.isdir(os.path.join(self.origin.root, name))  # tables are listed too
-        ]
-        classes = {os.fsencode(name) for name in about.classes}
-        empty = [printable(name) for name in tops if name not in classes]
-        # The classes of a table aren't named after folders.
-        if empty and classes.issubset(tops):
-            warnings.warn(
-                f"{self.origin.url}: the folder {empty[0]!r} held no sample when its index was "
-                f"built, and has no class number: there are {len(classes):,} classes, and "
-                f"torchvision counts {len(tops):,}. Remove the folder, or pass allow_empty=True, "
-                "which numbers it too.",
-                PenstockWarning,
-                stacklevel=7,
-            )
 
     def _shared_build(self) -> SharedBuild | None:
         """Return the job's shared build of this index, or None outside of a job."""
@@ -109,14 +73,14 @@ class IndexMaintenance:
             return None
         from penstock.readers.index.shared_build import SharedBuild
 
-        named = f"{self.origin.key}\0{self.format.name}\0{self.places.index}"
-        return SharedBuild.of_job(named, self.origin.url, self.progress)
+        named = f"{self.origin.key}\0{self.builder.format.name}\0{self.places.index}"
+        return SharedBuild.of_job(named, self.origin.url, self.builder.progress)
 
     def _build_in_job(self, job: SharedBuild) -> tuple[Manifest, bytes] | None:
         """Let one process of the job build, and use its index in the others. Return None if this
         node must build its own."""
         if job.claim():
-            self.progress = job.report_progress
+            self.builder = replace(self.builder, progress=job.report_progress)
             with job.building():
                 manifest, place = self._build_or_update()
                 job.publish(manifest, place, is_own=self.places.is_own(place))
@@ -153,7 +117,9 @@ class IndexMaintenance:
         with locked(place):
             manifest = self._read(place)  # the previous holder of the lock may have built it
             if manifest is None:
-                manifest = self._build(place, listing.candidates(workers=self.workers), snapshot)
+                manifest = self._build(
+                    place, listing.candidates(workers=self.builder.workers), snapshot
+                )
             elif not self._is_valid(manifest, place):
                 manifest = self._update(manifest, place, listing, snapshot)
             return manifest, place
@@ -163,18 +129,18 @@ class IndexMaintenance:
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):
-            candidates = listing.candidates(workers=self.workers)
+            candidates = listing.candidates(workers=self.builder.workers)
             return self._build(place, candidates, snapshot), place
 
     def _listing(self) -> Listing:
         if self._listed is None:
-            self._listed = indexing_of(self.format).list(self.origin)
+            self._listed = self.builder.indexing.list(self.origin)
         return self._listed
 
     def _read(self, place: bytes) -> Manifest | None:
         """Read the index in a folder if it is of this format and arrangement; see `read_index`."""
         manifest = read_index(place)
-        if manifest is None or manifest.about.kind != self.format.name:
+        if manifest is None or manifest.about.kind != self.builder.format.name:
             return None
         if self.places.index is not None:
             check_arrangement(manifest, self.origin, shown=printable(place))
@@ -192,7 +158,7 @@ class IndexMaintenance:
             fingerprint=about.listing,
             directories={os.fsencode(name): ns for name, ns in about.directories},
         )
-        if indexing_of(self.format).is_current(self.origin, snapshot, self._listing):
+        if self.builder.indexing.is_current(self.origin, snapshot, self._listing):
             return True
         is_other = about.source and about.source != self.origin.url
         if is_other and self.places.index is not None:
@@ -219,7 +185,7 @@ class IndexMaintenance:
     def _update(
         self, manifest: Manifest, place: bytes, listing: Listing, snapshot: Snapshot
     ) -> Manifest:
-        candidates = listing.candidates(workers=self.workers)
+        candidates = listing.candidates(workers=self.builder.workers)
         prior = self._known_facts(manifest, place, candidates)
         if prior is None:
             return self._build(place, candidates, snapshot)
@@ -255,7 +221,7 @@ class IndexMaintenance:
     ) -> PriorFacts | None:
         """Return the facts of an existing index about the candidates, or None if none can be
         reused."""
-        if not indexing_of(self.format).keeps_facts:
+        if not self.builder.indexing.keeps_facts:
             return None
         sidecars = Sidecars(manifest, place)
         try:
@@ -278,23 +244,7 @@ class IndexMaintenance:
             _log.info(
                 "Indexing %s: checking each of %d samples once", self.origin.url, len(candidates)
             )
-        builder = IndexBuilder(
-            origin=self.origin,
-            format=self.format,
-            # Samples in chunks aren't decoded, and workers have their own decoder.
-            verify=None
-            if candidates.chunked or self.checker is not None
-            else verify_for(
-                candidates.schema,
-                self.verify,
-                workers=self.workers,
-                max_pixels=self.origin.arrangement.max_pixels,
-            ),
-            workers=self.workers,
-            progress=self.progress,
-            checker=self.checker,
-        )
-        return builder.build(candidates, snapshot, place, prior=prior)
+        return self.builder.build(candidates, snapshot, place, prior=prior)
 
 
 def _prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:

@@ -69,13 +69,15 @@ class Origin(Protocol):
 
     url: for messages, without credentials. key: identifies this dataset in a cache. selection: the
     files below the root that the URL names; None means all files. arrangement: the user's arguments
-    on how the files make up samples. variant: identifies the arrangement among those of this place,
+    on how the files make up samples. is_known_by_url: True if a later process finds the same data
+    under this URL. variant: identifies the arrangement among those of this place,
     "" for the default.
     """
 
     url: str
     key: str
     is_local: bool
+    is_known_by_url: bool
     selection: FileSelection | None
     arrangement: Arrangement
     variant: str
@@ -120,6 +122,7 @@ class LocalFolder:
     """A dataset in a folder of a local file system (NFS too)."""
 
     is_local = True
+    is_known_by_url = True
     remote = None
 
     def __init__(

@@ -1,9 +1,9 @@
-from . import executor_packing as executor_packing
 from . import pack_plan as pack_plan
-from .executor_packing import write_task as write_task
+from . import shard_writing as shard_writing
 from .pack_plan import cut_evenly as cut_evenly, plan_samples as plan_samples
 from .pack_plan import plan_units as plan_units, shuffled as shuffled
 from .pack_sources import PackSample as PackSample
 from .packing import pack as pack
+from .shard_writing import write_task as write_task
 from .transcode import Transcode as Transcode, baseline_twin as baseline_twin, nearest as nearest
 from .transcode import resized_mask as resized_mask, scaled as scaled

@@ -1,64 +1,33 @@
-"""Write the shards of a pack into its folder, with a record of each finished shard.
+"""Keep the folder of a pack that is being written, with a record of each finished shard.
 
-Samples are read, checked, transcoded and written shard by shard. Each shard is written, renamed to
-its final name, and then recorded. The folder also contains the settings, which a run that resumes
-must match.
+Each shard is written, renamed to its final name, and then recorded. The folder also contains the
+settings, which a run that resumes must match.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from penstock.cache import DatasetError, DestinationError, OtherVersionError, WriteError, ordered
-from penstock.readers.fieldtypes import (
-    DenseColumn,
-    EncodedColumn,
-    RaggedColumn,
-    image_fields,
-    is_progressive,
-)
-from penstock.readers.files import (
-    OWN_FOLDER,
-    ProgressReporter,
-    make_folder,
-    printable,
-    temp_name,
-    write_json,
-)
+from penstock.cache import DatasetError, DestinationError, OtherVersionError, WriteError
+from penstock.readers.files import OWN_FOLDER, make_folder, printable, temp_name, write_json
 from penstock.readers.formats import ShardSummary, Sums
-from penstock.readers.formats.pack import PictureFacts, ShardContent, pack_forms, write_shard
 from penstock.readers.index import MANIFEST, check_summary, read_manifest
-from penstock.readers.origin import QUARANTINE, QuarantineEntry, noted_left_out
-from penstock.readers.types import Rejection
+from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes import Column, Schema
-    from penstock.readers.formats.pack import PackForm
     from penstock.readers.index import Manifest
-    from penstock.readers.origin import LeftOut
-    from penstock.readers.packing.pack_plan import PackPlan
-    from penstock.readers.packing.pack_sources import PackSample, SampleGroup, SampleSource
-    from penstock.readers.packing.transcode import Transcode
-    from penstock.readers.types import Encoded, Facts, Progress, Verify
 
 _SHARD = re.compile(rb"\.?shard-\d{6,}\.arrow(\.tmp)?")
 _SETTINGS = b"pack.json"
 _REMEDY = "Give an empty or new folder as the destination."
-_EMPTY = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +54,7 @@ class PackFolder:
     def __init__(self, root: bytes, settings: Mapping[str, Any]) -> None:
         self.root = root
         self.own = os.path.join(root, OWN_FOLDER)
-        self._records = os.path.join(self.own, b"parts")
+        self._shards, self._records = root, os.path.join(self.own, b"parts")
         self.settings = dict(settings)
 
     def finished(self) -> Manifest | None:
@@ -110,17 +79,12 @@ class PackFolder:
             raise self._foreign("the folder holds shards or an index of other data")
         return None
 
-    def left_out(self, manifest: Manifest) -> Mapping[str, LeftOut]:
-        """Return the samples that the pack leaves out, by reason."""
-
-        def read() -> bytes:
-            with open(os.path.join(self.own, QUARANTINE), "rb") as file:
-                return file.read()
-
-        about = manifest.about
-        return noted_left_out(
-            about.samples_left_out, about.quarantined, read, place=printable(self.own)
-        )
+    def inside(self, path: bytes) -> PackFolder:
+        """Return the same folder, whose shards and records are written to a folder inside it
+        first."""
+        found = PackFolder(self.root, self.settings)
+        found._shards = found._records = path
+        return found
 
     def begin(self) -> None:
         """Create the folders and write the settings. Raises WriteError, DestinationError."""
@@ -137,7 +101,7 @@ class PackFolder:
 
     def shard(self, shard: int) -> bytes:
         """Return the path of a shard's file."""
-        return os.path.join(self.root, shard_name(shard))
+        return os.path.join(self._shards, shard_name(shard))
 
     def record(self, shard: int) -> bytes:
         """Return the path of a shard's record."""
@@ -162,7 +126,7 @@ class PackFolder:
             pass
         return None
 
-    def sweep(self, shards: range) -> None:
+    def sweep(self, shards: Iterable[int]) -> None:
         """Remove the temporary files that a killed run left of these shards."""
         for shard in shards:
             for path in (self.shard(shard), self.record(shard)):
@@ -228,185 +192,3 @@ def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
         for i, name, reason in value["rejected"]
     ]
     return ShardRecord(facts=facts, rejected=rejected)
-
-
-_log = logging.getLogger("penstock")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShardDraft:
-    """A shard's samples, good and bad, before it is written."""
-
-    shard: int
-    positions: NDArray[np.int64]
-    samples: list[PackSample | Rejection]
-    names: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardWriter:
-    """Write shards of a plan into a pack's folder. verify: decodes images; None means the installed
-    decoder. workers: threads."""
-
-    source: SampleSource
-    plan: PackPlan
-    folder: PackFolder
-    verify: Verify | None
-    transcode: Transcode
-    workers: int
-    progress: Progress | None
-
-    def write(self, mine: range) -> list[ShardRecord]:
-        """Write the shards of one rank that aren't finished, and return the records of all its
-        shards.
-
-        Raises IndexChangedError, DatasetError, FetchError, WriteError.
-        """
-        self.folder.sweep(mine)
-        records = {shard: self.folder.read_record(shard) for shard in mine}
-        positions = {shard: self.plan.grouping.positions(shard) for shard in mine}
-        reporter = ProgressReporter(
-            f"Packing {self.source.url}",
-            total=sum(len(p) for p in positions.values()),
-            progress=self.progress,
-            remedy="`penstock pack` shows a progress bar.",
-        )
-        left = [shard for shard, record in records.items() if record is None]
-        done = [positions[shard] for shard, record in records.items() if record is not None]
-        if done:
-            _log.info("Resuming: %d of %d shards are finished", len(done), len(mine))
-            ready = np.concatenate(done)
-            reporter.done(len(ready), int(self.source.sizes[ready].sum()))
-        drafts = self._drafts(left, reporter)
-        # One thread writes a shard while the next one is decoded.
-        written = ordered(
-            self._write_shard, drafts, workers=1, ahead=1, name="pack-write", leave_s=None
-        )
-        records |= zip(left, written, strict=True)
-        return [record for record in records.values() if record is not None]
-
-    def _drafts(self, shards: list[int], reporter: ProgressReporter) -> Iterator[_ShardDraft]:
-        wanted = ((shard, self.plan.grouping.positions(shard)) for shard in shards)
-        groups = self.source.groups(wanted, verify=self.verify, workers=self.workers)
-        for shard in shards:
-            positions = self.plan.grouping.positions(shard)
-            samples: list[PackSample | Rejection] = []
-            names: list[bytes] = []
-            while len(samples) < len(positions):
-                group = next(groups)
-                names += group.names
-                samples += self._transcoded(group)
-                reporter.done(len(group.positions), int(self.source.sizes[group.positions].sum()))
-            yield _ShardDraft(shard=shard, positions=positions, samples=samples, names=names)
-
-    def _transcoded(self, group: SampleGroup) -> Iterable[PackSample | Rejection]:
-        if not self.transcode.is_needed:
-            return group.samples
-
-        def transcode(sample: PackSample | Rejection) -> PackSample | Rejection:
-            if isinstance(sample, Rejection):
-                return sample
-            return self.transcode.apply(sample, self.source.schema)
-
-        ahead = self.workers + 2
-        return ordered(
-            transcode, group.samples, workers=self.workers, ahead=ahead, name="transcode"
-        )
-
-    def _write_shard(self, draft: _ShardDraft) -> ShardRecord:
-        """Write the good samples of a shard, and record it."""
-        good = [sample for sample in draft.samples if not isinstance(sample, Rejection)]
-        facts = None
-        if good:
-            is_good = [not isinstance(sample, Rejection) for sample in draft.samples]
-            content = _shard_content(
-                good,
-                self.source.schema,
-                source=self.plan.source_ids[draft.positions[is_good]],
-                names=list(compress(draft.names, is_good)),
-            )
-            facts = write_shard(self.folder.shard(draft.shard), content)
-        rejected = [
-            (
-                int(self.plan.source_ids[position]),
-                QuarantineEntry(name=self.source.name(position), reason=sample.reason),
-            )
-            for position, sample in zip(draft.positions.tolist(), draft.samples, strict=True)
-            if isinstance(sample, Rejection)
-        ]
-        record = ShardRecord(facts=facts, rejected=rejected)
-        self.folder.write_record(draft.shard, record)
-        return record
-
-
-def _shard_content(
-    samples: Sequence[PackSample],
-    schema: Schema,
-    *,
-    source: NDArray[np.int64],
-    names: Sequence[bytes],
-) -> ShardContent:
-    """Build the columns of a shard from at least one sample. source, names: see `ShardContent`."""
-    columns: dict[str, Column] = {}
-    crcs: dict[str, NDArray[np.uint32]] = {}
-    pictures: dict[str, PictureFacts] = {}
-    present: dict[str, NDArray[np.bool_]] = {}
-    images = image_fields(schema, schema)
-    for name, form in pack_forms(schema).items():
-        if form.kind == "bytes":
-            payloads = [sample.payloads.get(name) for sample in samples]
-            facts = [sample.facts.get(name) for sample in samples]
-            is_present = np.array([each is not None for each in payloads], bool)
-            columns[name] = EncodedColumn([_EMPTY if p is None else p for p in payloads])
-            crcs[name] = np.array([0 if f is None else f.crc32c for f in facts], np.uint32)
-            if form.is_picture:
-                pictures[name] = _picture(facts, payloads if name in images else None)
-        else:
-            arrays = [sample.arrays.get(name) for sample in samples]
-            is_present = np.array([each is not None for each in arrays], bool)
-            columns[name] = _numbers(arrays, form)
-        if not is_present.all():
-            present[name] = is_present
-    return ShardContent(
-        schema=schema,
-        columns=columns,
-        crcs=crcs,
-        pictures=pictures,
-        present=present,
-        source=source,
-        names=names,
-    )
-
-
-def _picture(
-    facts: Sequence[Facts | None], images: Sequence[Encoded | None] | None
-) -> PictureFacts:
-    shapes = [(0, 0, 0) if each is None else each.shape for each in facts]
-    return PictureFacts(
-        shapes=np.array(shapes, np.int64).reshape(len(facts), 3),
-        codecs=["" if each is None else each.codec for each in facts],
-        progressive=(
-            None
-            if images is None
-            else sum(is_progressive(image) for image in images if image is not None)
-        ),
-    )
-
-
-def _numbers(arrays: Sequence[NDArray[Any] | None], form: PackForm) -> Column:
-    """Build a column of arrays; a missing sample becomes zeros, or an empty array."""
-    if not form.is_span:
-        dense = np.zeros((len(arrays), *(length or 0 for length in form.row)), form.dtype)
-        for row, each in enumerate(arrays):
-            if each is not None:
-                dense[row] = each
-        return DenseColumn(dense)
-    lengths = form.row if form.kind == "shaped" else (0, *form.row)
-    empty = np.empty(tuple(length or 0 for length in lengths), form.dtype)
-    values = [empty if each is None else each.astype(form.dtype, copy=False) for each in arrays]
-    like = RaggedColumn(empty, np.zeros(1, np.int64))
-    if form.kind == "shaped":
-        like = RaggedColumn(
-            empty.reshape(-1), np.zeros(1, np.int64), np.zeros((0, empty.ndim), np.int64)
-        )
-    return RaggedColumn.of(values, like=like)

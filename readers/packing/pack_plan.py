@@ -29,6 +29,16 @@ size. It is the same on every machine, because ranks must agree. Decoded chunks 
 if there is more."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedShard:
+    """A shard of a pack before it is written. positions: of its samples in the source. source_ids:
+    their ids in the source's index if no file were bad. Both are int64, shape (n,)."""
+
+    number: int
+    positions: Ints
+    source_ids: Ints
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
     """The assignment of samples to shards.
@@ -39,6 +49,11 @@ class PackPlan:
 
     grouping: Grouping
     source_ids: Ints
+
+    def shard(self, number: int) -> PlannedShard:
+        """Return one shard."""
+        positions = self.grouping.positions(number)
+        return PlannedShard(number, positions, self.source_ids[positions])
 
 
 def plan_candidates(

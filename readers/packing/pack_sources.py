@@ -1,21 +1,23 @@
 """Read and check the samples that a pack is made from.
 
-They come from data without an index of its own, from another pack, or from any dataset, a part of
-one, or several joined.
+They come from data without an index of its own, or from any dataset, a part of one, or several
+joined.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import ConfigError, CorruptSampleError, CorruptShardError, ordered
-from penstock.readers.dataset import Dataset
+from penstock.cache import ConfigError, CorruptShardError, ordered
+from penstock.readers.dataset import Dataset, copy_keeping
 from penstock.readers.fieldtypes import (
     Array,
     BoxChecks,
@@ -37,6 +39,7 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import printable
+from penstock.readers.formats import indexing_of
 from penstock.readers.formats.pack import pack_forms, pack_shard
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.packing.pack_plan import (
@@ -46,7 +49,7 @@ from penstock.readers.packing.pack_plan import (
     plan_samples,
     plan_units,
 )
-from penstock.readers.reading import OPENERS, OpenShards
+from penstock.readers.reading import OPENERS
 from penstock.readers.types import Facts, Rejection
 
 if TYPE_CHECKING:
@@ -55,15 +58,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, SampleBatch
-    from penstock.readers.formats import Candidates, Indexing
-    from penstock.readers.formats.pack import PackBlob, PackField, PackShard
-    from penstock.readers.index import CandidateBatch, Index
+    from penstock.readers.formats import Candidates, Format
+    from penstock.readers.formats.pack import PackBlob, PackShard
+    from penstock.readers.index import CandidateBatch, IndexOpener
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
     from penstock.readers.sources import Source
     from penstock.readers.types import Encoded, Verify
 
     Ints = NDArray[np.int64]
-    _Shard = PackShard | PackBlob
     _Payloads = dict[str, list[Encoded | Rejection | None]]
     Shards = Iterator[tuple[int, Ints]]
     Groups = Iterator["SampleGroup"]
@@ -97,47 +99,41 @@ class SampleGroup:
     names: list[bytes]
 
 
-class SampleSource(Protocol):
-    """Samples by position, which shards are written from.
+class PackSource(ABC):
+    """The samples of a pack by position, which shards are written from.
 
-    schema: the packed fields; a mask's dtype may be unknown. sizes: bytes of each sample, int64,
-    shape (n,).
+    schema: the packed fields; a mask's dtype may be unknown. fingerprint: changes with anything
+    about the source. has_ids: True if its samples already have ids, which don't change if one of
+    them is bad. has_stray_files, max_pixels: see `Candidates`. quarantined: the candidates that
+    were rejected before they were read. left_out: further samples that the source left out.
     """
 
+    has_ids: ClassVar[bool] = True
     url: str
     schema: Schema
-    sizes: Ints
+    fingerprint: str
+    max_pixels: int
+    has_stray_files = False
+    quarantined: Sequence[QuarantineEntry] = ()
+    left_out: Mapping[str, LeftOut]
 
+    @property
+    @abstractmethod
+    def sizes(self) -> Ints:
+        """The bytes of each sample, int64, shape (n,)."""
+
+    @abstractmethod
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        """Plan which sample is packed into which shard."""
+
+    @abstractmethod
     def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         """Read the samples of (shard, positions), in that order, in groups of one shard each.
         verify: decodes images; None means the installed decoder. Samples that were verified before
         aren't verified again."""
 
-    def name(self, position: int) -> bytes:
-        """Return a sample's name for the quarantine."""
 
-
-class PackSource(SampleSource, Protocol):
-    """The source of a complete pack.
-
-    fingerprint: changes with anything about the source. has_ids: True if its samples already have
-    ids, which don't change if one of them is bad. has_stray_files, max_pixels: see `Candidates`.
-    left_out: samples that the source left out before it was read for the pack, and that aren't in
-    `quarantined`.
-    """
-
-    has_ids: bool
-    has_stray_files: bool
-    max_pixels: int
-    fingerprint: str
-    quarantined: list[QuarantineEntry]
-    left_out: Mapping[str, LeftOut]
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        """Plan which sample is packed into which shard."""
-
-
-class CandidateSource:
+class CandidateSource(PackSource):
     """Data without an index of its own: each sample is read and checked once, while it is packed.
     Of remote objects that hold many samples, the cache keeps as many as it has room for, because a
     shuffled shard reads from all of them."""
@@ -147,8 +143,7 @@ class CandidateSource:
     def __init__(self, origin: Origin, candidates: Candidates, *, fingerprint: str) -> None:
         """candidates: settled, see `list`."""
         self._origin, self.candidates = origin, candidates
-        self.url, self.fingerprint = origin.url, fingerprint
-        self.schema, self.sizes = candidates.schema, candidates.sizes
+        self.url, self.fingerprint, self.schema = origin.url, fingerprint, candidates.schema
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
         self.has_stray_files = candidates.has_stray_files
         self.max_pixels = candidates.max_pixels
@@ -156,17 +151,11 @@ class CandidateSource:
 
     @classmethod
     def list(
-        cls,
-        origin: Origin,
-        indexing: Indexing,
-        *,
-        fields: Sequence[str] | None = None,
-        renames: Mapping[str, str] | None = None,
-        workers: int,
+        cls, opener: IndexOpener, format: Format, *, fields: Sequence[str] | None, workers: int
     ) -> CandidateSource:
-        """List the candidates of an origin. renames: new names of fields, each mapped to its name
-        in the candidates."""
-        listing = indexing.list(origin)
+        """List the candidates of a dataset of this format."""
+        origin, renames = opener.origin, opener.renames
+        listing = indexing_of(format).list(origin)
         found = listing.candidates(workers=workers)
         if renames:
             naming = Naming.of(found.schema, renames, (), url=origin.url)
@@ -184,21 +173,22 @@ class CandidateSource:
         identity = f"{listing.snapshot().fingerprint}{origin.variant}"
         return cls(origin, found, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
 
+    @property
+    def sizes(self) -> Ints:
+        return self.candidates.sizes
+
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
     def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
         found = self.candidates
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
-        for chunk in read_candidate_batches(self._origin, found, shards, workers=workers):
+        for batch in read_candidate_batches(self._origin, found, shards, workers=workers):
             yield SampleGroup(
-                positions=chunk.positions,
-                samples=list(_samples(chunk, found, decoder, self._units)),
-                names=[self.name(position) for position in chunk.positions.tolist()],
+                positions=batch.positions,
+                samples=list(_samples(batch, found, decoder, self._units)),
+                names=[found.names[position] for position in batch.positions.tolist()],
             )
-
-    def name(self, position: int) -> bytes:
-        return self.candidates.names[position]
 
 
 def with_fields(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:
@@ -285,181 +275,13 @@ def _samples(
         yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
 
 
-class PackedSource:
-    """Another pack. Its samples were checked when it was written, so only their CRCs are checked
-    and their facts are reused."""
+class RowSource(PackSource):
+    """The samples of any source.
 
-    has_ids = True
-    has_stray_files = False
-
-    def __init__(
-        self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
-    ) -> None:
-        """sizes_known: True if the caller sets the sizes of the samples that it reads; then no
-        shard is opened for them."""
-        self._index, self._opened = index, OpenShards(index)
-        self.url, self.fingerprint = index.url, index.fingerprint
-        self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
-        self.quarantined: list[QuarantineEntry] = []
-        self.left_out, self.max_pixels = index.left_out(), index.max_pixels
-        if sizes_known:
-            self.sizes = np.zeros(index.samples, np.int64)
-            return
-        sizes = ordered(
-            lambda number: self._sizes(self._shard(number)),
-            range(len(index.sizes)),
-            workers=1 if index.remote is None else OPENERS,
-            ahead=OPENERS,
-            name="tables",
-        )
-        self.sizes = np.concatenate(list(sizes))
-
-    def _shard(self, number: int) -> _Shard:
-        (shard,) = self._opened.get([number])
-        return pack_shard(shard)
-
-    def _sizes(self, shard: _Shard) -> Ints:
-        """Return the bytes of each sample in the packed fields."""
-        total = np.zeros(len(shard.columns), np.int64)
-        for name, form in pack_forms(self.schema).items():
-            bounds = shard.columns.fields[name].bounds
-            total += -(-form.numbers // 8) if form.is_bits else form.row_bytes
-            if bounds is not None:
-                total += np.diff(bounds) - form.row_bytes
-        return total
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
-
-    def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
-        del verify
-        pieces = (
-            positions[part]
-            for _, positions in shards
-            for part in cut_into_batches(self.sizes[positions])
-        )
-        yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
-
-    def _read(self, ids: Ints) -> SampleGroup:
-        shards = np.searchsorted(self._index.starts, ids, side="right") - 1
-        samples: list[PackSample | Rejection] = [Rejection("")] * len(ids)
-        names = [b""] * len(ids)
-        for number in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == number)
-            rows = ids[places] - self._index.starts[number]
-            shard, found = self._samples(number, rows)
-            known = shard.columns.names(rows) or [shard.name(r).encode() for r in rows.tolist()]
-            for place, name, sample in zip(places.tolist(), known, found, strict=True):
-                names[place], samples[place] = name, sample
-        return SampleGroup(positions=ids, samples=samples, names=names)
-
-    def _samples(self, number: int, rows: Ints) -> tuple[_Shard, list[PackSample]]:
-        """Return a shard and some of its samples. Damaged bytes in the cache are fetched again."""
-        shard = self._shard(number)
-        try:
-            return shard, self._checked(number, shard, rows)
-        except CorruptShardError:
-            if self._index.remote is None:
-                raise
-        shard = pack_shard(self._opened.replace(number, shard))
-        return shard, self._checked(number, shard, rows)
-
-    def _checked(self, number: int, shard: _Shard, rows: Ints) -> list[PackSample]:
-        payloads: list[dict[str, Encoded]] = [{} for _ in rows]
-        facts: list[dict[str, Facts]] = [{} for _ in rows]
-        arrays: list[dict[str, NDArray[Any]]] = [{} for _ in rows]
-        for name, type in self.schema.items():
-            field = shard.columns.fields[name]
-            is_present = np.ones(len(rows), bool) if field.present is None else field.present[rows]
-            places = np.flatnonzero(is_present).tolist()
-            present = rows[is_present]
-            if field.bounds is None:
-                values = self._values(number, shard, name, field, present)
-                for place, value in zip(places, values, strict=True):
-                    arrays[place][name] = value
-                continue
-            spans = self._spans(number, shard, name, field, present)
-            if field.form.kind != "bytes":
-                assert field.shapes is not None
-                for place, row, data in zip(places, present.tolist(), spans, strict=True):
-                    shape = field.shapes[row]
-                    arrays[place][name] = data.view(field.form.dtype).reshape(shape)
-                continue
-            noted = _facts(
-                shard, name, field, present, codec="utf-8" if isinstance(type, Text) else ""
-            )
-            for place, data, each in zip(places, spans, noted, strict=True):
-                payloads[place][name], facts[place][name] = data, each
-        return [
-            PackSample(payloads=p, facts=f, arrays=a)
-            for p, f, a in zip(payloads, facts, arrays, strict=True)
-        ]
-
-    def _spans(
-        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
-    ) -> list[Encoded]:
-        assert field.bounds is not None
-        assert field.crcs is not None
-        found = shard.views(field.bounds[rows].tolist(), field.bounds[rows + 1].tolist())
-        for row, crc, data in zip(rows.tolist(), field.crcs[rows].tolist(), found, strict=True):
-            if crc32c(data) != crc:
-                raise self._corrupt(number, shard, name, row)
-        return found
-
-    def _values(
-        self, number: int, shard: _Shard, name: str, field: PackField, rows: Ints
-    ) -> NDArray[Any]:
-        """Return the numbers, or the arrays of one shape, of some rows."""
-        if field.form.kind == "value":
-            assert field.values is not None
-            return field.values[rows]
-        shape = (len(rows), *(length or 0 for length in field.form.row))
-        values = np.empty(shape, field.form.dtype)
-        wrong: dict[int, str] = {}
-        shard.gather(name, rows, values, slice(None), wrong)
-        for place in wrong:
-            raise self._corrupt(number, shard, name, int(rows[place]))
-        return values
-
-    def _corrupt(self, number: int, shard: _Shard, name: str, row: int) -> CorruptSampleError:
-        sample_id = int(self._index.starts[number]) + row
-        return CorruptSampleError(
-            f"Sample {sample_id} of {self.url} ({shard.name(row)}): the checksum (CRC-32C) of its "
-            f"field {name!r} is wrong. Pack from an intact copy of the source.",
-            sample_id=sample_id,
-        )
-
-    def name(self, position: int) -> bytes:
-        return b"%d" % position
-
-
-def _facts(
-    shard: _Shard, name: str, field: PackField, rows: Ints, *, codec: str
-) -> Iterator[Facts]:
-    """Yield the recorded facts of encoded samples. codec: of samples without a recorded one."""
-    assert field.bounds is not None
-    assert field.crcs is not None
-    try:
-        codecs = shard.columns.codecs(name) if field.form.is_picture else None
-    except ValueError as error:
-        raise CorruptShardError(f"{shard.shown}: {error}. Pack from an intact copy.") from error
-    for row in rows.tolist():
-        shape = () if field.shapes is None else tuple(field.shapes[row].tolist())
-        yield Facts(
-            crc32c=int(field.crcs[row]),
-            start=0,
-            size=int(field.bounds[row + 1] - field.bounds[row]),
-            shape=shape,
-            codec=codec if codecs is None else codecs[row],
-        )
-
-
-class RowSource:
-    """The samples of any source. Encoded fields are checked again while they are packed, and so are
-    boxes and points, because only the indexes of the source know their facts."""
-
-    has_ids = True
-    has_stray_files = False
+    The facts of encoded samples are those that a pack recorded. Encoded samples of other sources
+    are checked again while they are packed, and so are boxes and points, because only the indexes
+    of the source know their facts.
+    """
 
     def __init__(
         self,
@@ -470,24 +292,59 @@ class RowSource:
         workers: int,
     ) -> None:
         """verify, workers: for a dataset that has no index yet. Raises the errors of opening it."""
+        self.url, index = source.url, None
+        self._copy: Dataset | None = None
         if isinstance(source, Dataset):
-            source.open(verify=verify, workers=workers)
+            index = source.open(verify=verify, workers=workers)
+            self.url = index.url
+            if index.remote is not None and index.manifest.is_of_chunks:
+                # The packed fields are cached, even if batches have other fields.
+                source = self._copy = copy_keeping(source, tuple(fields or source.schema))
         self._source, contents = source, source.contents
         self._is_of_chunks = (
-            source.index.manifest.is_of_chunks
-            if isinstance(source, Dataset)
-            else contents.units is not None
+            contents.units is not None if index is None else index.manifest.is_of_chunks
         )
-        self.url, self.fingerprint = source.url, contents.fingerprint
         schema = contents.schema
         self.schema = schema if fields is None else chosen_schema(schema, fields)
-        self.quarantined: list[QuarantineEntry] = []
         self.left_out, self.max_pixels = source.samples_left_out, contents.max_pixels
-        # The mean of its shard: the size of a sample is unknown until it is read.
+        self.fingerprint = contents.fingerprint
+        self._pack: Dataset | None = None
+        if isinstance(source, Dataset) and source.index.is_self_contained:
+            self._pack = source
+        # The mean of its shard: the size of a sample may be unknown until it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
-        self.sizes = np.repeat(means, contents.sizes)
-        self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
+        self._means = np.repeat(means, contents.sizes)
+        self._boxes = None
+        if self._pack is None:
+            self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
         self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
+
+    def close(self) -> None:
+        """Close what this object has opened. Safe to call twice."""
+        if self._copy is not None:
+            self._copy.close()
+
+    @cached_property
+    def sizes(self) -> Ints:
+        pack = self._pack
+        if pack is None:
+            return self._means
+        forms = pack_forms(self.schema)
+
+        def read(number: int) -> Ints:
+            """Return the bytes of each sample in the packed fields."""
+            columns = pack_shard(*pack.open_shards([number])).columns
+            total = np.zeros(len(columns), np.int64)
+            for name, form in zip(pack.stored_fields(list(forms)), forms.values(), strict=True):
+                bounds = columns.fields[name].bounds
+                total += -(-form.numbers // 8) if form.is_bits else form.row_bytes
+                if bounds is not None:
+                    total += np.diff(bounds) - form.row_bytes
+            return total
+
+        workers, shards = 1 if pack.remote is None else OPENERS, range(len(pack.contents.sizes))
+        sizes = ordered(read, shards, workers=workers, ahead=OPENERS, name="tables")
+        return np.concatenate(list(sizes))
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         units = self._source.contents.units
@@ -510,21 +367,27 @@ class RowSource:
         return replace(plan, source_ids=self._ids)
 
     def groups(self, shards: Shards, *, verify: Verify | None, workers: int) -> Groups:
-        decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
+        decoder = None
+        if self._pack is None:
+            decoder = verify_for(self.schema, verify, workers=workers, max_pixels=self.max_pixels)
         pieces = (
             positions[part]
             for _, positions in shards
-            for part in cut_into_batches(self.sizes[positions])
+            for part in cut_into_batches(self._means[positions])
         )
         for positions, batch, bad in ordered(
             self._read, pieces, workers=workers, ahead=workers + 2, name="intake"
         ):
-            names = self._source.names(self._ids[positions])
-            yield SampleGroup(
-                positions=positions,
-                samples=list(self._samples(batch, decoder, bad)),
-                names=[name.encode("utf-8", "surrogateescape") for name in names],
-            )
+            facts = None
+            if self._pack is not None:
+                names, facts = _recorded(
+                    self._pack, self._source.contents.rows(positions), self.schema
+                )
+            else:
+                shown = self._source.names(self._ids[positions])
+                names = [name.encode("utf-8", "surrogateescape") for name in shown]
+            samples = list(self._samples(batch, decoder, bad, facts))
+            yield SampleGroup(positions=positions, samples=samples, names=names)
 
     def _read(self, positions: Ints) -> tuple[Ints, SampleBatch, dict[int, str]]:
         rows = self._source.contents.rows(positions)
@@ -556,7 +419,11 @@ class RowSource:
         return found + source.index.manifest.bytes_of(source.stored_fields(stored))
 
     def _samples(
-        self, batch: SampleBatch, decoder: Verify | None, bad: Mapping[int, str]
+        self,
+        batch: SampleBatch,
+        decoder: Verify | None,
+        bad: Mapping[int, str],
+        recorded: Sequence[Mapping[str, Facts]] | None,
     ) -> Iterator[PackSample | Rejection]:
         columns, all_rows = batch.columns, np.ones(len(batch), bool)
         present = {name: batch.present.get(name, all_rows) for name in self.schema}
@@ -569,7 +436,9 @@ class RowSource:
             if is_encoded(self.schema[name])
         }
         results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
-        if encoded:
+        if recorded is not None:
+            results = recorded
+        elif encoded:
             results = examine(encoded, self.schema, decoder, max_pixels=self.max_pixels)
         for row, facts in enumerate(results):
             if row in bad:
@@ -579,13 +448,14 @@ class RowSource:
                 yield facts
                 continue
             payloads = {}
+            kept = {}
             for name, each in facts.items():
                 data = encoded[name][row]
-                assert isinstance(data, np.ndarray)
-                payloads[name] = data[each.start :]
+                if isinstance(data, np.ndarray):
+                    payloads[name], kept[name] = data[each.start :], replace(each, start=0)
             yield PackSample(
                 payloads=payloads,
-                facts={name: replace(each, start=0) for name, each in facts.items()},
+                facts=kept,
                 arrays={
                     name: column.sample(row)
                     for name, column in columns.items()
@@ -595,9 +465,47 @@ class RowSource:
                 },
             )
 
-    def name(self, position: int) -> bytes:
-        (name,) = self._source.names(self._ids[position : position + 1])
-        return name.encode("utf-8", "surrogateescape")
+
+def _recorded(
+    pack: Dataset, rows: Ints, schema: Schema
+) -> tuple[list[bytes], list[Mapping[str, Facts]]]:
+    """Return the names of a pack's samples, and the facts that it recorded of their encoded
+    fields."""
+    names, facts = [b""] * len(rows), [dict[str, Facts]() for _ in rows]
+    encoded = [name for name, type in schema.items() if is_encoded(type)]
+    for number in np.unique(rows[:, 0]).tolist():
+        places = np.flatnonzero(rows[:, 0] == number)
+        mine = rows[places, 1]
+        shard = pack_shard(*pack.open_shards([number]))
+        known = shard.columns.names(mine) or [shard.name(row).encode() for row in mine.tolist()]
+        for place, name in zip(places.tolist(), known, strict=True):
+            names[place] = name
+        for field, stored in zip(encoded, pack.stored_fields(encoded), strict=True):
+            for place, each in zip(places.tolist(), _facts(shard, stored, mine), strict=True):
+                facts[place][field] = each
+    return names, list(facts)
+
+
+def _facts(shard: PackShard | PackBlob, name: str, rows: Ints) -> list[Facts]:
+    """Return the recorded facts of encoded samples of a pack's shard."""
+    field = shard.columns.fields[name]
+    bounds, crcs, shapes = field.bounds, field.crcs, field.shapes
+    assert bounds is not None
+    assert crcs is not None
+    try:
+        codecs = shard.columns.codecs(name) if field.form.is_picture else None
+    except ValueError as error:
+        raise CorruptShardError(f"{shard.shown}: {error}. Pack from an intact copy.") from error
+    return [
+        Facts(
+            crc32c=int(crcs[row]),
+            start=0,
+            size=int(bounds[row + 1] - bounds[row]),
+            shape=() if shapes is None else tuple(shapes[row].tolist()),
+            codec="" if codecs is None else codecs[row],
+        )
+        for row in rows.tolist()
+    ]
 
 
 def payload_of(column: Column, row: int) -> Encoded:

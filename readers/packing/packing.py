@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.cache.base import parse_size, usable_cores
-from penstock.readers.dataset import Dataset, copy_keeping
+from penstock.readers.dataset import Dataset, dataset_of
 from penstock.readers.fieldtypes import (
     Mask,
     Schema,
@@ -31,24 +30,15 @@ from penstock.readers.fieldtypes import (
     untyped_places,
     verify_name,
 )
-from penstock.readers.files import locked, make_folder, printable, write_bytes
-from penstock.readers.formats import (
-    AUTO,
-    DEFAULT_SAMPLING,
-    VERSION,
-    ChunkFormat,
-    Sampling,
-    arrangement_of,
-    check_format,
-    indexing_of,
-)
+from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
+from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
 from penstock.readers.index import (
     MANIFEST,
+    DatasetDescription,
     IndexOpener,
     Manifest,
     join_manifest,
-    locate_fields,
     write_manifest,
 )
 from penstock.readers.origin import (
@@ -62,24 +52,25 @@ from penstock.readers.origin import (
     quarantine_lines,
     show,
 )
-from penstock.readers.packing.pack_folder import PackFolder, ShardWriter, shard_name
-from penstock.readers.packing.pack_sources import CandidateSource, PackedSource, RowSource
+from penstock.readers.packing.pack_folder import PackFolder, shard_name
+from penstock.readers.packing.pack_sources import CandidateSource, RowSource
+from penstock.readers.packing.shard_writing import PackWorkers, ShardWriter
 from penstock.readers.packing.transcode import Transcode
+from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats import ManifestFile, ShardSummary
+    from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
     from penstock.readers.index import Folder
-    from penstock.readers.origin import LeftOut, Origin, Url
-    from penstock.readers.packing.executor_packing import PackWorkers, WorkerSource
+    from penstock.readers.origin import Origin, Url
     from penstock.readers.packing.pack_folder import ShardRecord
     from penstock.readers.packing.pack_plan import PackPlan
     from penstock.readers.packing.pack_sources import PackSource
@@ -87,84 +78,7 @@ if TYPE_CHECKING:
 
     ShardRule = Callable[[NDArray[np.int64]], int]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackCompletion:
-    """Complete a folder of finished shards to a pack. The rank that finishes last does it. known:
-    records by shard, if they are already in memory."""
-
-    source: PackSource
-    plan: PackPlan
-    folder: PackFolder
-    known: Mapping[int, ShardRecord] = field(default_factory=dict)
-
-    def finish(self) -> Manifest | None:
-        """Write the manifest if every shard of every rank is finished, else return None.
-
-        Raises DatasetNotFoundError if no sample is good, and WriteError.
-        """
-        with locked(self.folder.own):
-            try:
-                done = self.folder.finished()
-                return done if done is not None else self._finish()
-            except (PenstockError, FileNotFoundError):
-                # Without locks (some NFS) two ranks may finish at once, and one may remove files
-                # that the other reads. That is fine if the pack is complete.
-                if (done := self.folder.finished()) is not None:
-                    return done
-                raise
-
-    def _finish(self) -> Manifest | None:
-        records = []
-        for shard in range(self.plan.grouping.shards):
-            record = self.known.get(shard) or self.folder.read_record(shard)
-            if record is None:
-                return None
-            records.append(record)
-        rejected = [r for record in records for r in record.rejected]
-        quarantined = [*self.source.quarantined, *(q for _, q in rejected)]
-        write_bytes(os.path.join(self.folder.own, QUARANTINE), quarantine_lines(quarantined))
-        good = [(k, record.facts) for k, record in enumerate(records) if record.facts is not None]
-        if not good:
-            raise DatasetNotFoundError(no_good_sample_message(self.source.url, quarantined))
-        if rejected and not self.source.has_ids:
-            self._close_gaps(records, np.sort(np.array([i for i, _ in rejected], np.int64)))
-        settings = self.folder.settings
-        manifest = join_manifest(
-            [shard_name(shard) for shard, _ in good],
-            [facts for _, facts in good],
-            kind=PackFormat.name,
-            schema=_settle_masks(self.source.schema, [facts for _, facts in good]),
-            quarantined=len(quarantined),
-            shuffled=settings["shuffle"],
-            seed=settings["seed"],
-            source=self.source.url,
-            settings=settings,
-            samples_left_out=joined_left_out(
-                [
-                    count_left_out(quarantined, has_stray_files=self.source.has_stray_files),
-                    self.source.left_out,
-                ]
-            )
-            or None,
-        )
-        write_manifest(os.path.join(self.folder.own, MANIFEST), manifest)
-        self.folder.tidy()
-        return manifest
-
-    def _close_gaps(self, records: list[ShardRecord], rejected: NDArray[np.int64]) -> None:
-        """Replace the `source` columns by ids of the source's index, which counts good files only.
-
-        The bad files are known only now. The column is computed from the plan, not from the file,
-        so doing it twice does no harm.
-        """
-        for shard, record in enumerate(records):
-            if record.facts is None:
-                continue
-            ids = self.plan.source_ids[self.plan.grouping.positions(shard)]
-            ids = ids[~np.isin(ids, rejected)]
-            source = ids - np.searchsorted(rejected, ids)
-            rewrite_source(self.folder.shard(shard), self.source.schema, source)
+_log = logging.getLogger("penstock")
 
 
 def _settle_masks(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
@@ -195,10 +109,9 @@ class PackSummary:
     left_out: Mapping[str, int]
 
     @classmethod
-    def of_manifest(
-        cls, manifest: Manifest, seconds: float, left_out: Mapping[str, LeftOut]
-    ) -> PackSummary:
+    def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
         """Summarise a complete pack."""
+        left_out = manifest.about.samples_left_out or {}
         return cls(
             samples=manifest.about.samples,
             shards=len(manifest.names),
@@ -231,13 +144,11 @@ class PackSummary:
         )
 
 
-_log = logging.getLogger("penstock")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackTask:
-    """The checked arguments of `pack`. shard_bytes: a number, or a function that returns it for the
-    samples' bytes. Raises ConfigError."""
+class PackRun:
+    """One call of `pack`, with its checked arguments. shard_bytes: a number, or a function that
+    returns it for the samples' bytes. executor: writes the shards; None means this process. Raises
+    ConfigError."""
 
     shuffle: bool
     seed: int
@@ -248,7 +159,7 @@ class PackTask:
     rank: int
     size: int
     progress: Progress | None
-    executor: PackWorkers | None = None
+    executor: PackWorkers | None
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -265,29 +176,25 @@ class PackTask:
 
     def settings(self, source: PackSource) -> dict[str, Any]:
         """Return the settings that identify the pack; equal settings make equal packs."""
+        size = self.shard_bytes
+        if not isinstance(size, int):
+            size = parse_size(size(source.sizes), what="shard_bytes")
         return {
             "version": VERSION,
             "source": source.fingerprint,
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else None,
-            "shard_bytes": self.shard_bytes,
+            "shard_bytes": size,
             "fields": list(source.schema),
             **({"max_pixels": source.max_pixels} if source.max_pixels != MAX_PIXELS else {}),
             **self.transcode.settings(),
         }
 
-    def run(
-        self,
-        source: PackSource,
-        root: bytes,
-        worker_source: Callable[[], WorkerSource | None] = lambda: None,
+    def write(
+        self, source: PackSource, root: bytes, sent: DatasetDescription | SerializedSource | None
     ) -> PackSummary:
-        """Write this rank's share, and the manifest if all shares are finished. worker_source:
-        returns the source for workers; called only if there is an executor."""
-        if not isinstance(self.shard_bytes, int):
-            size = parse_size(self.shard_bytes(source.sizes), what="shard_bytes")
-            return replace(self, shard_bytes=size).run(source, root, worker_source)
-        for_workers = None if self.executor is None else worker_source()
+        """Write this rank's share, and the manifest if all shares are finished. sent: the source
+        for an executor's workers."""
         self.transcode.image_fields(source.schema)
         if self.transcode.short_side is not None:
             for name in untyped_places(source.schema):
@@ -300,51 +207,141 @@ class PackTask:
                     name,
                 )
         pack_forms(source.schema)
-        folder = PackFolder(root, self.settings(source))
+        settings = self.settings(source)
+        folder = PackFolder(root, settings)
         manifest = folder.finished()
         if manifest is not None:
             _log.info("%s already holds this complete pack: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
-            return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
-        plan = source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes)
+            return PackSummary.of_manifest(manifest, self._seconds())
+        plan = source.plan(
+            shuffle=self.shuffle, seed=self.seed, shard_bytes=settings["shard_bytes"]
+        )
         folder.begin()
-        rank = b"%06d-of-%06d" % (self.rank, self.size)
-        own = os.path.join(folder.own, b"ranks", rank if for_workers is None else b"driver")
+        rank = b"driver" if sent is not None else b"%06d-of-%06d" % (self.rank, self.size)
+        own = os.path.join(folder.own, b"ranks", rank)
         make_folder(own)
         busy = f"{printable(root)}: another process is packing into it. Wait for it, or stop it."
-        known: dict[int, ShardRecord] = {}
-        records: list[ShardRecord] = []
         with locked(own, busy=busy):
-            if self.executor is not None and for_workers is not None:
-                from penstock.readers.packing.executor_packing import ExecutorWriter
-
-                known = ExecutorWriter(
-                    workers=self.executor,
-                    worker_source=for_workers,
-                    source=source,
-                    plan=plan,
-                    folder=folder,
-                    transcode=self.transcode,
-                    progress=self.progress,
-                ).write()
-            else:
-                records = ShardWriter(
-                    source=source,
-                    plan=plan,
-                    folder=folder,
-                    verify=self.verify,
-                    transcode=self.transcode,
-                    workers=self.workers,
-                    progress=self.progress,
-                ).write(range(self.rank, plan.grouping.shards, self.size))
-        manifest = PackCompletion(source=source, plan=plan, folder=folder, known=known).finish()
+            records = self._write_shards(source, plan, folder, sent)
+        manifest = _complete(source, plan, folder, records)
         if manifest is None:
-            return PackSummary.of_records(records, self._seconds())
-        return PackSummary.of_manifest(manifest, self._seconds(), folder.left_out(manifest))
+            return PackSummary.of_records(list(records.values()), self._seconds())
+        return PackSummary.of_manifest(manifest, self._seconds())
+
+    def _write_shards(
+        self,
+        source: PackSource,
+        plan: PackPlan,
+        folder: PackFolder,
+        sent: DatasetDescription | SerializedSource | None,
+    ) -> dict[int, ShardRecord]:
+        """Write the shards of this rank that aren't finished. Return the records of all its shards.
+
+        Raises IndexChangedError, DatasetError, FetchError, WriteError, and WorkerError.
+        """
+        mine = range(self.rank, plan.grouping.shards, self.size)
+        if sent is None:
+            folder.sweep(mine)
+        found = ((shard, folder.read_record(shard)) for shard in mine)
+        records = {shard: record for shard, record in found if record is not None}
+        reporter = ProgressReporter(
+            f"Packing {source.url}",
+            total=sum(len(plan.grouping.positions(shard)) for shard in mine),
+            progress=self.progress,
+            remedy="`penstock pack` shows a progress bar.",
+        )
+
+        def report(positions: NDArray[np.int64]) -> None:
+            reporter.done(len(positions), int(source.sizes[positions].sum()))
+
+        if records:
+            _log.info("Resuming: %d of %d shards are finished", len(records), len(mine))
+            report(np.concatenate([plan.grouping.positions(shard) for shard in records]))
+        left = [plan.shard(shard) for shard in mine if shard not in records]
+        if self.executor is not None and sent is not None:
+            for shard, record in self.executor.write(
+                left, source=source, sent=sent, folder=folder, transcode=self.transcode
+            ):
+                records[shard.number] = record
+                report(shard.positions)
+            return records
+        writer = ShardWriter(
+            source=source,
+            folder=folder,
+            verify=self.verify,
+            transcode=self.transcode,
+            workers=self.workers,
+        )
+        written = writer.write(left, report)
+        return records | {shard.number: record for shard, record in zip(left, written, strict=True)}
 
     def _seconds(self) -> float:
         return time.monotonic() - self.began
+
+
+def _complete(
+    source: PackSource, plan: PackPlan, folder: PackFolder, known: Mapping[int, ShardRecord]
+) -> Manifest | None:
+    """Write the manifest if every shard of every rank is finished, else return None. The rank that
+    finishes last does it. known: records that are already in memory.
+
+    Raises DatasetNotFoundError if no sample is good, and WriteError.
+    """
+    with locked(folder.own):
+        try:
+            done = folder.finished()
+            return done if done is not None else _write_manifest(source, plan, folder, known)
+        except (PenstockError, FileNotFoundError):
+            # Without locks (some NFS) two ranks may finish at once, and one may remove files
+            # that the other reads. That is fine if the pack is complete.
+            if (done := folder.finished()) is not None:
+                return done
+            raise
+
+
+def _write_manifest(
+    source: PackSource, plan: PackPlan, folder: PackFolder, known: Mapping[int, ShardRecord]
+) -> Manifest | None:
+    records = []
+    for shard in range(plan.grouping.shards):
+        record = known.get(shard) or folder.read_record(shard)
+        if record is None:
+            return None
+        records.append(record)
+    rejected = [r for record in records for r in record.rejected]
+    quarantined = [*source.quarantined, *(q for _, q in rejected)]
+    write_bytes(os.path.join(folder.own, QUARANTINE), quarantine_lines(quarantined))
+    good = [(k, record.facts) for k, record in enumerate(records) if record.facts is not None]
+    if not good:
+        raise DatasetNotFoundError(no_good_sample_message(source.url, quarantined))
+    if rejected and not source.has_ids:
+        gone = np.sort(np.array([i for i, _ in rejected], np.int64))
+        for number, _ in good:
+            # Replace the `source` column by ids of the source's index, which counts good files
+            # only. The bad files are known only now. The column is computed from the plan, not
+            # from the file, so doing it twice does no harm.
+            ids = plan.shard(number).source_ids
+            ids = ids[~np.isin(ids, gone)]
+            shown = ids - np.searchsorted(gone, ids)
+            rewrite_source(folder.shard(number), source.schema, shown)
+    left_out = count_left_out(quarantined, has_stray_files=source.has_stray_files)
+    manifest = join_manifest(
+        [shard_name(shard) for shard, _ in good],
+        [facts for _, facts in good],
+        kind=PackFormat.name,
+        schema=_settle_masks(source.schema, [facts for _, facts in good]),
+        quarantined=len(quarantined),
+        shuffled=folder.settings["shuffle"],
+        seed=folder.settings["seed"],
+        source=source.url,
+        settings=folder.settings,
+        samples_left_out=joined_left_out([left_out, source.left_out]) or None,
+    )
+    write_manifest(os.path.join(folder.own, MANIFEST), manifest)
+    folder.tidy()
+    return manifest
 
 
 def pack(
@@ -400,14 +397,12 @@ def pack(
     """
     task_workers = None
     if executor is not None:
-        from penstock.readers.packing.executor_packing import PackWorkers
-
         task_workers = PackWorkers(
             executor=executor, verify=verify_name(verify), workers=workers or 1
         )
     if isinstance(shard_bytes, int | str):
         shard_bytes = parse_size(shard_bytes, what="shard_bytes")
-    task = PackTask(
+    run = PackRun(
         shuffle=shuffle,
         seed=seed,
         shard_bytes=shard_bytes,
@@ -421,162 +416,56 @@ def pack(
         progress=progress,
         executor=task_workers,
     )
-    arguments = _SourceArguments(
-        format=format,
-        manifest=manifest,
-        schema=schema,
-        sampling=sampling,
-        storage_options=storage_options,
-        filesystem=filesystem,
-        cache=cache,
-        allow_empty=allow_empty,
-        max_pixels=max_pixels,
-    )
-    if isinstance(src, Source):
-        return _pack_source(task, src, dst, fields, arguments)
-    return _pack_url(task, src, dst, fields, arguments)
-
-
-class _SourceArguments(NamedTuple):
-    """The arguments that describe the source in addition to its URL."""
-
-    format: str = AUTO
-    manifest: ManifestFile | None = None
-    schema: Mapping[str, FieldType] | None = None
-    sampling: Sampling = DEFAULT_SAMPLING
-    storage_options: Mapping[str, Any] | None = None
-    filesystem: Any | None = None
-    cache: DiskCache | Folder | None = None
-    allow_empty: bool = False
-    max_pixels: int | None = None
-
-
-def _pack_source(
-    task: PackTask,
-    src: Source,
-    dst: Folder,
-    fields: Iterable[str] | None,
-    arguments: _SourceArguments,
-) -> PackSummary:
-    for name, value, default in zip(arguments._fields, arguments, _SourceArguments(), strict=True):
-        if value != default:
-            raise ConfigError(
-                f"pack: got {name}= together with a dataset, which has this argument itself. Leave "
-                f"{name}= out."
-            )
     names = None if fields is None else tuple(fields)
-    if not isinstance(src, Dataset):
-        root = _destination(dst, None)
-    else:
-        index = src.open(verify=task.verify, workers=task.workers)
-        root = _destination(dst, index.origin)
-        if index.is_self_contained and not src.is_renamed:
-            packed = PackedSource(index, fields=names)
-            return task.run(packed, root, lambda: _worker_source(src, names, is_pack=True))
-    return _pack_rows(task, src, names, root)
-
-
-def _pack_url(
-    task: PackTask, src: Url, dst: Folder, fields: Iterable[str] | None, arguments: _SourceArguments
-) -> PackSummary:
-    check_format(arguments.format)
-    files = None
-    if task.executor is not None:  # checked before anything is read
-        from penstock.readers.index import DatasetAddress
-        from penstock.readers.packing.executor_packing import WorkerSource
-        from penstock.readers.serialized_source import SerializedSource
-
-        address = DatasetAddress.of(
-            src,
-            storage_options=arguments.storage_options,
-            filesystem=arguments.filesystem,
-            cache=arguments.cache,
-        )
-        serialized = SerializedSource(source=pickle.dumps(address))
-        files = WorkerSource(kind="candidates", serialized=serialized)
-    scratch = Scratch(arguments.cache)
-    origin, renames = locate_fields(
-        src,
-        storage_options=arguments.storage_options,
-        scratch=scratch,
-        filesystem=arguments.filesystem,
-        arrangement=arrangement_of(
-            src,
-            manifest=arguments.manifest,
-            fields=fields,
-            schema=arguments.schema,
-            filesystem=arguments.filesystem,
-            sampling=arguments.sampling,
-            allow_empty=arguments.allow_empty,
-            max_pixels=arguments.max_pixels,
-        ),
-        index=None,
-        format=arguments.format,
-    )
-    with closing(scratch), closing(origin):
-        root = _destination(dst, origin)
-        names = None if fields is None else tuple(fields)
-        opener = IndexOpener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
-        index = opener.open_own(arguments.format)
-        if index is not None and not renames:
-            packed = PackedSource(index, fields=names)
-
-            def packed_source() -> WorkerSource:
-                with closing(_dataset(src, arguments, fields=None)) as dataset:
-                    return _worker_source(dataset, names, is_pack=True)
-
-            return task.run(packed, root, packed_source)
-        if index is None:
-            format = opener.recognise(arguments.format)
-            arguments = arguments._replace(format=format.name)
-            if not isinstance(format, ChunkFormat):
-                found = CandidateSource.list(
-                    origin, indexing_of(format), fields=names, renames=renames, workers=task.workers
+    arguments: dict[str, Any] = {
+        "format": format,
+        "manifest": manifest,
+        "schema": schema,
+        "sampling": sampling,
+        "storage_options": storage_options,
+        "filesystem": filesystem,
+        "cache": cache,
+        "allow_empty": allow_empty,
+        "max_pixels": max_pixels,
+    }
+    if isinstance(src, Source):
+        defaults = {"format": AUTO, "sampling": DEFAULT_SAMPLING, "allow_empty": False}
+        for name, value in arguments.items():
+            if value != defaults.get(name):
+                raise ConfigError(
+                    f"pack: got {name}= together with a dataset, which has this argument itself. "
+                    f"Leave {name}= out."
                 )
-                return task.run(found, root, lambda: files)
-    # Samples in chunks are read as a dataset does it, one decode unit at a time.
-    dataset = _dataset(src, arguments, fields=fields)
-    with closing(dataset):
-        return _pack_rows(task, dataset, names, root)
-
-
-def _dataset(src: Url, arguments: _SourceArguments, *, fields: Iterable[str] | None) -> Dataset:
-    return Dataset(
-        src,
-        format=arguments.format,
-        fields=fields if isinstance(fields, Mapping) else None,
-        manifest=arguments.manifest,
-        schema=arguments.schema,
-        storage_options=arguments.storage_options,
-        filesystem=arguments.filesystem,
-        cache=arguments.cache,
-        allow_left_out=1,  # the summary of the pack reports them
-        allow_empty=arguments.allow_empty,
-        max_pixels=arguments.max_pixels,
-        **arguments.sampling.arguments(),
-    )
-
-
-def _worker_source(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> WorkerSource:
-    from penstock.readers.packing.executor_packing import WorkerSource
-    from penstock.readers.serialized_source import SerializedSource
-
-    kind: Literal["pack", "rows"] = "pack" if is_pack else "rows"
-    return WorkerSource(kind=kind, serialized=SerializedSource.of(src), fields=names)
+        return _pack_rows(run, src, names, dst)
+    places = fields if isinstance(fields, Mapping) else None
+    data = DatasetDescription(url=src, fields=places, **arguments)
+    sent = None if executor is None else data.for_workers()  # checked before anything is read
+    with closing(Scratch(cache)) as scratch:
+        opener = IndexOpener.of(data, scratch)
+        with closing(opener.origin):
+            root = _destination(dst, opener.origin)
+            if opener.open_own() is None:
+                found = opener.recognise()
+                if not isinstance(found, ChunkFormat):
+                    files = CandidateSource.list(opener, found, fields=names, workers=run.workers)
+                    return run.write(files, root, sent)
+                data = replace(data, format=found.name)
+    # Packs, and samples in chunks, are read as a dataset does it.
+    with closing(dataset_of(data)) as dataset:
+        return _pack_rows(run, dataset, names, dst)
 
 
 def _pack_rows(
-    task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
+    run: PackRun, src: Source, names: tuple[str, ...] | None, dst: Folder
 ) -> PackSummary:
-    """Pack the samples that a source reads. The packed fields of remote chunks are cached, even if
-    batches of them would have other fields."""
-    with ExitStack() as stack:
-        if isinstance(src, Dataset):
-            index = src.open(verify=task.verify, workers=task.workers)
-            if index.remote is not None and index.manifest.is_of_chunks:
-                src = stack.enter_context(closing(copy_keeping(src, names or tuple(src.schema))))
-        rows = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
-        return task.run(rows, root, lambda: _worker_source(src, names, is_pack=False))
+    """Pack the samples that a source reads."""
+    origin = None
+    if isinstance(src, Dataset):
+        origin = src.open(verify=run.verify, workers=run.workers).origin
+    root = _destination(dst, origin)
+    rows = RowSource(src, fields=names, verify=run.verify, workers=run.workers)
+    with closing(rows):
+        return run.write(rows, root, None if run.executor is None else SerializedSource.of(src))
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:

@@ -82,7 +82,7 @@ def _reads_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         del origin
         return MEMORIES[id(candidates)].read(positions)
 
-    monkeypatch.setattr("penstock.readers.index.candidate_reading.read_candidates", read)
+    monkeypatch.setattr("penstock.readers.index.candidate_checks.read_candidates", read)
 
 
 MEMORIES: dict[int, Memory] = {}

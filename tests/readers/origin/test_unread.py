@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import os
 import warnings
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,6 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, Pens
 from penstock.pipeline.cli import main
 from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fieldtypes import Array, ClassLabel, Image
-from penstock.readers.index import read_manifest, write_manifest
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -140,25 +137,6 @@ def test_a_class_of_bad_images_keeps_its_number(tmp_path: Path) -> None:
         dataset.open(verify=images.verify)
         assert dataset.classes == ("a", "b", "c")
         assert dataset.column("label").tolist() == [0, 2]
-
-
-def test_an_index_over_an_empty_class_folder_keeps_its_labels(tmp_path: Path) -> None:
-    root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "c/3.jpg": JPEG})
-    (root / "b").mkdir()
-    Dataset(root, allow_empty=True).open(verify=images.verify)
-    with pytest.raises(DatasetNotFoundError):
-        Dataset(root).open(verify=images.verify)
-    (root / "b").rmdir()
-    with Dataset(root) as dataset:  # as an earlier version wrote it: the folder has no number
-        place = dataset.open(verify=images.verify).place
-    (root / "b").mkdir()
-    path = os.fsencode(f"{place}/manifest.arrow")
-    manifest = read_manifest(path, remedy="", mapped=False)
-    times = [(name, os.stat(root / name).st_mtime_ns) for name in ("", "a", "b", "c")]
-    about = dataclasses.replace(manifest.about, directories=tuple(times))
-    write_manifest(path, dataclasses.replace(manifest, about=about))
-    with Dataset(root) as dataset, pytest.warns(PenstockWarning, match="'b' held no sample when"):
-        assert dataset.classes == ("a", "c")
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")

@@ -23,7 +23,7 @@ from penstock.cache import (
     WorkerError,
 )
 from penstock.readers import Dataset, SerializedSource, concat, pack
-from penstock.readers.packing import executor_packing, write_task
+from penstock.readers.packing import shard_writing, write_task
 from tests import executors, images
 from tests.files import files_below
 from tests.watchdog import PATIENCE_S
@@ -146,12 +146,12 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
     def twice(task: Any) -> Any:
         tasks.append(task)
         first = write_task(task)
-        os.unlink(tmp_path / "pack" / "_penstock" / "parts" / f"{task.shard:06d}.json")
+        os.unlink(tmp_path / "pack" / "_penstock" / "parts" / f"{task.shard.number:06d}.json")
         assert write_task(task) == first
         assert write_task(task) == first  # it is done
         return first
 
-    monkeypatch.setattr(executor_packing, "write_task", twice)
+    monkeypatch.setattr(shard_writing, "write_task", twice)
     with ThreadPoolExecutor(1) as pool:
         make(folder, tmp_path / "pack", executor=pool)
     assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")

@@ -1,0 +1,454 @@
+"""Check candidates: read each sample once, decode it, and record facts about it, or a rejection.
+
+Candidates are read ahead on threads, in bounded batches. A `CheckList` is checked shard by shard,
+by this process (`check_here`) or by the workers of an executor (`IndexWorkers`), which return a few
+dozen bytes per sample. Their results are kept in the index's folder, `parts/`, until the index is
+complete: if the driver is killed, the same call resumes from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache import check_everywhere, keep_open, ordered, run_tasks
+from penstock.readers.fieldtypes import (
+    Array,
+    Boxes,
+    BoxUnits,
+    DenseColumn,
+    Keypoints,
+    RaggedColumn,
+    array_form,
+    bare_facts,
+    check_masks,
+    check_noted,
+    examine,
+    image_fields,
+    is_progressive,
+    named_verify,
+    verify_for,
+)
+from penstock.readers.files import make_folder, write_bytes
+from penstock.readers.formats import MISSING, Grouping, read_candidates
+from penstock.readers.types import Facts, Rejection
+from penstock.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes import Checked, Schema
+    from penstock.readers.files import ProgressReporter
+    from penstock.readers.formats import Candidates, Contents, Spans
+    from penstock.readers.index.dataset_description import DatasetDescription
+    from penstock.readers.origin import Origin
+    from penstock.readers.types import Verify
+
+    Ints = NDArray[np.int64]
+
+Results = list["Mapping[str, Facts] | Rejection"]
+"""The facts about each field of a sample, or its rejection, for several samples."""
+
+# Enough images for every core of a large machine, and small enough that a few batches in flight
+# take tens of megabytes.
+_BATCH_BYTES = 32 * 2**20
+_BATCH_SAMPLES = 256
+_AHEAD = 3
+_PARTS = b"parts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateBatch:
+    """Some candidates of one shard. positions: int64, shape (n,). contents: by span field, the
+    bytes or a rejection for each candidate, None if it lacks the field. masks: the results of the
+    checks of masks."""
+
+    shard: int
+    positions: Ints
+    contents: Contents
+    masks: Checked
+
+    def examine(
+        self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
+    ) -> Results:
+        """Check samples completely. rows: the rows of the batch to check, None means all. verify:
+        decodes images; None if there are none."""
+        rows = range(len(self.positions)) if rows is None else rows
+        if not self.contents:
+            return [{} for _ in rows]
+        bare = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
+        samples = {
+            name: [each[row] for row in rows]
+            for name, each in self.contents.items()
+            if name not in bare
+        }
+        noted = noted_values(candidates, self.positions[list(rows)].tolist())
+        found: Results = [{}] * len(rows)
+        if samples:
+            masks = {name: [each[row] for row in rows] for name, each in self.masks.items()}
+            found = examine(
+                samples,
+                candidates.schema,
+                verify,
+                noted=noted,
+                masks=masks,
+                max_pixels=candidates.max_pixels,
+            )
+        for name, codec in bare.items():
+            form = array_form(candidates.schema[name])
+            assert form is not None, name
+            for place, row in enumerate(rows):
+                facts, data = found[place], self.contents[name][row]
+                if isinstance(facts, Rejection) or data is None:
+                    continue
+                each = data if isinstance(data, Rejection) else bare_facts(data, form, codec)
+                found[place] = each if isinstance(each, Rejection) else {**facts, name: each}
+        return found
+
+
+def check_units(candidates: Candidates) -> None:
+    """Raise DatasetError if all boxes in tables have another unit than their format. Boxes in files
+    are compared when they are read."""
+    for name, type in candidates.schema.of_type(Boxes).items():
+        if name in candidates.values:
+            values = noted_values(candidates, range(len(candidates)))[name]
+            boxes = [value for value in values if value is not None]
+            if boxes:
+                BoxUnits(enough=1).add(name, type, np.concatenate(boxes))
+
+
+def noted_values(
+    candidates: Candidates, positions: Sequence[int]
+) -> dict[str, list[NDArray[np.generic] | None]]:
+    """Return the values of candidates that must fit their images: boxes, points, and arrays that
+    belong to boxes; None for a candidate that lacks the field."""
+    return {
+        name: [
+            column.sample(position) if present is None or present[position] else None
+            for position in positions
+        ]
+        for name, column in candidates.values.items()
+        if isinstance(column, DenseColumn | RaggedColumn)
+        and (
+            isinstance(type := candidates.schema[name], Boxes | Keypoints)
+            or (isinstance(type, Array) and type.of is not None)
+        )
+        for present in (candidates.present.get(name),)
+    }
+
+
+def cut_into_batches(sizes: Ints) -> Iterator[slice]:
+    """Cut a list into slices of at most 256 samples and 32 MiB (or one sample). sizes: bytes, shape
+    (n,)."""
+    start, slice_bytes = 0, 0
+    for i, size_bytes in enumerate(sizes.tolist()):
+        if i > start and (slice_bytes + size_bytes > _BATCH_BYTES or i - start == _BATCH_SAMPLES):
+            yield slice(start, i)
+            start, slice_bytes = i, 0
+        slice_bytes += size_bytes
+    if start < len(sizes):
+        yield slice(start, len(sizes))
+
+
+def read_candidate_batches(
+    origin: Origin, candidates: Candidates, shards: Iterator[tuple[int, Ints]], *, workers: int
+) -> Iterator[CandidateBatch]:
+    """Read the candidates of shards in batches, in order.
+
+    shards: (number, positions). Raises the same errors as `read_candidates`.
+    """
+    sizes = candidates.sizes
+
+    def pieces() -> Iterator[tuple[int, Ints]]:
+        for shard, positions in shards:
+            for some in cut_into_batches(sizes[positions]):
+                yield shard, positions[some]
+
+    def read(piece: tuple[int, Ints]) -> CandidateBatch:
+        shard, positions = piece
+        contents = read_candidates(origin, candidates, positions)
+        masks = check_masks(contents, candidates.schema, max_pixels=candidates.max_pixels)
+        return CandidateBatch(shard=shard, positions=positions, contents=contents, masks=masks)
+
+    yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckList:
+    """The candidates to check. positions: of the candidates, by shard. before: facts of an earlier
+    index about some of them, by position, which hold if their bytes have the same CRC-32Cs.
+    counts_progressive: True if progressive JPEGs are counted."""
+
+    candidates: Candidates
+    positions: Sequence[Ints]
+    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    counts_progressive: bool = False
+
+    def report(self, reporter: ProgressReporter | None, positions: Ints) -> None:
+        """Report the progress of these candidates."""
+        if reporter is not None:
+            reporter.done(len(positions), int(self.candidates.sizes[positions].sum()))
+
+    def part(self, shard: int) -> CheckList:
+        """Return the list of one shard, for a worker: it holds no other candidates."""
+        mine = self.positions[shard]
+        return CheckList(
+            candidates=replace(selected_candidates(self.candidates, mine), chunked=()),
+            positions=[np.arange(len(mine), dtype=np.int64)],
+            before={i: self.before[p] for i, p in enumerate(mine.tolist()) if p in self.before},
+            counts_progressive=self.counts_progressive,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedShard:
+    """The results of a shard's samples, in their order. progressive: the number of progressive
+    JPEGs by field, if they were counted."""
+
+    found: Results
+    progressive: Mapping[str, int]
+
+    def to_json(self) -> bytes:
+        """Encode the results for a file; `of_json` decodes them."""
+        found = [
+            each.reason
+            if isinstance(each, Rejection)
+            else {n: [f.crc32c, f.start, f.size, f.shape, f.codec] for n, f in each.items()}
+            for each in self.found
+        ]
+        return json.dumps([found, dict(self.progressive)]).encode("ascii")
+
+    @classmethod
+    def of_json(cls, data: bytes, count: int) -> CheckedShard:
+        """Decode the results of so many samples. Raises ValueError for anything else."""
+        try:
+            results, progressive = json.loads(data)
+            found: Results = [
+                Rejection(each)
+                if isinstance(each, str)
+                else {n: Facts(a, b, c, tuple(shape), e) for n, (a, b, c, shape, e) in each.items()}
+                for each in results
+            ]
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not the results of a shard: {error}") from error
+        if len(found) != count:
+            raise ValueError(f"got {len(found)} samples, wanted {count}")
+        return cls(found, progressive)
+
+
+def check_here(
+    origin: Origin,
+    wanted: CheckList,
+    *,
+    verify: Verify | None,
+    workers: int,
+    reporter: ProgressReporter | None = None,
+) -> Iterator[CheckedShard]:
+    """Check the candidates of each shard on threads of this process, in order. verify: decodes
+    images; None if there are none. Raises errors of reading."""
+    candidates = wanted.candidates
+    images = image_fields(candidates.schema, candidates.schema) if wanted.counts_progressive else ()
+    shards = iter(enumerate(wanted.positions))
+    batches = read_candidate_batches(origin, candidates, shards, workers=workers)
+    for mine in wanted.positions:
+        found: Results = []
+        progressive: Counter[str] = Counter(dict.fromkeys(images, 0))
+        while len(found) < len(mine):
+            batch = next(batches)
+            verdicts = _verdicts(batch, wanted, verify)
+            found += verdicts
+            for name in images:
+                progressive[name] += sum(
+                    is_progressive(sample)
+                    for sample, verdict in zip(batch.contents.get(name, ()), verdicts, strict=False)
+                    if isinstance(sample, np.ndarray) and not isinstance(verdict, Rejection)
+                )
+            wanted.report(reporter, batch.positions)
+        yield CheckedShard(found, progressive)
+
+
+def _verdicts(batch: CandidateBatch, wanted: CheckList, verify: Verify | None) -> Results:
+    """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
+    facts."""
+    results: dict[int, Mapping[str, Facts] | Rejection] = {}
+    for row, position in enumerate(batch.positions.tolist()):
+        earlier = wanted.before.get(position)
+        if earlier is not None and all(
+            isinstance(sample := batch.contents[name][row], np.ndarray)
+            and crc32c(sample) == facts.crc32c
+            for name, facts in earlier.items()
+        ):
+            results[row] = reusable_facts(wanted.candidates, position, earlier)
+    new = [row for row in range(len(batch.positions)) if row not in results]
+    results |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
+    return [results[row] for row in range(len(batch.positions))]
+
+
+def reusable_facts(
+    candidates: Candidates, position: int, facts: Mapping[str, Facts]
+) -> Mapping[str, Facts] | Rejection:
+    """Return the facts of a sample whose files are unchanged, checked against the current values of
+    tables."""
+    noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
+    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckJob:
+    """The arguments that all tasks share. data: a pickled DatasetDescription. verify: the name of a
+    decoder; None means the installed one."""
+
+    data: bytes
+    schema: Schema
+    verify: str | None
+
+    def origin(self) -> Origin:
+        """Open the files, once per process."""
+        key = hashlib.sha256(self.data).hexdigest()
+        # Unpickling is as safe as running the task: both come from the driver.
+        opened = keep_open(f"index {key}", lambda: pickle.loads(self.data).open_files())
+        origin: Origin = opened[0]
+        return origin
+
+    def decoder(self, *, max_pixels: int | None = None) -> Verify | None:
+        """Return the decoder of this process. Raises MissingDependencyError."""
+        named = None if self.verify is None else named_verify(self.verify, workers=1)
+        return verify_for(self.schema, named, workers=1, max_pixels=max_pixels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckTask:
+    """One shard to check, on one thread of a worker."""
+
+    job: CheckJob
+    shard: int
+    wanted: CheckList
+
+
+def check_worker(job: CheckJob) -> None:
+    """Check that this process reaches the data and has a decoder. Raises an error that names what
+    is missing."""
+    job.origin()
+    job.decoder()
+
+
+def check_task(task: CheckTask) -> CheckedShard:
+    """Check the samples of a task. Raises errors of reading."""
+    (checked,) = check_here(
+        task.job.origin(),
+        task.wanted,
+        verify=task.job.decoder(max_pixels=task.wanted.candidates.max_pixels),
+        workers=1,
+    )
+    return checked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexWorkers:
+    """The executor that checks the samples of an index. data: what its workers open. verify: the
+    name of a decoder."""
+
+    executor: Executor
+    data: DatasetDescription
+    verify: str | None
+
+    def check(
+        self, wanted: CheckList, *, key: str, folder: bytes, reporter: ProgressReporter
+    ) -> Iterator[CheckedShard]:
+        """Check all samples, then yield the results of each shard, in order. key: identifies the
+        listing. folder: of the index, which keeps the results until `finish`."""
+        positions = wanted.positions
+        inputs = json.dumps([key, __version__, self.verify]).encode()
+        parts = _Parts(os.path.join(folder, _PARTS), hashlib.sha256(inputs).hexdigest()[:32])
+        left = []
+        for number, mine in enumerate(positions):
+            if parts.read(number, len(mine)) is None:
+                left.append(number)
+            else:
+                wanted.report(reporter, mine)
+        schema = wanted.candidates.schema
+        job = CheckJob(data=pickle.dumps(self.data), schema=schema, verify=self.verify)
+        if left:
+            check_everywhere(self.executor, check_worker, job)
+        tasks = (CheckTask(job=job, shard=number, wanted=wanted.part(number)) for number in left)
+        for task, results in run_tasks(
+            self.executor, check_task, tasks, what="shards", total=len(left)
+        ):
+            parts.write(task.shard, results)
+            wanted.report(reporter, positions[task.shard])
+        for number, mine in enumerate(positions):
+            known = parts.read(number, len(mine))
+            assert known is not None, number
+            yield known
+
+    def finish(self, folder: bytes) -> None:
+        """Remove the files that only an unfinished index needs."""
+        shutil.rmtree(os.path.join(folder, _PARTS), ignore_errors=True)
+
+
+class _Parts:
+    """The results of shards as files. key: identifies the index; files of other keys are
+    removed."""
+
+    def __init__(self, folder: bytes, key: str) -> None:
+        self._folder = os.path.join(folder, key.encode())
+        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+            if name != key.encode():
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+        make_folder(self._folder)
+
+    def _path(self, shard: int) -> bytes:
+        return os.path.join(self._folder, b"%06d.json" % shard)
+
+    def read(self, shard: int, count: int) -> CheckedShard | None:
+        """Read the results of a shard; None if there are none that can be used."""
+        if not count:
+            return CheckedShard([], {})
+        try:
+            with open(self._path(shard), "rb") as file:
+                return CheckedShard.of_json(file.read(), count)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def write(self, shard: int, results: CheckedShard) -> None:
+        """Write the results of a worker. Raises WriteError."""
+        write_bytes(self._path(shard), results.to_json())
+
+
+def selected_candidates(candidates: Candidates, positions: Ints) -> Candidates:
+    """Select some candidates for a worker: they form one shard, in this order."""
+    used = [spans.files[positions] for spans in candidates.spans.values()]
+    numbers = np.unique(np.concatenate([*used, np.empty(0, np.int64)]))
+    numbers = numbers[numbers != MISSING]
+
+    def moved(spans: Spans) -> Spans:
+        files = spans.files[positions]
+        new = np.where(files == MISSING, MISSING, np.searchsorted(numbers, files))
+        starts, sizes = spans.starts[positions], spans.sizes[positions]
+        return replace(spans, files=new.astype(np.int64), starts=starts, sizes=sizes)
+
+    count = len(positions)
+    return replace(
+        candidates,
+        files=tuple(candidates.files[number] for number in numbers.tolist()),
+        names=tuple(candidates.names[position] for position in positions.tolist()),
+        spans={name: moved(each) for name, each in candidates.spans.items()},
+        values={name: column.take(positions) for name, column in candidates.values.items()},
+        present={name: each[positions] for name, each in candidates.present.items()},
+        shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
+        quarantined=[],
+        passed_over={},
+        left_out={},
+    )

@@ -1,0 +1,184 @@
+"""Hold the arguments that identify a dataset, and send them to workers on other machines.
+
+Credentials are never sent: the owner of a worker's machine gives it a login of its own, as for any
+other client of a store.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
+from penstock.readers.files import printable
+from penstock.readers.formats import AUTO, check_format
+from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.origin import (
+    DEFAULT_ARRANGEMENT,
+    LocalFolder,
+    Scratch,
+    check_url,
+    local_path,
+    plain_folder,
+    show,
+    status_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.cache.disk import DiskCache
+    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.formats import ManifestFile, Sampling
+    from penstock.readers.origin import Arrangement, Origin, Url
+
+_LOGIN = (
+    "Credentials aren't sent to workers, because their scheduler and logs would contain them. "
+    "Leave them out, and give each machine a login of its own: the environment (AWS_ACCESS_KEY_ID, "
+    "GOOGLE_APPLICATION_CREDENTIALS, AZURE_…), a profile, or the instance's role."
+)
+
+Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDescription:
+    """The arguments that identify a dataset; `Dataset` documents them. Raises ConfigError for
+    invalid ones.
+
+    fields: the place of each field; None if none is given. sampling: None is the default.
+    """
+
+    url: Url
+    format: str = AUTO
+    index: Folder | None = None
+    cache: DiskCache | Folder | None = None
+    storage_options: Mapping[str, Any] | None = None
+    filesystem: Any | None = None
+    manifest: ManifestFile | None = None
+    fields: Mapping[str, str | None] | None = None
+    schema: Mapping[str, FieldType] | None = None
+    sampling: Sampling | None = None
+    allow_empty: bool = False
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        check_url(self.url)
+        check_format(self.format)
+        if isinstance(self.url, list):  # the caller may change its list later
+            object.__setattr__(self, "url", tuple(self.url))
+        self._arrangement(manifest=None)  # its place is checked when the dataset is opened
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the URL alone determines the samples and their fields."""
+        given = (self.manifest, self.fields, self.schema, self.max_pixels)
+        return (
+            all(each is None for each in given)
+            and not self.allow_empty
+            and (self.sampling is None or not self.sampling.to_json())
+            and not isinstance(self.url, tuple)
+            and self.format == AUTO
+        )
+
+    def arrangement(self) -> Arrangement:
+        """Return how the files make up samples. Raises ConfigError."""
+        return self._arrangement(manifest=self.manifest)
+
+    def _arrangement(self, *, manifest: ManifestFile | None) -> Arrangement:
+        given = (manifest, self.fields, self.schema, self.sampling, self.max_pixels)
+        if self.allow_empty is False and all(each is None for each in given):
+            return DEFAULT_ARRANGEMENT
+        from penstock.readers.formats import arrangement_of  # a plain dataset doesn't load it
+
+        return arrangement_of(
+            self.url,
+            manifest=manifest,
+            fields=self.fields,
+            schema=self.schema,
+            filesystem=self.filesystem,
+            sampling=self.sampling,
+            allow_empty=self.allow_empty,
+            max_pixels=self.max_pixels,
+        )
+
+    def locate(self, scratch: Scratch, arrangement: Arrangement) -> Origin:
+        """Open the dataset's files. Raises the same errors as `origin.locate`."""
+        may_be_plain = self.filesystem is None and not scratch.is_kept  # else: a network mount?
+        if may_be_plain and (folder := plain_folder(self.url, arrangement)) is not None:
+            return folder
+        from penstock.readers.origin import locate
+
+        return locate(
+            self.url,
+            storage_options=self.storage_options,
+            scratch=scratch,
+            filesystem=self.filesystem,
+            arrangement=arrangement,
+        )
+
+    def for_workers(self) -> DatasetDescription:
+        """Return the description for other machines: with absolute paths, and without secrets.
+        Raises ConfigError for arguments that can't be sent."""
+        if self.filesystem is not None:
+            raise ConfigError(
+                "filesystem: got a file system object together with executor=, but it can't be "
+                "sent to workers. Name the data by a URL that fsspec opens, with storage_options=."
+            )
+        for url in self.url if isinstance(self.url, tuple) else (self.url,):
+            if isinstance(url, str) and "://" in url and _has_login(url):
+                raise ConfigError(f"url: {show(url)} contained a login or a signature. {_LOGIN}")
+        options = dict(self.storage_options or {})
+        if secrets := [name for name, value in options.items() if find_secrets({name: value})]:
+            raise ConfigError(
+                f"storage_options: got {', '.join(secrets)} together with executor=. {_LOGIN}"
+            )
+        cache = self.cache
+        if isinstance(cache, str | os.PathLike):
+            cache = os.path.abspath(os.fspath(cache))
+        return replace(self, url=_absolute(self.url), cache=cache)
+
+    def open_files(self) -> tuple[Origin, Scratch]:
+        """Open the files in a worker. Raises DatasetNotFoundError if this machine doesn't have
+        their folder, and the same errors as `locate`."""
+        scratch = Scratch(self.cache)
+        origin = self.locate(scratch, DEFAULT_ARRANGEMENT)
+        if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
+            raise DatasetNotFoundError(
+                f"{origin.url} doesn't exist on this machine, although it exists on the machine of "
+                "the driver. Mount it under the same path on every machine that runs workers, or "
+                "name the data by the URL of a store."
+            )
+        return origin, scratch
+
+
+def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
+    """Raise ConfigError if an index's folder doesn't exist on this machine: each process would
+    build an index of its own."""
+    for index in indexes:
+        if status_of(os.path.join(index, MANIFEST)) is None:
+            raise ConfigError(
+                f"{url}: its index is in {printable(index)}, which doesn't exist on this machine. "
+                "Write it to a folder that all machines see by `penstock index` with --out FOLDER, "
+                "and pass that folder as the Dataset's index=."
+            )
+
+
+def _absolute(url: Any) -> Any:
+    if isinstance(url, tuple):
+        return tuple(map(_absolute, url))
+    path = local_path(url)
+    if path is None:
+        return url
+    absolute = os.path.abspath(path)
+    # A trailing slash marks a folder.
+    return os.fsdecode(absolute + b"/" if path.endswith(b"/") else absolute)
+
+
+def _has_login(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.password or (parts.username and parts.scheme not in ("abfs", "abfss")):
+        return True
+    return len(parse_qsl(parts.query, keep_blank_values=True)) > len(plain_query(url))

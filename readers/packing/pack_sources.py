@@ -296,7 +296,6 @@ class RowSource(PackSource):
         self._copy: Dataset | None = None
         if isinstance(source, Dataset):
             index = source.open(verify=verify, workers=workers)
-            self.url = index.url
             if index.remote is not None and index.manifest.is_of_chunks:
                 # The packed fields are cached, even if batches have other fields.
                 source = self._copy = copy_keeping(source, tuple(fields or source.schema))
@@ -310,7 +309,7 @@ class RowSource(PackSource):
         self.fingerprint = contents.fingerprint
         self._pack: Dataset | None = None
         if isinstance(source, Dataset) and source.index.is_self_contained:
-            self._pack = source
+            self._pack, self.url = source, source.index.url
         # The mean of its shard: the size of a sample may be unknown until it is read.
         means = np.maximum(1, self._shard_bytes() // contents.sizes)
         self._means = np.repeat(means, contents.sizes)

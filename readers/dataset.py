@@ -182,7 +182,7 @@ class Dataset(Source):
         """Set the checked arguments. allowed: the share of samples that may be left out; None
         for data that is read once, to be packed. names: the fields of a batch. renames: the
         arguments of `rename`, in order."""
-        self.description, self.url = description, show(description.url)
+        self._description, self.url = description, show(description.url)
         self._decoded_bytes, self._allowed = decoded_bytes, allowed
         self._names, self._renames = names, renames
         self._naming = PLAIN
@@ -198,7 +198,7 @@ class Dataset(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: a spawned worker opens the same dataset again."""
         more = self._decoded_bytes, self._allowed, self._names, self._renames
-        return _make_dataset, (self.description, *more)
+        return _make_dataset, (self._description, *more)
 
     def select(self, *fields: str) -> Dataset:
         """Return the same data with other fields, as a dataset that opens and closes by itself.
@@ -211,7 +211,7 @@ class Dataset(Source):
     def _with(
         self, names: tuple[str, ...] | None, renames: tuple[Mapping[str, str], ...]
     ) -> Dataset:
-        return _make_dataset(self.description, self._decoded_bytes, self._allowed, names, renames)
+        return _make_dataset(self._description, self._decoded_bytes, self._allowed, names, renames)
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         if id(self) not in made:
@@ -235,14 +235,14 @@ class Dataset(Source):
                 raise ClosedError(f"{self!r} is closed; make a new dataset.")
             if self._reader is None:
                 opener = IndexOpener.of(
-                    self.description,
+                    self._description,
                     self._scratch,
                     verify=verify,
                     workers=workers or usable_cores(),
                 )
                 try:
                     index = opener.open(warns=self._allowed is not None)
-                    sampling = self.description.sampling
+                    sampling = self._description.sampling
                     if sampling is not None:
                         sampling.check_used(index.format.name, url=self.url)
                     if self._allowed is not None:
@@ -306,7 +306,7 @@ class Dataset(Source):
     @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
-        return self.description.is_plain and self._names is None and not self._renames
+        return self._description.is_plain and self._names is None and not self._renames
 
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
@@ -324,7 +324,7 @@ class Dataset(Source):
         index = self.index
         if self._contents is None:
             self._contents = contents_of(index)
-            if (most := self.description.max_pixels) is not None:
+            if (most := self._description.max_pixels) is not None:
                 self._contents = replace(self._contents, max_pixels=most)
             if not self._naming.is_plain:
                 contents, naming = self._contents, self._naming
@@ -420,10 +420,6 @@ class Dataset(Source):
         stored = naming.stored(fields)
         parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
         return [naming.batch(part) for part in parts]
-
-    def open_shards(self, shards: Sequence[int]) -> list[OpenShard]:
-        """Return shards by number, opening those that aren't open. Raises what opening raises."""
-        return self._open().shards.get(shards)
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
@@ -596,6 +592,12 @@ def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     copy = dataset._with(dataset._names, dataset._renames)
     copy._kept = dataset.stored_fields(fields)
     return copy
+
+
+def open_shard(dataset: Dataset, number: int) -> OpenShard:
+    """Return a shard of a dataset, which is opened unless it is open."""
+    (shard,) = dataset._open().shards.get([number])
+    return shard
 
 
 def contents_of(index: Index) -> Contents:

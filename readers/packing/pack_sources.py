@@ -17,7 +17,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import ConfigError, CorruptShardError, ordered
-from penstock.readers.dataset import Dataset, copy_keeping
+from penstock.readers.dataset import Dataset, copy_keeping, open_shard
 from penstock.readers.fieldtypes import (
     Array,
     BoxChecks,
@@ -332,7 +332,7 @@ class RowSource(PackSource):
 
         def read(number: int) -> Ints:
             """Return the bytes of each sample in the packed fields."""
-            columns = pack_shard(*pack.open_shards([number])).columns
+            columns = pack_shard(open_shard(pack, number)).columns
             total = np.zeros(len(columns), np.int64)
             for name, form in zip(pack.stored_fields(list(forms)), forms.values(), strict=True):
                 bounds = columns.fields[name].bounds
@@ -475,7 +475,7 @@ def _recorded(
     for number in np.unique(rows[:, 0]).tolist():
         places = np.flatnonzero(rows[:, 0] == number)
         mine = rows[places, 1]
-        shard = pack_shard(*pack.open_shards([number]))
+        shard = pack_shard(open_shard(pack, number))
         known = shard.columns.names(mine) or [shard.name(row).encode() for row in mine.tolist()]
         for place, name in zip(places.tolist(), known, strict=True):
             names[place] = name

@@ -145,9 +145,7 @@ class TestFolder(FormatConformance):
 
     @pytest.fixture(autouse=True)
     def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            "penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 3000
-        )
+        monkeypatch.setattr("penstock.readers.formats.candidates.PART_BYTES", 3000)
 
     def write(self, folder: Path) -> Path:
         for number in range(COUNT):

@@ -15,9 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import DatasetError
+from penstock.readers.files import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    Places = Sequence[int] | Sequence[str] | Sequence[bytes] | Sequence[int | str | bytes]
 
 MAX_TABLE_BYTES = 2**30
 """The size of the largest table that is read, in one piece; larger ones belong in tar files or a
@@ -34,13 +37,13 @@ class TextTable:
     """Rows of a table, stored by column.
 
     source: the name of the table in messages. columns: by name, one value per row; None if the row
-    has none. places: for messages, the position of each row: line numbers or names. unit: what
-    places count. is_text: cells are text of a CSV, which may still be numbers.
+    has none. places: for messages, the position of each row: line numbers, texts, or names of
+    samples. unit: what places count. is_text: cells are text of a CSV, which may still be numbers.
     """
 
     source: str
     columns: Mapping[str, Sequence[Any]]
-    places: Sequence[int | str]
+    places: Places
     unit: str = "line"
     is_text: bool = False
 
@@ -49,7 +52,7 @@ class TextTable:
 
     def place(self, row: int) -> str:
         """Return the position of a row for messages."""
-        return f"{self.unit} {self.places[row]}"
+        return _place(self.unit, self.places[row])
 
     def without(self, *names: str) -> TextTable:
         """Return the table without some columns."""
@@ -60,6 +63,10 @@ class TextTable:
         """Return these rows, in this order."""
         columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
         return replace(self, columns=columns, places=[self.places[i] for i in rows])
+
+
+def _place(unit: str, place: int | str | bytes) -> str:
+    return f"{unit} {printable(place) if isinstance(place, bytes) else place}"
 
 
 def csv_table(data: bytes, *, source: str) -> TextTable:
@@ -132,11 +139,7 @@ def json_value(text: str | bytes, *, what: str) -> Any:
 
 
 def object_table(
-    objects: Sequence[Mapping[str, Any] | None],
-    *,
-    source: str,
-    places: Sequence[int | str],
-    unit: str = "line",
+    objects: Sequence[Mapping[str, Any] | None], *, source: str, places: Places, unit: str = "line"
 ) -> TextTable:
     """Convert JSON objects to the rows of a table.
 
@@ -150,21 +153,21 @@ def object_table(
         try:
             _flatten(flat, "", each or {}, depth=0)
         except ValueError as error:
-            raise DatasetError(f"{source}, {unit} {places[row]}: {error}") from error
+            raise DatasetError(f"{source}, {_place(unit, places[row])}: {error}") from error
         for name, value in flat.items():
             if name not in columns:
                 columns[name] = [None] * len(objects)
             columns[name][row] = value
         if len(columns) > MAX_COLUMNS:
             raise DatasetError(
-                f"{source}: more than {MAX_COLUMNS:,} columns at {unit} {places[row]}. Wanted the "
-                "same keys in each object: put names that vary into lists."
+                f"{source}: more than {MAX_COLUMNS:,} columns at {_place(unit, places[row])}. "
+                "Wanted the same keys in each object: put names that vary into lists."
             )
     return TextTable(source=source, columns=_fill_empty_lists(columns), places=places, unit=unit)
 
 
 def valid_object_table(
-    objects: list[Any], *, rejected: dict[int, str], source: str, places: Sequence[str], unit: str
+    objects: list[Any], *, rejected: dict[int, str], source: str, places: Places, unit: str
 ) -> TextTable:
     """Convert JSON objects to a table as `object_table` does, but reject single invalid objects.
 

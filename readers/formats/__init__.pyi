@@ -11,6 +11,7 @@ from .array_windows import windows_of as windows_of
 from .block_format import Block as Block, BlockFormat as BlockFormat
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
 from .candidates import Spans as Spans, part_bounds as part_bounds
+from .candidates import virtual_shards as virtual_shards
 from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
@@ -24,7 +25,6 @@ from .chunked import DatasetFiles as DatasetFiles, ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument
-from .dataset_arguments import are_default_names as are_default_names
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
 from .dataset_arguments import renamed_arrangement as renamed_arrangement
 from .extents import ChunkedShard as ChunkedShard, Extents as Extents
@@ -51,8 +51,11 @@ from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
 from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
 from .shard_summary import join_ranges as join_ranges
+from .file_kinds import IMAGES as IMAGES, stem as stem
 from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar
 from .sidecar import read_sidecar as read_sidecar, sidecar_etag as sidecar_etag
+from .span_listing import SpanListing as SpanListing
+from .span_samples import SpanSamples as SpanSamples
 from .unindexed_files import Contents as Contents, DataFile as DataFile
 from .unindexed_files import open_data_file as open_data_file, read_candidates as read_candidates

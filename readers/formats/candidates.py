@@ -7,6 +7,7 @@ or, for formats in chunks, the shards as their metadata describe them.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,24 @@ def group_positions(groups: NDArray[np.int64]) -> Grouping:
     return Grouping(order=order.astype(np.int64), bounds=np.concatenate(([0], ends)))
 
 
+# Part of the index format: with another salt, every folder would have another order.
+_GROUP_SALT = b"penstock-group-1"
+
+
+def virtual_shards(names: Sequence[bytes], sizes: ArrayLike, *, shard_bytes: int) -> Grouping:
+    """Group samples into about total bytes / shard_bytes shards, by a hash of their names.
+
+    The grouping depends on names and sizes alone. It is computed before any file is checked, so
+    that an index and an unshuffled pack agree.
+    """
+    count = max(1, -(-int(np.sum(sizes)) // shard_bytes))
+    if count == 1:
+        return group_positions(np.zeros(len(names), np.int64))
+    hashes = (hashlib.blake2b(name, digest_size=8, key=_GROUP_SALT).digest() for name in names)
+    numbers = np.frombuffer(b"".join(hashes), "<u8") % np.uint64(count)
+    return group_positions(numbers.astype(np.int64))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spans:
     """The byte spans of one field of n candidates; all arrays are int64 of shape (n,).
@@ -104,6 +123,15 @@ class Spans:
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     codec: str | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> Spans:
+        """Return the spans of these candidates, in this order."""
+        return Spans(
+            files=self.files[rows],
+            starts=self.starts[rows],
+            sizes=self.sizes[rows],
+            codec=self.codec,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -29,7 +29,7 @@ from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, sta
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.readers.origin import Origin, Url
+    from penstock.readers.origin import Url
 
 Window = tuple[int | None, ...]
 """The lengths of a part of an array, by axis; None is the whole axis."""
@@ -281,28 +281,6 @@ def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
     return {
         each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in types
     }
-
-
-def are_default_names(format: str, origin: Origin) -> bool:
-    """Return True if the places of fields are names that the fields have by default.
-
-    This is so if no file or folder has any of these names. format: of the data; in tables, arrays
-    and stores, places are columns and paths.
-    """
-    places = [place for _, place in origin.arrangement.places]
-    if format == "tokens":
-        return True
-    if format == "tar":
-        return all(place in MEMBER_NAMES for place in places)
-    if format != "folder" or origin.arrangement.manifest or origin.selection is not None:
-        return False
-    folders = {os.fsdecode(name) for name in origin.names().folders}
-    tops = [place.removeprefix("./").partition("/")[0] for place in places]
-    return not any("*" in place for place in places) and folders.isdisjoint(tops)
-
-
-MEMBER_NAMES = frozenset(("image", "audio", "video", "caption", "array", "label"))
-"""The field names of members of a tar file that have no name of their own."""
 
 
 def renamed_arrangement(arrangement: Arrangement, names: Mapping[str, str]) -> Arrangement:

@@ -174,6 +174,13 @@ def default_fields_of(format: Format, schema: Schema) -> tuple[str, ...] | None:
 _IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
+def identity_of(name: bytes) -> str | None:
+    """Return the identity of the file that is a shard, from the name of its sidecar; None if the
+    shard isn't one file."""
+    found = _IDENTITY.fullmatch(name)
+    return None if found is None else found[1].decode()
+
+
 class SpanFormat:
     """The base of formats whose samples are spans: a sidecar records all that is needed to read
     them."""
@@ -186,6 +193,12 @@ class SpanFormat:
         datasets."""
         del schema
         return None
+
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True if the places that the user gives fields can only be the names of fields: by
+        default, as the format has no other places."""
+        del origin
+        return True
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """Return the sidecar, which locates the files and opens the shard."""
@@ -202,7 +215,5 @@ class SpanFormat:
         sidecar's checksum covers all that is recorded about them.
         """
         del crc32c, columns_crc32c
-        found = _IDENTITY.fullmatch(name)
-        return (
-            origin.blob_key(name, etag) if found is None else origin.archive_key(found[1].decode())
-        )
+        identity = identity_of(name)
+        return origin.archive_key(identity) if identity else origin.blob_key(name, etag)

@@ -1,4 +1,4 @@
-"""Implement simple formats, in which every file is a shard of records that can be read one by one.
+"""Implement simple formats, whose files hold records that can be read one by one.
 
 A whole format, for the records of CIFAR-10's binary version:
 
@@ -8,14 +8,14 @@ A whole format, for the records of CIFAR-10's binary version:
         least_sample_bytes = 3073
 
         def schema(self, origin):
-            return Schema({"pixels": Array("uint8", (3, 32, 32)), "label": ClassLabel()})
+            return {"pixels": Array("uint8", (3, 32, 32)), "label": ClassLabel()}
 
         def records(self, file, entry, beside):
             data = np.frombuffer(file.read_at(0, entry.size_bytes), np.uint8).reshape(-1, 3073)
             starts = 3073 * np.arange(len(data)) + 1
             return Records(
                 spans={"pixels": RecordSpans(starts, np.full(len(data), 3072), codec="|u1")},
-                values={"label": data[:, 0].astype(np.int64)},
+                values={"label": data[:, 0]},
             )
 
     FORMAT = Cifar()
@@ -27,43 +27,57 @@ checksums and packing are common code. `format_registry` describes how to regist
 from __future__ import annotations
 
 import os
+import struct
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError
 from penstock.readers.fieldtypes import (
+    COLUMN_TYPES,
     DenseColumn,
     ListColumn,
+    Schema,
+    TableFields,
+    TextTable,
     array_form,
+    fields_of,
     joined_columns,
     number_dtype,
 )
 from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.candidates import Candidates, Grouping, Spans
-from penstock.readers.formats.format import Indexing, Snapshot, SpanFormat
-from penstock.readers.formats.unindexed_files import drop_cached_copy, open_data_file
+from penstock.readers.formats.candidates import MISSING, Spans
+from penstock.readers.formats.format import Indexing, SpanFormat
+from penstock.readers.formats.span_listing import SpanListing
+from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
+from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, Schema
+    from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
+    Values = Column | NDArray[Any] | Sequence[Any]
+
 _MAX_BESIDE_BYTES = 2**28
+_INVALID = (ValueError, LookupError, TypeError, ArithmeticError, EOFError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSpans:
     """The byte spans of one field of a file's n records.
 
-    starts, sizes: bytes in the file, shape (n,). codec: numpy's `dtype.str` for arrays of bare
-    numbers; None for data that describes itself (images, text, .npy files).
+    starts, sizes: bytes in the file, shape (n,); a start of -1 means that the record lacks the
+    field. codec: numpy's `dtype.str` for arrays of bare numbers; None for data that describes
+    itself (images, text, .npy files).
     """
 
     starts: Sequence[int] | NDArray[np.int64]
@@ -76,33 +90,30 @@ class Records:
     """The n records of one file.
 
     spans: fields whose bytes lie in the file. values: fields whose values are already known:
-    numbers of shape (n, …), a list of str or bytes, or a column. names: of the records, for
-    messages; None uses their numbers.
+    numbers of shape (n, …), a list with a value for each record (a number, a str, bytes, lists of
+    numbers, or None if the record lacks the field), or a column. names: of the records, for
+    messages; None uses their numbers. rejected: the reasons why some records, by number, can't be
+    samples.
     """
 
-    spans: Mapping[str, RecordSpans]
-    values: Mapping[str, Column | NDArray[Any] | Sequence[str] | Sequence[bytes]] = field(
-        default_factory=dict
-    )
+    spans: Mapping[str, RecordSpans] = field(default_factory=dict)
+    values: Mapping[str, Values] = field(default_factory=dict)
     names: Sequence[bytes] | None = None
+    rejected: Mapping[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return max(
-            (len(each.starts) for each in self.spans.values()),
-            default=max(map(len, self.values.values()), default=0),
-        )
-
-    def columns(self, schema: Schema) -> dict[str, Column]:
-        """Return the values as columns. Raises ValueError for values that don't fit their field."""
-        return {name: _column(name, values, schema) for name, values in self.values.items()}
+        lengths = [len(each.starts) for each in self.spans.values()]
+        return max([*lengths, *map(len, self.values.values())], default=0)
 
 
 class RecordFormat(SpanFormat, ABC):
-    """A format of files that lie in one folder, each of which is a shard.
+    """A format of files that hold records.
 
     name: for `format=`. suffix: end of the files' names. beside: suffixes of small files that may
     accompany a file of records, such as a text index: `photos.bin` and `photos.txt`.
-    least_sample_bytes: of a record, at least 1.
+    least_sample_bytes: of a record, at least 1. is_file_per_sample: False if each file at the
+    dataset's root is a shard. True if the files are small, such as one for each sample: they may
+    lie in subfolders, many of them are one shard, and an invalid file is left out.
     """
 
     name: ClassVar[str]
@@ -110,7 +121,7 @@ class RecordFormat(SpanFormat, ABC):
     beside: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def schema(self, origin: Origin) -> Schema:
+    def schema(self, origin: Origin) -> Mapping[str, FieldType]:
         """Return the fields of a record, in order."""
 
     @abstractmethod
@@ -128,10 +139,9 @@ class RecordFormat(SpanFormat, ABC):
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if such files lie at the root, or if the user selected only such files."""
-        if origin.selection is not None:
-            names = (name.rpartition(b"/")[2] for name in origin.names().files)
-            return all(map(self.is_file, names))
-        return bool(origin.top(self.is_file).entries)
+        names = [name.rpartition(b"/")[2] for name in origin.names().files]
+        found = [self.is_file(name) for name in names]
+        return any(found) if origin.selection is None else all(found)
 
     def is_file(self, name: bytes) -> bool:
         """Return True if a name is that of a file of records."""
@@ -152,110 +162,117 @@ class RecordIndexing(Indexing):
         return RecordListing(self.format, origin)
 
 
-class RecordListing:
-    """The files of records at a dataset's root, by name, and the files that accompany each."""
+class RecordListing(SpanListing):
+    """The files of records of a dataset, by name, and the files that accompany each."""
 
     def __init__(self, format: RecordFormat, origin: Origin) -> None:
-        if origin.arrangement.key:
+        arrangement, self._format = origin.arrangement, format
+        if arrangement.manifest or arrangement.places or arrangement.sampling:
             raise ConfigError(
-                f"{origin.url}: {format.name} files accept neither manifest= nor schema=."
+                f"{origin.url}: {format.name} files accept neither manifest= nor sample=, and "
+                "fields= only selects or renames their fields."
             )
-        self._format, self._origin = format, origin
         suffixes = tuple(map(os.fsencode, (format.suffix, *format.beside)))
-        top = origin.top(lambda name: not is_passed_over(name) and name.endswith(suffixes))
-        is_file = format.is_file
-        self._files = [e for e in top.entries if is_file(e.name.rpartition(b"/")[2])]
-        self._beside = {entry.name: entry for entry in top.entries}
+
+        def is_wanted(name: bytes) -> bool:
+            base = name.rpartition(b"/")[2]
+            return base.endswith(suffixes) and not is_passed_over(base)
+
+        missing: list[bytes] = []
+        if format.is_file_per_sample:
+            from penstock.readers.formats.folder import list_folder  # not needed for shards
+
+            entries = [each for each in list_folder(origin).files if is_wanted(each.name)]
+        else:
+            top = origin.top(is_wanted)
+            entries, missing = top.entries, top.missing
+        files = [each for each in entries if format.is_file(each.name.rpartition(b"/")[2])]
+        self._listed = {entry.name: entry for entry in entries}
         if origin.selection is not None:  # accompanying files needn't be selected
-            stems = [e.name.removesuffix(os.fsencode(format.suffix)) for e in self._files]
-            names = (stem + os.fsencode(suffix) for stem in stems for suffix in format.beside)
+            names = (self._beside(file, suffix) for file in files for suffix in format.beside)
             found = ((name, origin.entry(name)) for name in names)
-            self._beside |= {name: entry for name, entry in found if entry is not None}
-        if top.missing or not self._files:
-            shown = printable(top.missing[0]) if top.missing else f"*{format.suffix}"
+            self._listed |= {name: entry for name, entry in found if entry is not None}
+        if missing or not files:
+            shown = printable(missing[0]) if missing else f"*{format.suffix}"
             raise DatasetNotFoundError(
                 f"{origin.url}: contains no file {shown}; expected a folder of {format.name} files."
             )
+        super().__init__(origin, files, listed=list(self._listed.values()))
 
-    def snapshot(self) -> Snapshot:
-        """Return the snapshot of the files."""
-        return Snapshot.of(self._beside.values(), {})
+    def _beside(self, file: Entry, suffix: str) -> bytes:
+        return file.name.removesuffix(os.fsencode(self._format.suffix)) + os.fsencode(suffix)
 
-    def candidates(self, *, workers: int) -> Candidates:
-        """Return the records of all files as candidates."""
-        return self._candidates(self._files, workers=workers)
+    def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+        """Return the records of some files, file by file."""
+        schema = Schema({**self._format.schema(self.origin), **self.given})
+        is_grouped = self._format.is_file_per_sample
 
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        """Yield the records of the shard's file, then the same without the cache's copy of it."""
-        del number, total
-        for entry in self._files:
-            if name.endswith(b"-%s.arrow" % entry.identity.encode()):
-                yield self._candidates([entry], workers=workers), 0
-                drop_cached_copy(self._origin, entry)
-                yield self._candidates([entry], workers=workers), 0
+        def read(file: DataFile, entry: Entry) -> Records | QuarantineEntry:
+            try:
+                return self._read(file, entry, schema)
+            except _INVALID as error:
+                if isinstance(error, PenstockError):
+                    raise
+                reason = f"isn't a valid {self._format.name} file ({error})"
+                if is_grouped:
+                    return QuarantineEntry(name=entry.name, reason=reason)
+                raise DatasetError(
+                    f"{printable(entry.name)}: {reason}. Write or fetch it again, or remove it "
+                    "from the folder."
+                ) from error
 
-    def _candidates(self, files: Sequence[Entry], *, workers: int) -> Candidates:
-        schema = self._format.schema(self._origin)
-
-        def read(entry: Entry) -> Records:
-            return self._read(entry, schema)
-
-        found = list(ordered(read, files, workers=workers, ahead=workers + 2, name="list"))
-        counts = [len(records) for records in found]
-        names = [
-            b"%s[%s]" % (entry.name, b"%d" % row if own is None else own[row])
-            for entry, records, count in zip(files, found, counts, strict=True)
-            for own in (records.names,)
-            for row in range(count)
-        ]
-        columns = [records.columns(schema) for records in found]
-        return Candidates(
-            schema=schema,
-            files=files,
+        read_files = self.read_each(files, read, workers=workers, whole=not is_grouped)
+        bad = [each for each in read_files if isinstance(each, QuarantineEntry)]
+        both = zip(files, read_files, strict=True)
+        good = [(entry, each) for entry, each in both if isinstance(each, Records)]
+        if not good:
+            raise DatasetError(f"{self.origin.url}: {' '.join(left_out_sentences('files', bad))}")
+        files, records = [entry for entry, _ in good], [each for _, each in good]
+        firsts = np.cumsum([0, *map(len, records)]).tolist()
+        numbers = np.repeat(np.arange(len(files)), list(map(len, records)))
+        names = [name for entry, each in good for name in self._names(entry, each)]
+        table = _table([each.values for each in records], names, schema, source=self.origin.url)
+        samples = SpanSamples(
             names=names,
+            files=files,
             spans={
-                name: _joined([each.spans[name] for each in found], counts)
-                for name in found[0].spans
+                name: _joined([each.spans[name] for each in records], numbers)
+                for name in records[0].spans
             },
-            values={name: joined_columns([each[name] for each in columns]) for name in columns[0]},
-            shards=Grouping(
-                order=np.arange(len(names), dtype=np.int64),
-                bounds=np.cumsum([0, *counts], dtype=np.int64),
-            ),
-            shard_bytes=None,
-            quarantined=[],
-            passed_over={},
-        )
+            types={name: schema[name] for name in records[0].spans},
+            shard_of=None if is_grouped else numbers,
+            rejected={
+                first + row: reason
+                for first, each in zip(firsts, records, strict=False)
+                for row, reason in each.rejected.items()
+            },
+            quarantined=bad,
+            left_out=left_out_sentences("files", bad),
+        ).with_table(table)
+        return replace(samples, types={name: samples.types[name] for name in schema})
 
-    def _read(self, entry: Entry, schema: Schema) -> Records:
+    def _names(self, entry: Entry, records: Records) -> list[bytes]:
+        if records.names is not None:
+            return [b"%s[%s]" % (entry.name, name) for name in records.names]
+        if len(records) == 1 and self._format.is_file_per_sample:
+            return [entry.name]
+        return [b"%s[%d]" % (entry.name, row) for row in range(len(records))]
+
+    def _read(self, file: DataFile, entry: Entry, schema: Schema) -> Records:
         beside = {}
         for suffix in self._format.beside:
-            name = entry.name.removesuffix(os.fsencode(self._format.suffix)) + os.fsencode(suffix)
-            if name in self._beside:
-                beside[suffix] = self._content(self._beside[name])
-        with open_data_file(self._origin, entry, whole=True) as opened:
-            try:
-                records = self._format.records(opened, entry, beside)
-                _check(records, entry, schema)
-            except (ValueError, IndexError, KeyError, TypeError) as error:
-                if isinstance(error, DatasetError):
-                    raise
-                raise DatasetError(
-                    f"{printable(entry.name)}: isn't a valid {self._format.name} file ({error}). "
-                    "Write or fetch it again, or remove it from the folder."
-                ) from error
-            return records
-
-    def _content(self, entry: Entry) -> bytes:
-        if entry.size_bytes > _MAX_BESIDE_BYTES:
-            raise DatasetError(
-                f"{printable(entry.name)}: has {entry.size_bytes:,} bytes; expected at most "
-                f"{_MAX_BESIDE_BYTES:,}."
-            )
-        with open_data_file(self._origin, entry) as opened:
-            return opened.read_at(0, entry.size_bytes)
+            other = self._listed.get(self._beside(entry, suffix))
+            if other is not None:
+                if other.size_bytes > _MAX_BESIDE_BYTES:
+                    raise ValueError(
+                        f"{printable(other.name)} has {other.size_bytes:,} bytes; expected at most "
+                        f"{_MAX_BESIDE_BYTES:,}"
+                    )
+                with open_data_file(self.origin, other) as opened:
+                    beside[suffix] = opened.read_at(0, other.size_bytes)
+        records = self._format.records(file, entry, beside)
+        _check(records, entry, schema)
+        return records
 
 
 def _check(records: Records, entry: Entry, schema: Schema) -> None:
@@ -264,41 +281,73 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
     count = len(records)
     if {*records.spans, *records.values} != set(schema):
         raise ValueError(f"fields {[*records.spans, *records.values]}, expected {list(schema)}")
-    for name, values in records.columns(schema).items():
+    for name, values in records.values.items():
         if len(values) != count:
             raise ValueError(f"{len(values):,} values of {name!r} for {count:,} records")
+        if isinstance(values, np.ndarray) and not np.can_cast(
+            values.dtype, _dtype(schema[name]), "same_kind"
+        ):
+            raise ValueError(f"{values.dtype} for {name!r}, which is {schema[name]!r}")
     for name, spans in records.spans.items():
+        if spans.codec is not None and array_form(schema[name]) is None:
+            raise ValueError(f"bare numbers for {name!r}, which is {schema[name]!r}")
         starts, sizes = np.asarray(spans.starts, np.int64), np.asarray(spans.sizes, np.int64)
         if starts.shape != (count,) or sizes.shape != (count,):
             raise ValueError(f"{len(starts):,} spans of {name!r} for {count:,} records")
-        if count and not (
-            starts.min() >= 0
-            and sizes.min() >= 0
-            and starts.max() <= entry.size_bytes
-            and (sizes <= entry.size_bytes - starts).all()
-        ):
+        is_inside = (starts >= 0) & (starts <= entry.size_bytes) & (sizes >= 0)
+        if not ((is_inside & (sizes <= entry.size_bytes - starts)) | (starts == MISSING)).all():
             raise ValueError(
                 f"spans of {name!r} lie outside of the file; the file or its index is truncated"
             )
 
 
-def _joined(parts: Sequence[RecordSpans], counts: Sequence[int]) -> Spans:
+def _dtype(type: FieldType) -> np.dtype[Any] | type[object]:
+    """Return the dtype of a field's numbers; of other fields a dtype that no numbers cast to."""
+    form = array_form(type)
+    return form.dtype if form is not None else number_dtype(type) or np.dtype("V1")
+
+
+def _joined(parts: Sequence[RecordSpans], numbers: NDArray[np.int64]) -> Spans:
+    """Join the spans of several files. numbers: of each record's file."""
+    starts = np.concatenate([np.asarray(part.starts, np.int64) for part in parts])
+    sizes = np.concatenate([np.asarray(part.sizes, np.int64) for part in parts])
+    has_field = starts != MISSING
     return Spans(
-        files=np.repeat(np.arange(len(parts)), counts),
-        starts=np.concatenate([np.asarray(part.starts, np.int64) for part in parts]),
-        sizes=np.concatenate([np.asarray(part.sizes, np.int64) for part in parts]),
+        files=np.where(has_field, numbers, MISSING),
+        starts=np.where(has_field, starts, 0),
+        sizes=np.where(has_field, sizes, 0),
         codec=parts[0].codec,
     )
 
 
-def _column(name: str, values: Any, schema: Schema) -> Column:
-    if isinstance(values, np.ndarray):
-        form, dtype = array_form(schema[name]), number_dtype(schema[name])
-        expected = dtype if form is None else form.dtype
-        if expected is None or not np.can_cast(values.dtype, expected, "same_kind"):
-            raise ValueError(f"{values.dtype} for {name!r}, which is {schema[name]!r}")
-        return DenseColumn(values.astype(expected))
-    if isinstance(values, list | tuple):
-        return ListColumn(list(values))
-    found: Column = values
-    return found
+def _table(
+    parts: Sequence[Mapping[str, Values]], names: Sequence[bytes], schema: Schema, *, source: str
+) -> TableFields:
+    """Convert the values of several files to columns. Lists are checked value by value."""
+    found, lists = TableFields(), dict[str, list[Any]]()
+    for name in parts[0]:
+        values: list[Any] = [part[name] for part in parts]
+        if all(isinstance(each, np.ndarray) for each in values):
+            found.values[name] = DenseColumn(np.concatenate(values).astype(_dtype(schema[name])))
+        elif not all(isinstance(each, Sequence) for each in values):
+            found.values[name] = joined_columns(values)
+        elif isinstance(schema[name], COLUMN_TYPES):
+            lists[name] = [_plain(each) for part in values for each in part]
+        else:
+            found.values[name] = ListColumn([each or b"" for part in values for each in part])
+            found.present[name] = np.array([each is not None for part in values for each in part])
+    table = TextTable(source=source, columns=lists, places=names, unit="record")
+    made = fields_of(table, schema)
+    return replace(
+        made,
+        types={name: made.types.get(name, schema[name]) for name in parts[0]},
+        values=found.values | made.values,
+        present=found.present | made.present,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON would hold it: numpy's numbers as Python's, and bytes as text."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

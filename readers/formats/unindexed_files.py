@@ -86,20 +86,6 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Data
     raise TypeError(f"unknown origin {origin!r}")
 
 
-def is_cached(origin: Origin, entry: Entry) -> bool:
-    """Return True if the cache holds the whole of a remote file that is a shard."""
-    return isinstance(origin, RemoteFolder) and origin.remote.is_whole(origin.archive(entry))
-
-
-def drop_cached_copy(origin: Origin, entry: Entry) -> None:
-    """Drop the cached bytes of a remote file that is a shard.
-
-    They were damaged before the file was complete, when they had no checksums yet.
-    """
-    if isinstance(origin, RemoteFolder):
-        origin.remote.drop(origin.archive(entry))
-
-
 class LocalFile:
     """A local file, open for reading at offsets; a context manager.
 
@@ -242,7 +228,7 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
         return found
     if not isinstance(origin, LocalFolder):
         raise TypeError(f"unknown origin {origin!r}")
-    read = partial(_read, origin.root)
+    read = partial(_read, origin)
     if len(parts) == 1 or workers == 1:
         return [read(part) for part in parts]
     return list(ordered(read, parts, workers=workers, ahead=4 * workers, name="footers"))
@@ -267,16 +253,10 @@ def _fetch(origin: RemoteFolder, parts: Sequence[Part]) -> list[bytes]:
     return found
 
 
-def _read(root: bytes, part: Part) -> bytes:
+def _read(origin: LocalFolder, part: Part) -> bytes:
     entry, start, end = part
-    path = os.path.join(root, entry.name)
-    fd = open_file(path, entry.name)
-    try:
-        data = os.pread(fd, end - start, start)
-    except OSError as error:
-        raise unreadable_file_error(path, error) from error
-    finally:
-        os.close(fd)
+    with LocalFile(origin, entry) as opened:
+        data = opened.read_at(start, end - start)
     if len(data) != end - start:
         raise changed_file_error(entry.name, f"it ends before byte {end}")
     return data

@@ -110,13 +110,13 @@ class IndexOpener:
         )
         if not arrangement.places:
             return opener
-        from penstock.readers.formats import are_default_names, renamed_arrangement
+        from penstock.readers.formats import SpanFormat, renamed_arrangement
 
         try:
-            if opener._own_manifest() is None and not are_default_names(
-                opener.recognise().name, opener.origin
-            ):
-                return opener
+            if opener._own_manifest() is None:
+                format = opener.recognise()
+                if not (isinstance(format, SpanFormat) and format.has_default_names(opener.origin)):
+                    return opener
         except BaseException:
             opener.origin.close()
             raise

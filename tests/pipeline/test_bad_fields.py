@@ -129,7 +129,6 @@ WRONG: list[tuple[str, Any, Any, str]] = [
 RIGHT: dict[str, Any] = {"vector": [1.0, 2.0], "label": "dog", "boxes": [[1, 1, 5, 5]], "number": 1}
 
 
-@pytest.mark.filterwarnings("ignore:.*are left out because of their values")
 @pytest.mark.parametrize(("field", "kind", "wrong", "message"), WRONG)
 def test_a_row_that_does_not_fit_is_left_out_by_name(
     tmp_path: Path, field: str, kind: Any, wrong: Any, message: str

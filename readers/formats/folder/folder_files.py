@@ -1,20 +1,15 @@
-"""List the files of a folder, and infer the type of field from a file's name.
-
-Files are listed by name, size and time; none is read.
-"""
+"""List the files of a folder by name, size and time. None is read."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, Audio, Bytes, Image, Text, Video
-from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
+from penstock.readers.files import is_passed_over, printable, unsafe_reason
 from penstock.readers.origin import (
     Entry,
     LocalFolder,
@@ -27,43 +22,9 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Origin
-
-IMAGES = frozenset(
-    ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm")
-)
-TEXTS = frozenset(("txt", "caption"))
-ARRAYS = frozenset(("npy",))
-AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
-VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
-_TYPES: tuple[tuple[Collection[str], FieldType], ...] = (
-    (TEXTS, Text()),
-    (ARRAYS, Array()),
-    (AUDIO, Audio()),
-    (VIDEO, Video()),
-    (("bin", "json", "xml", "pt", "npz", "mat"), Bytes()),
-)
-
-
-def stem(name: bytes) -> bytes:
-    """Return a file's name without its extension, folders included."""
-    return name.rpartition(b".")[0] if b"." in name.rpartition(b"/")[2] else name
-
-
-def type_by_names(names: Iterable[bytes]) -> FieldType:
-    """Return the type of most files, according to their names alone.
-
-    A file without a known extension is an image: many images have none. Checking reports what is
-    wrong with the other files.
-    """
-    counts = Counter(
-        next((type for extensions, type in _TYPES if own in extensions), Image())
-        for own in map(extension, names)
-    )
-    return max(counts, key=counts.__getitem__, default=Image())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,19 @@ The code that turns files into candidates is imported only when a folder is inde
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.files import extension
-from penstock.readers.formats.folder.folder_files import IMAGES, changed_directories, list_folder
+from penstock.readers.formats.file_kinds import kind_of
+from penstock.readers.formats.folder.folder_files import changed_directories, list_folder
 from penstock.readers.formats.format import SpanFormat
 from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.formats.folder.folder_candidates import FolderFiles
+    from penstock.readers.formats.folder.folder_listing import FolderFiles
     from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
     from penstock.readers.origin import Origin
 
@@ -35,7 +36,7 @@ class FolderIndexing:
     def list(self, origin: Origin) -> FolderFiles:
         """List all files. Raises as `list_folder` does."""
         # Opening an existing index doesn't need this module.
-        from penstock.readers.formats.folder.folder_candidates import FolderFiles
+        from penstock.readers.formats.folder.folder_listing import FolderFiles
 
         return FolderFiles(origin, list_folder(origin))
 
@@ -65,7 +66,18 @@ class FolderFormat(SpanFormat):
         if origin.selection is None:
             return True
         names = origin.names().files
-        return not origin.selection.is_one and all(extension(name) in IMAGES for name in names)
+        return not origin.selection.is_one and all(kind_of(name) == "image" for name in names)
+
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True if the places of fields are none of the folder's folders and patterns, so
+        that they can only be names of fields."""
+        arrangement = origin.arrangement
+        if arrangement.manifest or origin.selection is not None:
+            return False
+        folders = {os.fsdecode(name) for name in origin.names().folders}
+        places = [place for _, place in arrangement.places]
+        tops = [place.removeprefix("./").partition("/")[0] for place in places]
+        return not any("*" in place for place in places) and folders.isdisjoint(tops)
 
 
 FORMAT: Format = FolderFormat()

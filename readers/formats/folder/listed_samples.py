@@ -32,8 +32,8 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.files import encoded_name, extension, printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.folder_files import IMAGES, stem, type_by_names
-from penstock.readers.formats.folder.folder_samples import FolderSamples
+from penstock.readers.formats.file_kinds import kind_of, stem, type_by_names
+from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
 from penstock.readers.origin import QuarantineEntry, left_out_for
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _joined(tables: Sequence[TextTable]) -> TextTable:
             ]
             for name in names
         },
-        places=[f"{table.source}:{place}" for table in tables for place in table.places],
+        places=[f"{t.source}, {t.place(row)}" for t in tables for row in range(len(t))],
         unit="row",
         is_text=tables[0].is_text,
     )
@@ -185,7 +185,7 @@ def listed_samples(
     schema: Mapping[str, FieldType],
     *,
     root: bytes = b"",
-) -> FolderSamples:
+) -> SpanSamples:
     """Return the rows as samples, in their order. Rows whose file doesn't exist are quarantined.
 
     found: all files by name. root: of a local dataset; paths may start with it.
@@ -199,53 +199,41 @@ def listed_samples(
     else:
         columns = {field: field for field in listed.files}
     names = {column: _names(table, column, listed.folders, root) for column in columns}
+    types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
     main = next(iter(columns))
     if main in listed.paths and listed.files is None:
-        usual = type_by_names(name for name in names[main] if name is not None)
-        columns[main] = _FIELDS.get(type(usual), "file")
+        columns[main] = _FIELDS.get(type(types[main]), "file")
     if not len(table):
         raise DatasetNotFoundError(f"{url}: {table.source} has no rows, so it lists no samples.")
     missing = _missing(table, names, columns, main, found)
     if len(missing) == len(table):
-        first = next(iter(missing.values()), None)
-        example = remedy = ""
-        if first is not None:
-            example = (
-                f" ({printable(first.name)}: {first.reason}{_similar_file(first.name, found)})"
-            )
-            remedy = _remedy_for(first.name, found, url)
         raise DatasetError(
             f"{url}: none of the {len(table):,} rows of {table.source} names an existing file"
-            f'{example}. Paths in "{main}" are relative to the dataset\'s root; those of a '
-            f"metadata file, to its folder.{remedy}"
+            f'{_example(missing[0], found)}. Paths in "{main}" are relative to the dataset\'s '
+            "root; those of a metadata file, to its folder."
+            + _remedy_for(missing[0].name, found, url)
         )
     kept = [row for row in range(len(table)) if row not in missing]
     files, places = _places(names, kept, found)
-    types = {
-        field: type_by_names(name for name in names[column] if name is not None)
-        for column, field in columns.items()
-    }
-    types |= {name: schema[name] for name in types if name in schema}
+    in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
     given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
     values = fields_of(
-        table.without(*columns).take(kept), {n: t for n, t in given.items() if n not in types}
+        table.without(*columns).take(kept), {n: t for n, t in given.items() if n not in in_files}
     )
     unlisted = []
     if listed.is_whole:
         named = {file.name for file in files}
-        unlisted = [name for name in found if extension(name) in IMAGES and name not in named]
-    samples = FolderSamples(
+        unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
+    samples = SpanSamples(
         names=[name for row in kept if (name := names[main][row]) is not None],
         files=files,
-        places={columns[column]: numbers for column, numbers in places.items()},
-        types=types,
+        spans={columns[column]: whole_files(each, files) for column, each in places.items()},
+        types=in_files,
         quarantined=list(missing.values()),
         left_out=[
-            *(
-                f"{len(missing):,} of {len(table):,} rows of {table.source} are left out, such as "
-                f"{printable(missing[row].name)}: {missing[row].reason}. All are in the index's "
-                "quarantine.jsonl."
-                for row in sorted(missing)[:1]
+            *left_out_sentences(
+                f"of {len(table):,} rows of {table.source}",
+                [missing[row] for row in sorted(missing)],
             ),
             *values.doubts,
             *_hints(table, values.types, found, listed.folders),
@@ -263,8 +251,7 @@ def listed_samples(
     ).with_table(values)
     # In the order of the table's columns, the sample's own file first.
     order = [columns[main], *(columns.get(name, name) for name in table.columns)]
-    types = {name: samples.types[name] for name in dict.fromkeys(order) if name in samples.types}
-    return replace(samples, types=types)
+    return replace(samples, types={n: samples.types[n] for n in order if n in samples.types})
 
 
 def _file_columns(
@@ -317,34 +304,31 @@ def _names(
     table: TextTable, column: str, folders: Sequence[bytes], root: bytes
 ) -> list[bytes | None]:
     """Return the file that each row names, below the dataset's root."""
-    names: list[bytes | None] = []
-    for row, value in enumerate(table.columns[column]):
-        if value is None:
-            names.append(None)
-            continue
-        if not isinstance(value, str):
-            raise DatasetError(
-                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted the name '
-                "of a file."
-            )
-        encoded, folder = encoded_name(value), folders[row]
-        if encoded is None:
-            raise DatasetError(
-                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted the name '
-                "of a file: this has half of a character (a lone surrogate). Correct the table."
-            )
-        if root and encoded.startswith(root + b"/"):
-            encoded, folder = encoded[len(root) + 1 :], b""
-        path = posixpath.normpath(posixpath.join(folder, encoded))
-        leaves = encoded.startswith(b"/") or path.startswith(b"../") or path in (b"..", b".")
-        if leaves or b"\0" in encoded:
-            raise DatasetError(
-                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted '
+
+    def below(row: int, value: object) -> bytes:
+        wanted, encoded = "the name of a file.", None
+        if isinstance(value, str):
+            wanted = "the name of a file, without half of a character (a lone surrogate)."
+            encoded = encoded_name(value)
+        if encoded is not None:
+            folder = folders[row]
+            if root and encoded.startswith(root + b"/"):
+                encoded, folder = encoded[len(root) + 1 :], b""
+            path = posixpath.normpath(posixpath.join(folder, encoded))
+            leaves = encoded.startswith(b"/") or path.startswith(b"../") or path in (b"..", b".")
+            if not leaves and b"\0" not in encoded:
+                return path
+            wanted = (
                 "a path relative to the dataset's root that stays below it. Give the folder that "
                 "holds all files as the URL, and paths below it in the table."
             )
-        names.append(path)
-    return names
+        where = f"{table.source}, {table.place(row)}"
+        raise DatasetError(f'{where}: got "{column}" = {value!r}, wanted {wanted}')
+
+    return [
+        None if value is None else below(row, value)
+        for row, value in enumerate(table.columns[column])
+    ]
 
 
 def _missing(
@@ -372,6 +356,15 @@ def _missing(
     return missing
 
 
+def _example(missing: QuarantineEntry, found: Mapping[bytes, Entry]) -> str:
+    """Return a missing file, and a file of the same name in another folder if there is one."""
+    base = missing.name.rpartition(b"/")[2]
+    bases = ((name, name.rpartition(b"/")[2]) for name in found)
+    same = next((name for name, own in bases if base in (own, stem(own))), None)
+    exists = "" if same is None else f"; {printable(same)} exists"
+    return f" ({printable(missing.name)}: {missing.reason}{exists})"
+
+
 def _remedy_for(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
     """Return a remedy if an existing file resembles a missing one, else ""."""
     if name.replace(b"\\", b"/") in found:
@@ -386,15 +379,6 @@ def _remedy_for(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
                 "URL, and the table's full path as manifest=."
             )
     return ""
-
-
-def _similar_file(name: bytes, found: Mapping[bytes, Entry]) -> str:
-    """Return a hint at a file of the same name in another folder, or "" if there is none."""
-    base = name.rpartition(b"/")[2]
-    same = next(
-        (n for n in found if base in (n.rpartition(b"/")[2], stem(n.rpartition(b"/")[2]))), b""
-    )
-    return f"; {printable(same)} exists" if same else ""
 
 
 def _places(
@@ -427,7 +411,7 @@ def _hints(
             continue
         value = encoded_name(str(table.columns[name][row])) or b""
         path = posixpath.normpath(posixpath.join(folders[row], value))
-        if extension(value) in IMAGES and path in found:
+        if kind_of(value) == "image" and path in found:
             hints.append(
                 f'the column "{name}" of {table.source} is text, and names files: to read them '
                 f'pass schema={{"{name}": Image()}}, or Mask(of="image").'

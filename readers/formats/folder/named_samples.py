@@ -21,29 +21,16 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import (
-    Array,
-    Audio,
     ClassLabel,
     DenseColumn,
-    Image,
-    Text,
-    Video,
     fields_of,
     json_object,
     valid_object_table,
 )
 from penstock.readers.files import encoded_name, extension, printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.folder_files import (
-    ARRAYS,
-    AUDIO,
-    IMAGES,
-    TEXTS,
-    VIDEO,
-    stem,
-    type_by_names,
-)
-from penstock.readers.formats.folder.folder_samples import FolderSamples
+from penstock.readers.formats.file_kinds import TYPES, kind_of, stem, type_by_names
+from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
 from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
 
 if TYPE_CHECKING:
@@ -52,37 +39,37 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.formats.file_kinds import Kind
     from penstock.readers.origin import Entry
+
+    Read = Callable[[Sequence[Entry]], Sequence[bytes]]
+    Companions = Mapping[bytes, Entry]
+    PairedFiles = Mapping[bytes, Sequence[Entry]]
 
 LARGEST_JSON_BYTES = 2**20
 """The largest JSON file of a sample that is read."""
 
-_CAPTION, _ARRAY, _JSON, _AUDIO, _VIDEO = "caption", "array", "json", "audio", "video"
-_ROLES = {
-    **dict.fromkeys(sorted(TEXTS), _CAPTION),
-    **dict.fromkeys(ARRAYS, _ARRAY),
-    "json": _JSON,
-    **dict.fromkeys(sorted(AUDIO), _AUDIO),
-    **dict.fromkeys(sorted(VIDEO), _VIDEO),
-}
-# The role of the files that are samples, by their field; "" stands for all files without a role.
-_OWN = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION, _AUDIO: _AUDIO, _VIDEO: _VIDEO}
-_WRONG_NAME = {_AUDIO: "its name isn't that of audio", _VIDEO: "its name isn't that of a video"}
-_COMPANIONS = (_CAPTION, _ARRAY, _JSON)
+# Files that add fields to the sample of the same name, and their fields; JSON has a field per key.
+_COMPANIONS: Mapping[Kind, str] = {"text": "caption", "array": "array", "json": ""}
 _SHOWN_CLASSES, _SHOWN_FOLDERS = 5, 8
 _IN_ROOT = "not in a class folder (a file next to the class folders has no label)"
 _NO_CLASS = "its folder isn't a class: it holds no file that can be a sample"
+_NO_SAMPLE = "the file of the same name isn't a sample"
+_WRONG_NAME: Mapping[Kind, str] = {
+    "audio": "its name isn't that of audio",
+    "video": "its name isn't that of a video",
+}
 
 
 def class_folder_samples(
     found: Iterable[Entry],
-    read: Callable[[Sequence[Entry]], Sequence[bytes]],
+    read: Read,
     schema: Mapping[str, FieldType],
     *,
     folders: Iterable[bytes] = (),
     allow_empty: bool = False,
     url: str = "",
-) -> FolderSamples:
+) -> SpanSamples:
     """Return the samples of a folder whose fields the user didn't name.
 
     found: all files. read: returns the bytes of files. schema: given types. folders: those directly
@@ -91,108 +78,121 @@ def class_folder_samples(
     Raises DatasetError (the schema lacks a class folder, or a value doesn't fit its type),
     DatasetNotFoundError (a class folder without samples).
     """
-    main, companions, field, type = _roles(found)
-    stray: list[QuarantineEntry] = []
-    if field in _WRONG_NAME:  # unlike for images, names decide
-        others = [file for file in main if _ROLES.get(extension(file.name)) != field]
-        stray = [QuarantineEntry(name=file.name, reason=_WRONG_NAME[field]) for file in others]
-        main = [file for file in main if _ROLES.get(extension(file.name)) == field]
-    files = sorted(main, key=_class_order)
-    classes = _classes(files, field)
+    found = list(found)
+    kinds = [kind_of(file.name) for file in found]
+    kind = _main_kind(found, kinds)
+    files, companions = _with_companions(found, kinds, kind)
+    files.sort(key=_class_order)
+    classes = _classes(files, kind)
     given = schema.get("label")
     # A given list of classes numbers them, whichever folders exist.
-    is_listed = isinstance(given, ClassLabel) and bool(given.names)
-    if classes and not is_listed:
+    if classes and not (isinstance(given, ClassLabel) and given.names):
         classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
-    if classes:
-        known = set(classes)
-        stray += [
-            QuarantineEntry(name=file.name, reason=_NO_CLASS if _class_of(file.name) else _IN_ROOT)
-            for file in files
-            if _class_of(file.name) not in known
-        ]
-        files = [file for file in files if _class_of(file.name) in known]
-    types: dict[str, FieldType] = {field: type}
+    known = set(classes)
+    stray: list[QuarantineEntry] = []
+    samples: list[Entry] = []
+    for file in files:
+        top = _class_of(file.name)
+        if kind in _WRONG_NAME and kind_of(file.name) != kind:  # unlike for images, names decide
+            stray.append(QuarantineEntry(name=file.name, reason=_WRONG_NAME[kind]))
+        elif classes and top not in known:
+            reason = _NO_CLASS if top else _IN_ROOT
+            stray.append(QuarantineEntry(name=file.name, reason=reason))
+        else:
+            samples.append(file)
+    types: dict[str, FieldType] = {kind: TYPES[kind]}
     values: dict[str, Column] = {}
     if classes:
-        types["label"], values["label"] = _labels(files, classes, given)
-    images = [each for each in stray if extension(each.name) in IMAGES]
-    samples = FolderSamples(
-        names=[file.name for file in files],
-        files=files,
-        places={field: np.arange(len(files), dtype=np.int64)},
+        types["label"], values["label"] = _labels(samples, classes, given)
+    all_files = list(samples)
+    places: dict[str, NDArray[np.int64]] = {kind: np.arange(len(samples), dtype=np.int64)}
+    stems = [stem(file.name) for file in samples] if companions else []
+    for other, field in _COMPANIONS.items():
+        mine = companions.get(other, {})
+        if field and not mine.keys().isdisjoint(stems):
+            number_of: dict[bytes, int] = {}
+            for each in stems:
+                if each in mine and each not in number_of:
+                    number_of[each] = len(all_files)
+                    all_files.append(mine[each])
+            types[field] = TYPES[other]
+            places[field] = np.array([number_of.get(each, MISSING) for each in stems], np.int64)
+    of_samples = set(stems)
+    alone = [
+        QuarantineEntry(name=file.name, reason=_NO_SAMPLE)
+        for mine in companions.values()
+        for own, file in mine.items()
+        if own not in of_samples
+    ]
+    images = [each for each in stray if kind_of(each.name) == "image"]
+    found_samples = SpanSamples(
+        names=[file.name for file in samples],
+        files=all_files,
+        spans={field: whole_files(numbers, all_files) for field, numbers in places.items()},
         types=types,
         values=values,
-        quarantined=stray,
-        left_out=[
-            f"{len(images):,} images are left out, such as {printable(each.name)}: {each.reason}."
-            for each in images[:1]
-        ],
+        quarantined=[*stray, *alone],
+        left_out=left_out_sentences("images", images),
     )
-    return _with_companions(samples, companions, read, schema) if companions else samples
+    jsons = companions.get("json", {})
+    rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
+    return _with_json(found_samples, rows, read, schema) if rows else found_samples
 
 
-def _roles(
-    found: Iterable[Entry],
-) -> tuple[list[Entry], dict[tuple[bytes, str], Entry], str, FieldType]:
-    """Separate the samples' own files from their companions, which are returned by stem and role.
+def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
+    """Return the kind of files that are samples: images if any file may be one by its name."""
+    if any(not is_other_kind(file.name) and not is_prose(file.name) for file in files):
+        return "image"
+    counts = Counter(kinds)
+    if counts["array"]:
+        return "array"
+    both = zip(files, kinds, strict=True)
+    if not all(is_prose(file.name) for file, kind in both if kind == "text"):
+        return "text"
+    if counts["audio"] or counts["video"]:
+        return "audio" if counts["audio"] >= counts["video"] else "video"
+    return "image"
 
-    Also returns the field that the samples are.
+
+def _with_companions(
+    files: Sequence[Entry], kinds: Sequence[Kind | None], main: Kind
+) -> tuple[list[Entry], dict[Kind, dict[bytes, Entry]]]:
+    """Separate the samples' own files from their companions, which are returned by kind and stem.
+
+    A file of another kind that is no companion is returned with the first: checking it reports why
+    it isn't a sample.
     """
-    files = list(found)
-    extensions = [extension(file.name) for file in files]
-    field, type = _field(files, extensions)
-    own = _OWN[field]
-    roles = [_ROLES.get(each, "") for each in extensions]
-    main = [file for file, role in zip(files, roles, strict=True) if role == own]
-    if len(main) == len(files):
-        return main, {}, field, type
-    stems = {stem(file.name) for file in main}
-    companions: dict[tuple[bytes, str], Entry] = {}
-    for file, role in zip(files, roles, strict=True):
-        if role == own:
+    own = {None, "image"} if main == "image" else {main}
+    stems = {stem(f.name) for f, kind in zip(files, kinds, strict=True) if kind in own}
+    samples: list[Entry] = []
+    companions: dict[Kind, dict[bytes, Entry]] = {}
+    for file, kind in zip(files, kinds, strict=True):
+        if kind is None or kind in own or kind not in _COMPANIONS:
+            samples.append(file)
             continue
-        key = (stem(file.name), role)
-        if role in _COMPANIONS and key[0] in stems and key not in companions:
-            companions[key] = file
+        mine, name = companions.setdefault(kind, {}), stem(file.name)
+        if name in stems and name not in mine:
+            mine[name] = file
         else:
-            main.append(file)  # checking it reports why it isn't a sample
-    return main, companions, field, type
+            samples.append(file)
+    return samples, companions
 
 
-def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, FieldType]:
-    """Return the field of the samples: images if any file may be one."""
-    if any(_may_be_image(file.name) for file in files):
-        return "image", Image()
-    counts = Counter(_ROLES.get(each) for each in extensions)
-    if counts[_ARRAY]:
-        return _ARRAY, Array()
-    texts = [f.name for f in files if _ROLES.get(extension(f.name)) == _CAPTION]
-    if not all(map(is_prose, texts)):
-        return "text", Text()
-    if counts[_AUDIO] or counts[_VIDEO]:
-        is_audio = counts[_AUDIO] >= counts[_VIDEO]
-        return (_AUDIO, Audio()) if is_audio else (_VIDEO, Video())
-    return "image", Image()
-
-
-def _may_be_image(name: bytes) -> bool:
-    """Return True unless the name is that of another kind of file or of a README."""
-    return not is_other_kind(name) and not is_prose(name)
-
-
-def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
+def _classes(files: Sequence[Entry], kind: Kind) -> list[bytes]:
     """Return the first-level folders with a file that may be a sample, by its name.
 
     If there are none, return none if such files lie directly in the root, else all folders, so that
     the error reports what is wrong with their files.
     """
-    own = _OWN[field]
     tops = {top for file in files if (top := _class_of(file.name)) is not None}
     usable = {
         _class_of(file.name)
         for file in files
-        if (_ROLES.get(extension(file.name)) == own if own else _may_be_image(file.name))
+        if (
+            not is_other_kind(file.name) and not is_prose(file.name)
+            if kind == "image"
+            else kind_of(file.name) == kind
+        )
     }
     return sorted(tops & usable or (set() if None in usable else tops))
 
@@ -241,84 +241,16 @@ def _labels(
                 "names, or remove the folders from the dataset."
             )
         type = given
-    numbers = {name: number for number, name in enumerate(type.names)}
-    label_of = {name: numbers[os.fsdecode(name)] for name in classes}
-    tops = (_class_of(file.name) for file in files)
-    labels = [label_of[top] for top in tops if top is not None]
+    numbers = {os.fsencode(name): number for number, name in enumerate(type.names)}
+    labels = [numbers[file.name.partition(b"/")[0]] for file in files]
     return type, DenseColumn(np.array(labels, np.int64))
 
 
-def _with_companions(
-    samples: FolderSamples,
-    companions: Mapping[tuple[bytes, str], Entry],
-    read: Callable[[Sequence[Entry]], Sequence[bytes]],
-    schema: Mapping[str, FieldType],
-) -> FolderSamples:
-    """Add the fields whose files share the samples' names: captions, arrays and JSON."""
-    stems = [stem(name) for name in samples.names]
-    files = list(samples.files)
-    types, places = dict(samples.types), dict(samples.places)
-    for role, type in ((_CAPTION, Text()), (_ARRAY, Array())):
-        numbers = _numbers(stems, role, companions, files)
-        if numbers is not None:
-            types[role], places[role] = type, numbers
-    left_out = [*samples.left_out]
-    rejected: dict[int, str] = {}
-    jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
-    known = set(stems)
-    alone = [
-        QuarantineEntry(name=file.name, reason="the file of the same name isn't a sample")
-        for (of, _), file in companions.items()
-        if of not in known
-    ]
-    quarantined = [*samples.quarantined, *alone]
-    samples = replace(samples, files=files, types=types, places=places, quarantined=quarantined)
-    if jsons:
-        objects, rejected = _objects(jsons, len(stems), read)
-        names = [printable(name) for name in samples.names]
-        table = valid_object_table(
-            objects, rejected=rejected, source="json", places=names, unit="file"
-        )
-        given = {name: type for name, type in schema.items() if name not in types}
-        found = fields_of(table, given, is_lenient=True)
-        left_out += [
-            f'"{name}" of the json files is left out: {why}.'
-            for name, why in found.left_out.items()
-        ]
-        left_out += [
-            f'"{name}" of the json files is left out: other files are a field of this name.'
-            for name in found.types
-            if name in types
-        ]
-        samples = samples.with_table(found)
-    return replace(samples, rejected={**samples.rejected, **rejected}, left_out=left_out)
-
-
-def _numbers(
-    stems: Sequence[bytes],
-    role: str,
-    companions: Mapping[tuple[bytes, str], Entry],
-    files: list[Entry],
-) -> NDArray[np.int64] | None:
-    """Append each sample's companion to files; return their numbers, or None if there are none."""
-    number_of: dict[bytes, int] = {}
-    numbers = np.full(len(stems), MISSING, np.int64)
-    for row, each in enumerate(stems):
-        file = companions.get((each, role))
-        if file is None:
-            continue
-        if each not in number_of:
-            number_of[each] = len(files)
-            files.append(file)
-        numbers[row] = number_of[each]
-    return numbers if number_of else None
-
-
-def _objects(
-    jsons: Mapping[int, Entry], count: int, read: Callable[[Sequence[Entry]], Sequence[bytes]]
-) -> tuple[list[dict[str, object] | None], dict[int, str]]:
-    """Return each sample's JSON object, and the reasons for those that can't be read."""
-    objects: list[dict[str, object] | None] = [None] * count
+def _with_json(
+    samples: SpanSamples, jsons: Mapping[int, Entry], read: Read, schema: Mapping[str, FieldType]
+) -> SpanSamples:
+    """Add the values of JSON files, a field for each key. jsons: the files of some samples."""
+    objects: list[dict[str, object] | None] = [None] * len(samples.names)
     rejected: dict[int, str] = {}
     small = {row: file for row, file in jsons.items() if file.size_bytes <= LARGEST_JSON_BYTES}
     for row in jsons.keys() - small.keys():
@@ -328,7 +260,21 @@ def _objects(
             objects[row] = json_object(data, what=printable(file.name))
         except DatasetError as error:
             rejected[row] = str(error)
-    return objects, rejected
+    table = valid_object_table(
+        objects, rejected=rejected, source="json", places=samples.names, unit="file"
+    )
+    given = {name: type for name, type in schema.items() if name not in samples.types}
+    found = fields_of(table, given, is_lenient=True)
+    taken = [name for name in found.types if name in samples.types]
+    why = dict.fromkeys(taken, "other files are a field of this name")
+    left_out = [
+        f'"{name}" of the json files is left out: {reason}.'
+        for name, reason in (found.left_out | why).items()
+    ]
+    samples = samples.with_table(found)
+    return replace(
+        samples, rejected={**samples.rejected, **rejected}, left_out=[*samples.left_out, *left_out]
+    )
 
 
 def _class_of(name: bytes) -> bytes | None:
@@ -384,7 +330,7 @@ def paired_samples(
     found: Iterable[Entry],
     places: Sequence[tuple[str, str]],
     schema: Mapping[str, FieldType],
-) -> FolderSamples:
+) -> SpanSamples:
     """Return a sample for each name that all fields have, in the order of the first field's files.
 
     Files whose name a field lacks are quarantined. Raises ConfigError, and DatasetError if a field
@@ -394,9 +340,11 @@ def paired_samples(
     files, others = _by_pair(found, wanted)
     for place in wanted:
         if not files[place.field]:
+            tops = {f.name.partition(b"/")[0] for f in found if b"/" in f.name}
+            shown = ", ".join(repr(printable(top)) for top in sorted(tops)[:_SHOWN_FOLDERS])
             raise DatasetError(
-                f'fields["{place.field}"]: {url} has no file in {place.given!r}. '
-                f"Its folders are {_folders(others, files)}."
+                f'fields["{place.field}"]: {url} has no file in {place.given!r}. Its folders are '
+                f"{shown or 'none'}{', …' if len(tops) > _SHOWN_FOLDERS else ''}."
             )
     first = files[wanted[0].field]
     whole = [
@@ -408,26 +356,23 @@ def paired_samples(
         raise DatasetError(f"{url}: {_why_nothing_pairs(files, wanted)}")
     whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
     unpaired = list(_unpaired(files, wanted))
-    ordered: list[Entry] = []
-    numbers = {}
-    types = {}
-    for place in wanted:
-        mine = [files[place.field][pair][0] for pair in whole]
-        types[place.field] = schema.get(place.field) or type_by_names(f.name for f in mine)
-        numbers[place.field] = np.arange(len(ordered), len(ordered) + len(mine), dtype=np.int64)
-        ordered += mine
-    return FolderSamples(
-        names=[first[pair][0].name for pair in whole],
+    columns = {place.field: [files[place.field][pair][0] for pair in whole] for place in wanted}
+    numbers = np.arange(len(whole), dtype=np.int64)
+    ordered = [file for column in columns.values() for file in column]
+    return SpanSamples(
+        names=[file.name for file in columns[wanted[0].field]],
         files=ordered,
-        places=numbers,
-        types=types,
+        spans={
+            field: whole_files(numbers + number * len(whole), ordered)
+            for number, field in enumerate(columns)
+        },
+        types={
+            field: schema.get(field) or type_by_names(file.name for file in column)
+            for field, column in columns.items()
+        },
         quarantined=unpaired,
         passed_over=Counter(extension(file.name) or "(none)" for file in others),
-        left_out=[
-            f"{len(unpaired):,} files are left out because a field lacks their name, such as "
-            f"{printable(each.name)}: {each.reason}. All are in the index's quarantine.jsonl."
-            for each in unpaired[:1]
-        ],
+        left_out=left_out_sentences("files", unpaired),
     )
 
 
@@ -444,17 +389,19 @@ def _parse_places(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
     return wanted
 
 
-def _why_nothing_pairs(
-    files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_FieldPlace]
-) -> str:
+def _why_nothing_pairs(files: Mapping[str, PairedFiles], wanted: Sequence[_FieldPlace]) -> str:
     """Explain why no sample is complete."""
     if len(wanted) == 1:
         return f"each name in {wanted[0].given!r} occurs several times, with several extensions."
     a, b = wanted[:2]
+    shown = [
+        printable(min(file.name for same in files[place.field].values() for file in same))
+        for place in (a, b)
+    ]
     return (
-        f"nothing pairs: no file in {a.given!r} (such as {_example(files[a.field])}) has the name "
-        f"of one in {b.given!r} (such as {_example(files[b.field])}). Names must be equal except "
-        'for the extension; if they differ otherwise, use a pattern such as "masks/*_mask.png".'
+        f"nothing pairs: no file in {a.given!r} (such as {shown[0]}) has the name of one in "
+        f"{b.given!r} (such as {shown[1]}). Names must be equal except for the extension; if they "
+        'differ otherwise, use a pattern such as "masks/*_mask.png".'
     )
 
 
@@ -480,37 +427,20 @@ def _by_pair(
 
 
 def _unpaired(
-    files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_FieldPlace]
+    files: Mapping[str, PairedFiles], wanted: Sequence[_FieldPlace]
 ) -> Iterable[QuarantineEntry]:
     seen: set[bytes] = set()
     for place in wanted:
         for pair, mine in files[place.field].items():
             for other in wanted:
-                theirs = files[other.field].get(pair, ())
-                if len(theirs) == 1:
+                theirs = len(files[other.field].get(pair, ()))
+                if theirs == 1:
                     continue
-                problem = (
-                    f"no file of its name in {other.given!r}"
-                    if not theirs
-                    else f"{len(theirs)} files of its name in {other.given!r}"
-                )
+                how_many = f"{theirs} files" if theirs else "no file"
+                reason = f"{other.field}: {how_many} of its name in {other.given!r}"
                 for file in mine:
                     yield QuarantineEntry(
-                        name=file.name,
-                        reason=f"{other.field}: {problem}",
-                        is_counted=pair not in seen,
+                        name=file.name, reason=reason, is_counted=pair not in seen
                     )
                     seen.add(pair)
                 break
-
-
-def _folders(others: Sequence[Entry], files: Mapping[str, Mapping[bytes, Sequence[Entry]]]) -> str:
-    names = [file.name for file in others]
-    names += [file.name for mine in files.values() for each in mine.values() for file in each]
-    tops = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    listed = ", ".join(repr(printable(top)) for top in tops[:_SHOWN_FOLDERS])
-    return (listed or "none") + (", …" if len(tops) > _SHOWN_FOLDERS else "")
-
-
-def _example(files: Mapping[bytes, Sequence[Entry]]) -> str:
-    return printable(min(file.name for each in files.values() for file in each))

@@ -58,7 +58,7 @@ class TableFormat(ChunkFormat, ABC):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
-        from penstock.readers.formats.folder import IMAGES
+        from penstock.readers.formats.file_kinds import IMAGES
 
         top = origin.top(self.is_file)
         if origin.selection is not None:

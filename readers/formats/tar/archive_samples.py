@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import DatasetError
 from penstock.readers.fieldtypes import ClassLabel, json_value
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 NO_KEY = "(no key)"
 """Counts members without an extension among the skipped ones."""
 
-_TAR = "tar"
 _SHOWN = 32
 _LABEL_BYTES, _JSON_BYTES = 256, 16 * 2**20
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = range(-(2**63), 2**63)
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveSample:
+class ArchiveSample(NamedTuple):
     """The members of one key.
 
     name: of the member after which the sample is named. start: that member's first byte, by which
@@ -69,14 +67,13 @@ class ArchiveSamples:
     quarantined: list[QuarantineEntry] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
 
+    def path(self, name: bytes) -> bytes:
+        """Return a member's name below the dataset's root, such as train-000.tar/dog.jpg."""
+        return self.entry.name + b"/" + name
+
     def refuse(self, name: bytes, reason: str) -> None:
         """Quarantine the sample of a member."""
-        self.quarantined.append(QuarantineEntry(name=member_path(self.entry, name), reason=reason))
-
-
-def member_path(archive: Entry, name: bytes) -> bytes:
-    """Return a member's name below the dataset's root, such as train-000.tar/dog.jpg."""
-    return archive.name + b"/" + name
+        self.quarantined.append(QuarantineEntry(name=self.path(name), reason=reason))
 
 
 def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) -> ArchiveSamples:
@@ -96,17 +93,16 @@ def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) 
         while name.startswith(b"./"):  # as `tar -c .` writes names
             name = name[2:].lstrip(b"/")
         reason = member.refused or unsafe_reason(name) or (None if name else "it has no name")
-        split = split_key(name)
-        extension = split[1] if split else ""
-        if reason is None and extension == _TAR:
+        key, extension = split_key(name) or (b"", "")
+        if reason is None and extension == "tar":
             reason = "a tar inside a tar: extract it, and add it as an archive of its own"
         if reason is not None:
             found.refuse(member.name, reason)
-        elif split is None or (name.startswith(b"__") and name.endswith(b"__")):
+        elif not key or (name.startswith(b"__") and name.endswith(b"__")):
             # No dot, a dot-file, or a name that WebDataset reserves.
             found.passed_over[NO_KEY] += 1
         elif requested.wants(extension):
-            groups.setdefault(split[0], {}).setdefault(extension, []).append(member)
+            groups.setdefault(key, {}).setdefault(extension, []).append(member)
             kind = requested.field_of(extension)
             if kind is not None and kind.is_value:
                 values[member.start] = _read_value(member, kind, opened, requested)
@@ -130,45 +126,45 @@ def _add_key(
 
     values: contents of labels and json, by the first byte of their member.
     """
-    repeated = next((part for part, same in parts.items() if len(same) > 1), None)
-    if repeated is not None:
-        what = f"two members of one key and extension ({_shown(repeated)})"
-        found.refuse(parts[repeated][0].name, what)
-        return
-    fields: dict[MemberField, str] = {}
-    for part in parts:
+    fields: dict[str, tuple[MemberField, str, TarMember]] = {}
+    for part, (member, *others) in parts.items():
+        if others:
+            what = f"two members of one key and extension ({_shown(part)})"
+            found.refuse(member.name, what)
+            return
         kind = requested.field_of(part)
         if kind is None:
-            found.passed_over[_shown(part)] += 1
             continue
-        other = next((each for each in fields if each.name == kind.name), None)
-        if other is not None:
-            both = sorted((fields[other], part))
+        if kind.name in fields:
+            other, other_part, first = fields[kind.name]
+            both = sorted((other_part, part))
             what = "members"
             remedy = f"a key ends at the first dot of a name. Rename one, such as other.{part}"
             if other.kind == kind.kind == "image":
                 what = "images"
                 remedy = f'name each field, fields={{"image": "{both[0]}", "mask": "{both[1]}"}}'
             found.refuse(
-                parts[fields[other]][0].name,
+                first.name,
                 f"two {what} of one key ({', '.join(both)}), and both would be the field "
                 f'"{kind.name}": {remedy}',
             )
             return
-        fields[kind] = part
+        fields[kind.name] = kind, part, member
+    for part in parts:
+        if requested.field_of(part) is None:
+            found.passed_over[_shown(part)] += 1
     if not fields:
         return
-    for kind, part in fields.items():
+    for kind, part, _ in fields.values():
         found.fields.setdefault(kind, set()).add(part)
-    members = {field: parts[part][0] for field, part in fields.items()}
-    images = [member for field, member in members.items() if field.kind == "image"]
-    first = images[0] if images else next(iter(members.values()))
-    contents = {field: values[member.start] for field, member in members.items() if field.is_value}
+    images = (member for kind, _, member in fields.values() if kind.kind == "image")
+    first = next(images, next(iter(fields.values()))[2])
+    contents = {kind: values[m.start] for kind, _, m in fields.values() if kind.is_value}
     bad = next((value for value in contents.values() if isinstance(value, Rejection)), None)
     if bad is not None:
         found.refuse(first.name, bad.reason)
         return
-    spans = {field.name: member for field, member in members.items() if not field.is_value}
+    spans = {name: member for name, (kind, _, member) in fields.items() if not kind.is_value}
     found.samples.append(ArchiveSample(key, first.name, first.start, spans, contents))
 
 

@@ -11,33 +11,16 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from penstock.readers.fieldtypes import (
-    PRESENT,
-    Array,
-    Audio,
-    Bytes,
-    Image,
-    Text,
-    Video,
-    is_field_name,
-    masks_by_name,
-)
+from penstock.readers.fieldtypes import PRESENT, is_field_name
+from penstock.readers.formats.file_kinds import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from penstock.readers.fieldtypes import FieldType
-
-# This includes images that Penstock can't decode: they are rejected with a remedy, not skipped.
-IMAGE_EXTENSIONS = frozenset(
-    (
-        *("avif", "bmp", "gif", "heic", "heif", "j2c", "j2k", "jp2", "jpe", "jpeg", "jpg", "jxl"),
-        *("pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp"),
-    )
-)
-"""Extensions of images."""
+    from penstock.readers.formats.file_kinds import Kind
 
 _KEY = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 
@@ -53,36 +36,10 @@ def split_key(name: bytes) -> tuple[bytes, str] | None:
     return found[1], found[2].decode("utf-8", "surrogateescape").lower()
 
 
-def member_extension(name: bytes) -> str:
-    """Return the part of a name after its key, or "" if there is none."""
-    found = split_key(name)
-    return "" if found is None else found[1]
-
-
-Kind = Literal["image", "text", "array", "audio", "video", "class", "json", "given"]
-"""The kind of content of a member. class, json: values, which are read when the archive is listed.
-given: an unknown kind that the user asked for: bytes, unless the schema gives another type."""
-
-_AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "au", "wma")
-_VIDEO = ("mp4", "m4v", "webm", "mkv", "mov", "avi", "mpg", "mpeg", "flv", "wmv", "ogv")
-# By extension: the kind, and the field's name if the member's name has none.
-_KINDS: Mapping[str, tuple[Kind, str]] = {
-    **dict.fromkeys(IMAGE_EXTENSIONS, ("image", "image")),
-    **dict.fromkeys(_AUDIO, ("audio", "audio")),
-    **dict.fromkeys(_VIDEO, ("video", "video")),
-    "txt": ("text", "caption"),
-    "npy": ("array", "array"),
-    "cls": ("class", "label"),
-    "json": ("json", ""),
-}
-_TYPES: Mapping[Kind, FieldType] = {
-    "image": Image(),
-    "text": Text(),
-    "array": Array(),
-    "audio": Audio(),
-    "video": Video(),
-    "given": Bytes(),
-}
+# The field's name if the member's name has none, where it isn't the kind's own name.
+_USUAL: Mapping[Kind, str] = {"text": "caption", "class": "label", "json": ""}
+USUAL_NAMES = frozenset(_USUAL.get(kind, kind) for kind in (*KINDS.values(), "class")) - {""}
+"""The field names of members that have no name of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,29 +104,14 @@ class RequestedFields:
 def member_field(extension: str) -> MemberField | None:
     """Return the default field of an extension (in lower case), or None if it is unknown."""
     stem, _, suffix = extension.rpartition(".")
-    if suffix not in _KINDS:
+    kind = "class" if suffix == "cls" else KINDS.get(suffix)
+    if kind is None:
         return None
-    kind, usual = _KINDS[suffix]
     if not stem:
-        return MemberField(usual, kind)
+        return MemberField(_USUAL.get(kind, kind), kind)
     try:
         stem.encode()
     except UnicodeEncodeError:
         return None
     is_name = is_field_name(stem) and not stem.endswith(PRESENT)
     return MemberField(stem, kind) if is_name else None
-
-
-def span_types(
-    kinds: Mapping[str, Kind],
-    extensions: Mapping[str, Iterable[str]],
-    given: Mapping[str, FieldType],
-) -> tuple[dict[str, FieldType], list[str]]:
-    """Return the types of fields that lie in members, and one sentence for each decision.
-
-    kinds: by field. extensions: of each field's members, without names. given: types from the
-    schema.
-    """
-    types = {name: given.get(name) or _TYPES[kind] for name, kind in kinds.items()}
-    masks, notes = masks_by_name(types, extensions, given=given)
-    return {**types, **masks}, notes

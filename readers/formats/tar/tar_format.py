@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.files import is_passed_over, printable
+from penstock.readers.formats.file_kinds import IMAGES
 from penstock.readers.formats.format import Indexing, SpanFormat
-from penstock.readers.formats.tar.member_fields import IMAGE_EXTENSIONS, member_extension
+from penstock.readers.formats.tar.member_fields import USUAL_NAMES, split_key
 from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def holds_tars(origin: Origin) -> bool:
     if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
         return bool(top.entries) and not top.folders and not top.others
     folders = [name for name in top.folders if not is_passed_over(name)]
-    images = [name for name in top.others if member_extension(name) in IMAGE_EXTENSIONS]
+    images = [n for n in top.others if (found := split_key(n)) is not None and found[1] in IMAGES]
     if folders or images:
         other = printable((folders + images)[0])
         raise ConfigError(
@@ -128,6 +129,10 @@ class TarFormat(SpanFormat):
     def recognises(self, origin: Origin) -> bool:
         """Return True if a URL names tar files, or the root holds some; see `holds_tars`."""
         return holds_tars(origin)
+
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True if the places of fields are names that members have by default."""
+        return all(place in USUAL_NAMES for _, place in origin.arrangement.places)
 
 
 FORMAT: Format = TarFormat()

@@ -98,7 +98,7 @@ def test_names_of_classes_in_tar_members_need_a_schema(tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError, match=r'schema=\{"label": ClassLabel'):
         Dataset(root).open(verify=images.verify)
     other = Dataset(root, schema={"label": ClassLabel(("dog", "cow"))})
-    with pytest.raises(ConfigError, match=r"'cat', which isn't one of the classes"):
+    with pytest.raises(DatasetNotFoundError, match=r"'cat', which isn't one of the classes"):
         other.open(verify=images.verify)
 
 
@@ -107,8 +107,8 @@ def test_names_of_classes_in_tar_members_need_a_schema(tmp_path: Path) -> None:
     [
         ({"f.0001.jpg": JPEG, "f.0002.jpg": JPEG}, "a key ends at the first dot of a name"),
         (
-            {"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG},
-            "1 keys or members are left out, such as 0.tar/2.jpg: no label",
+            {"1.jpg": JPEG, "2.jpg": JPEG, "2.png": MASK},
+            "1 keys or members are left out, such as 0.tar/2.jpg: two images",
         ),
     ],
 )
@@ -119,6 +119,13 @@ def test_samples_that_tar_files_lose_are_logged(
     with caplog.at_level(logging.WARNING, "penstock"):
         assert Dataset(root, allow_left_out=1).open(verify=images.verify).samples == 1
     assert words in caplog.text
+
+
+def test_keys_without_a_label_are_warned_about(tmp_path: Path) -> None:
+    members = {"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG}
+    root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
+    with pytest.warns(PenstockWarning, match=r"1 samples are left out, such as 0\.tar/2.*no label"):
+        assert Dataset(root, allow_left_out=1).open(verify=images.verify).samples == 1
 
 
 def test_images_next_to_class_folders_are_warned_about(tmp_path: Path) -> None:

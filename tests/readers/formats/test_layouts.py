@@ -21,17 +21,15 @@ from penstock.readers.fieldtypes import (
     Text,
     Value,
 )
-from penstock.readers.formats import MISSING
+from penstock.readers.formats import MISSING, stem, virtual_shards
 from penstock.readers.formats.folder import (
     LARGEST_JSON_BYTES,
-    candidates_of,
     class_folder_samples,
     listed_samples,
     manifest_table,
     metadata_table,
     paired_samples,
-    stem,
-    virtual_shards,
+    with_masks,
 )
 from penstock.readers.origin import Entry, count_left_out
 
@@ -39,8 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats import Candidates
-    from penstock.readers.formats.folder import FolderSamples
+    from penstock.readers.formats import Candidates, SpanSamples
 
 
 def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
@@ -49,8 +46,9 @@ def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
     ]
 
 
-def made(samples: FolderSamples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
-    return candidates_of(samples.without_rejected(), schema or {}, url="data")
+def made(samples: SpanSamples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
+    settled = with_masks(samples, schema or {}).without_rejected()
+    return settled.candidates(schema or {}, url="data")
 
 
 def lying(*names: str, data: Mapping[str, bytes] | None = None, **schema: FieldType) -> Candidates:

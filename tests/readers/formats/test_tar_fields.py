@@ -27,9 +27,8 @@ from penstock.readers.fieldtypes import (
     decode_mask,
     is_field_name,
 )
-from penstock.readers.formats import MISSING
+from penstock.readers.formats import IMAGES, MISSING
 from penstock.readers.formats.tar import (
-    IMAGE_EXTENSIONS,
     MemberField,
     RequestedFields,
     archive_samples,
@@ -65,7 +64,8 @@ def joined(*archives, schema=None, fields=None):
 
 
 def candidates(*archives, **asked):
-    return joined(*archives, **asked).candidates
+    samples = joined(*archives, **asked).without_rejected()
+    return samples.candidates(asked.get("schema") or {}, url="/set")
 
 
 def quarantine(found):
@@ -94,9 +94,7 @@ def test_an_extension_names_its_field(extension, wanted):
     assert member_field(extension) == wanted
 
 
-SUFFIXES = sorted(
-    {*IMAGE_EXTENSIONS, "txt", "json", "npy", "cls", "wav", "mp4", "pkl", "pth", "pyd", "tar"}
-)
+SUFFIXES = sorted({*IMAGES, "txt", "json", "npy", "cls", "wav", "mp4", "pkl", "pth", "pyd", "tar"})
 
 
 @given(stem=st.text(max_size=12), suffix=st.sampled_from(SUFFIXES))
@@ -236,7 +234,7 @@ def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
     assert candidates(mask).schema["mask"] == Image()
     assert candidates([("a.jpg", b"1"), ("a.mask.jpg", b"m")]).schema["mask"] == Image()
     several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
-    assert several.candidates.schema["mask"] == Image()
+    assert several.types["mask"] == Image()
     assert 'Mask(of="left")' in several.notes[0]
     given = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
     assert given.schema["mask"] == Image()
@@ -272,9 +270,11 @@ def test_a_key_of_json_that_cant_be_a_field_is_left_out_alone():
             ("b.json", b'{"mixed": "x", "ok": 2, "id": 4}'),
         ]
     )
-    assert list(found.candidates.schema) == ["image", "ok", "id"]
-    assert set(found.left_out) == {"mixed"}
-    assert "sample 0.tar/a.jpg" in found.left_out["mixed"]
+    assert list(found.types) == ["image", "ok", "id"]
+    (left_out,) = found.left_out
+    assert '"mixed": the column' in left_out
+    assert "sample 0.tar/a.jpg" in left_out
+    assert '"none"' not in left_out
     with pytest.raises(DatasetError, match='"label" holds'):
         joined(
             [
@@ -308,14 +308,14 @@ def test_a_schema_gives_types_that_names_dont_imply():
     found = candidates(files, schema={"pth": Bytes(), "mask": Mask(of="image")})
     assert dict(found.schema) == {"image": Image(), "pth": Bytes(), "mask": Mask(of="image")}
     assert found.passed_over == {"x.bin": 1}
-    with pytest.raises(ConfigError, match=r"got 'depth'.*'image'"):
+    with pytest.raises(ConfigError, match=r'got "depth".*image'):
         candidates(files, schema={"depth": Array()})
 
 
 def test_the_only_image_of_each_key_is_the_image():
     found = joined([("a.jpg", b"1"), ("b.input.png", b"2"), ("b.seg.png", b"3")])
-    assert dict(found.candidates.schema) == {"image": Image(), "seg": Mask(of="image")}
-    assert found.candidates.spans["image"].files.tolist() == [0, 0]
+    assert found.types == {"image": Image(), "seg": Mask(of="image")}
+    assert found.spans["image"].files.tolist() == [0, 0]
     assert 'is the field "image"' in found.notes[0]
     several = candidates([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), ("b.left.jpg", b"2")])
     assert dict(several.schema) == {"left": Image(), "right": Image()}

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set virtual shards of 3 KB, so that a few small images fill several."""
-    monkeypatch.setattr("penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 3000)
+    monkeypatch.setattr("penstock.readers.formats.candidates.PART_BYTES", 3000)
 
 
 def beside(folder: Path) -> Path:

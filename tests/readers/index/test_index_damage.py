@@ -34,7 +34,7 @@ SAMPLES = 60
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.readers.formats.folder.folder_samples.VIRTUAL_SHARD_BYTES", 6000)
+    monkeypatch.setattr("penstock.readers.formats.candidates.PART_BYTES", 6000)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,139 @@
+"""List the files of a dataset whose samples are spans, and turn them into candidates.
+
+A format defines a `SpanListing`: which files there are, and the samples that some of them hold. The
+files are shards, or, if they are small, their samples are grouped into virtual shards. The rest is
+common code: snapshots, reports, a second try without a damaged copy in the cache, and the
+candidates from which a single shard of an earlier index is rebuilt.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.cache import DatasetError, ordered
+from penstock.readers.formats.dataset_arguments import given_types
+from penstock.readers.formats.format import Snapshot, identity_of
+from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.origin import RemoteFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.span_samples import SpanSamples
+    from penstock.readers.formats.unindexed_files import DataFile
+    from penstock.readers.origin import Entry, Origin
+
+
+Part = TypeVar("Part")
+
+
+class SpanListing(ABC):
+    """The files of a dataset whose samples are spans of files; a `Listing`.
+
+    files: of the dataset, in order. listed: all files that the samples depend on, `files` by
+    default. directories: modification time in ns of each local folder that was listed, by name.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        files: Sequence[Entry],
+        *,
+        listed: Sequence[Entry] | None = None,
+        directories: Mapping[bytes, int] | None = None,
+    ) -> None:
+        self.origin, self.files = origin, files
+        self._all = files if listed is None else listed
+        self._directories = directories or {}
+        self._found: Candidates | None = None
+
+    @abstractmethod
+    def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+        """Return the samples of some files, read on `workers` threads. Raises DatasetError,
+        ConfigError, IndexChangedError, FetchError."""
+
+    @property
+    def given(self) -> dict[str, FieldType]:
+        """Return the types from the user's schema."""
+        return given_types(self.origin.arrangement)
+
+    def snapshot(self) -> Snapshot:
+        """Return the names, sizes and times of all files, for the index."""
+        return Snapshot.of(self._all, self._directories)
+
+    def candidates(self, *, workers: int) -> Candidates:
+        """Return what may be samples, and warn once of what is left out. Raises as `samples`
+        does."""
+        if self._found is None:
+            self._found = self._of(self.files, workers=workers, is_reported=True)
+        return self._found
+
+    def counterparts(
+        self, number: int, name: bytes, *, total: int, workers: int
+    ) -> Iterator[tuple[Candidates, int]]:
+        """Yield candidates for a shard of an earlier index; see `Listing`.
+
+        If the shard is a file: that file by itself, then the same without the cache's copy. Then
+        all files together, because they may decide which samples of a file are good. An index
+        omits shards without a good sample, so its numbers may be smaller.
+        """
+        identity = identity_of(name)
+        own = [entry for entry in self.files if identity and entry.identity == identity]
+        for entry in own:
+            yield self._of([entry], workers=workers), 0
+            _drop_cached_copy(self.origin, entry)
+            yield self._of([entry], workers=workers), 0
+        if identity and not own:
+            return
+        together = self.candidates(workers=workers)
+        more = together.shards.shards - total
+        numbers = map(self.files.index, own) if identity else range(number, number + more + 1)
+        for each in numbers:
+            yield together, each
+
+    def _of(self, files: Sequence[Entry], *, workers: int, is_reported: bool = False) -> Candidates:
+        samples = self.samples(files, workers=workers).without_rejected()
+        if is_reported:
+            samples.report(self.origin.url)
+        return samples.candidates(self.given, url=self.origin.url)
+
+    def read_each(
+        self,
+        files: Sequence[Entry],
+        read: Callable[[DataFile, Entry], Part],
+        *,
+        workers: int,
+        whole: bool = True,
+    ) -> list[Part]:
+        """Return read(open file, entry) of each file. whole: as in `open_data_file`.
+
+        If an object's copy in the cache can't be read, it was damaged before it was complete, when
+        it had no checksums yet; it is fetched again.
+        """
+
+        def once(entry: Entry) -> Part:
+            with open_data_file(self.origin, entry, whole=whole) as opened:
+                return read(opened, entry)
+
+        def twice(entry: Entry) -> Part:
+            origin = self.origin
+            is_cached = isinstance(origin, RemoteFolder) and origin.remote.is_whole(
+                origin.archive(entry)
+            )
+            try:
+                return once(entry)
+            except DatasetError:
+                if not is_cached:
+                    raise
+            _drop_cached_copy(origin, entry)
+            return once(entry)
+
+        return list(ordered(twice, files, workers=workers, ahead=workers + 2, name="list"))
+
+
+def _drop_cached_copy(origin: Origin, entry: Entry) -> None:
+    if isinstance(origin, RemoteFolder):
+        origin.remote.drop(origin.archive(entry))

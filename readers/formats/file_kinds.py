@@ -17,47 +17,22 @@ Kind = Literal["image", "text", "array", "audio", "video", "json", "class", "giv
 """The kind of content of a file. class: a label in a tar file. given: an unknown kind that the user
 asked for."""
 
-# This includes images that Penstock can't decode: they are rejected with a remedy, not skipped.
-IMAGES = frozenset(
-    [
-        "avif",
-        "bmp",
-        "gif",
-        "heic",
-        "heif",
-        "j2c",
-        "j2k",
-        "jp2",
-        "jpe",
-        "jpeg",
-        "jpg",
-        "jxl",
-        "pbm",
-        "pgm",
-        "png",
-        "pnm",
-        "ppm",
-        "tif",
-        "tiff",
-        "webp",
-    ]
-)
-"""Extensions of images."""
-
-KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(sorted(IMAGES), "image"),
-    **dict.fromkeys(
-        ["wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "au", "wma"],
-        "audio",
-    ),
-    **dict.fromkeys(
-        ["mp4", "m4v", "webm", "mkv", "mov", "avi", "mpg", "mpeg", "flv", "wmv", "ogv"], "video"
-    ),
-    **dict.fromkeys(("txt", "caption"), "text"),
-    "npy": "array",
+# Images include those that Penstock can't decode: they are rejected with a remedy, not skipped.
+_EXTENSIONS: Mapping[Kind, str] = {
+    "image": "avif bmp gif heic heif j2c j2k jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff webp",
+    "audio": "wav flac mp3 ogg oga opus m4a aac aif aiff au wma",
+    "video": "mp4 m4v webm mkv mov avi mpg mpeg flv wmv ogv",
+    "text": "txt caption",
+    "array": "npy",
     "json": "json",
 }
+KINDS: Mapping[str, Kind] = {
+    each: kind for kind, listed in _EXTENSIONS.items() for each in listed.split()
+}
 """The kinds of files by their extensions, in lower case."""
+
+IMAGES = frozenset(each for each, kind in KINDS.items() if kind == "image")
+"""Extensions of images."""
 
 TYPES: Mapping[Kind, FieldType] = {
     "image": Image(),

@@ -195,10 +195,10 @@ class SpanFormat:
         return None
 
     def has_default_names(self, origin: Origin) -> bool:
-        """Return True if the places that the user gives fields can only be the names of fields: by
-        default, as the format has no other places."""
+        """Return True if the places that the user gives fields can only be names of fields. By
+        default they may be columns, arrays or paths."""
         del origin
-        return True
+        return False
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """Return the sidecar, which locates the files and opens the shard."""

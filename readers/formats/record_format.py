@@ -143,6 +143,11 @@ class RecordFormat(SpanFormat, ABC):
         found = [self.is_file(name) for name in names]
         return any(found) if origin.selection is None else all(found)
 
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True: records have no other places of fields."""
+        del origin
+        return True
+
     def is_file(self, name: bytes) -> bool:
         """Return True if a name is that of a file of records."""
         return not is_passed_over(name) and name.endswith(os.fsencode(self.suffix))

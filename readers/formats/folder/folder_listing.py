@@ -13,7 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_TABLE_BYTES, ClassLabel, Image, is_mask_name, masks_by_name
+from penstock.readers.fieldtypes import (
+    MAX_TABLE_BYTES,
+    ClassLabel,
+    Image,
+    is_mask_name,
+    masks_by_name,
+)
 from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.file_kinds import IMAGES, kind_of, stem

@@ -368,6 +368,11 @@ class TokenFormat(ChunkFormat):
 
     name = "tokens"
 
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True: there is one field."""
+        del origin
+        return True
+
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds Megatron's files, or flat .bin files whose dtype the user
         gives. Other files don't record what they are."""

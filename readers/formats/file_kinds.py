@@ -19,7 +19,8 @@ asked for."""
 
 # Images include those that Penstock can't decode: they are rejected with a remedy, not skipped.
 _EXTENSIONS: Mapping[Kind, str] = {
-    "image": "avif bmp gif heic heif j2c j2k jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff webp",
+    "image": "avif bmp gif heic heif j2c j2k jp2 jpe jpeg jpg jxl pbm pgm png pnm ppm tif tiff "
+    "webp",
     "audio": "wav flac mp3 ogg oga opus m4a aac aif aiff au wma",
     "video": "mp4 m4v webm mkv mov avi mpg mpeg flv wmv ogv",
     "text": "txt caption",

@@ -1,9 +1,10 @@
-"""List the shards of a dataset of tokens from the sizes of its files and from .idx files."""
+"""Describe the shards of a dataset of tokens, from the sizes of its files and from .idx files."""
 
 from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,20 +29,22 @@ from penstock.readers.formats.tokens.token_sequences import (
     StreamPart,
     TokenNotes,
     cut_documents,
+    document_parts,
     pack_pieces,
     piece_counts,
     sequence_count,
+    slice_documents,
     stream_parts,
 )
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.dataset_arguments import DocumentMode
     from penstock.readers.formats.tokens.token_files import TokenFile, TokenFilePair
-    from penstock.readers.origin import LeftOut, Origin
+    from penstock.readers.origin import Origin
 
 _log = logging.getLogger("penstock")
 
@@ -51,143 +54,108 @@ _MANY_SHARDS, _MAX_SHARD_BYTES, _MAX_DOCUMENT_SHARD_BYTES = 2048, 2**30, 2**27
 _MAX_PACKED_LENGTH = 2**24
 
 
-class TokenListing:
-    """The files of tokens at a dataset's root, sorted by name."""
+def index_tokens(origin: Origin, pairs: Sequence[TokenFilePair], *, workers: int) -> ChunkedDataset:
+    """Read headers and .idx files, and return the shards.
 
-    def __init__(self, origin: Origin, pairs: Sequence[TokenFilePair]) -> None:
-        self._origin, self._pairs = origin, pairs
-        self._sampling = Sampling.of(origin.arrangement)
-        self._documents = _documents(self._sampling, has_idx=self._pairs[0].idx is not None)
-        self._cut = _cut(self._sampling, self._documents)
-        self._schema = _schema(origin, self._cut, self._documents, self._pairs[0].idx is not None)
-
-    def dataset(self, *, workers: int) -> ChunkedDataset:
-        """Read headers and .idx files, and return the shards.
-
-        Raises DatasetNotFoundError if no file holds a sequence.
-        """
-        inspect = partial(inspect_token_file, self._origin, dtype=self._sampling.dtype)
-        files = list(ordered(inspect, self._pairs, workers=workers, ahead=workers + 2, name="list"))
-        self._check_dtypes(files)
-        total = sum(file.entry.size_bytes for file in files)
-        has_documents = self._pairs[0].idx is not None
-        most = _MAX_DOCUMENT_SHARD_BYTES if has_documents else _MAX_SHARD_BYTES
-        target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
-        shards, first, left = list[ChunkedShard](), 0, 0
-        for file in files:
-            of_file, rest = self._shards(file, target=target, first_document=first)
-            shards += of_file
-            left += rest
-            first += len(file.documents.lengths) if file.documents is not None else 0
-        if not shards:
-            raise DatasetNotFoundError(
-                f"{self._origin.url}: its {len(files):,} files have {left:,} tokens, and none of "
-                f"them fills one sequence of {self._cut.length:,}. Pass a smaller sample=."
-            )
-        if left:
-            _log.info(
-                "%s: %d tokens at the ends of %d files are left out, because they don't fill a "
-                "sequence of %d",
-                self._origin.url,
-                left,
-                len(files),
-                self._cut.length,
-            )
-        return ChunkedDataset(schema=self._schema, shards=shards, unnamed=self._too_short(files))
-
-    def _too_short(self, files: Sequence[TokenFile]) -> dict[str, LeftOut]:
-        """Return the files with tokens that don't fill one sequence. A file with documents is never
-        too short."""
-        if self._documents != "across":
-            return {}
-        short = {
-            file.entry.name: int(file.tokens > 0 and not sequence_count(file.tokens, self._cut))
-            for file in files
-        }
-        return left_out_for(f"a file of less than one sequence ({self._cut.length:,})", short)
-
-    def _check_dtypes(self, files: Sequence[TokenFile]) -> None:
-        """Raise ConfigError if the dtype of delivered tokens can't hold all ids of a file."""
-        given = given_types(self._origin.arrangement).get(TOKENS)
-        for file in files:
-            stored = np.dtype(file.dtype).newbyteorder("=")
-            if stored == np.uint64:
-                raise ConfigError(
-                    f"{printable(file.entry.name)} is uint64, and tokens are delivered as int64. "
-                    "Write the file as int64."
-                )
-            wanted = np.dtype(getattr(given, "dtype", "int64"))
-            if np.can_cast(stored, wanted, "safe"):
-                continue
-            vocabulary = self._sampling.vocabulary
-            if vocabulary is None or vocabulary - 1 > np.iinfo(wanted).max:
-                raise ConfigError(
-                    f'schema["{TOKENS}"]: {wanted} can\'t hold all values of {stored}, the dtype '
-                    f"of {printable(file.entry.name)}. Pass a wider dtype, or a vocabulary= whose "
-                    f"ids fit into {wanted}."
-                )
-
-    def _shards(
-        self, file: TokenFile, *, target: int, first_document: int
-    ) -> tuple[list[ChunkedShard], int]:
-        """Return the shards of one file, and how many of its tokens are in no shard."""
-        cut, itemsize = self._cut, np.dtype(file.dtype).itemsize
-        if self._documents == "across" or file.documents is None:
-            parts = list(stream_parts(file.tokens, cut, target=max(1, target // itemsize)))
+    Raises ConfigError, DatasetError, FetchError, or DatasetNotFoundError if no file holds a
+    sequence.
+    """
+    sampling = Sampling.of(origin.arrangement)
+    has_idx = pairs[0].idx is not None
+    documents = _document_mode(sampling, has_idx=has_idx)
+    cut = _cut(sampling, documents)
+    schema, dtype = _schema(origin, cut, documents, has_idx=has_idx)
+    total = sum(pair.data.size_bytes for pair in pairs)
+    most = _MAX_DOCUMENT_SHARD_BYTES if has_idx else _MAX_SHARD_BYTES
+    target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
+    cutter = _ShardCutter(cut=cut, documents=documents, vocabulary=sampling.vocabulary)
+    inspect = partial(inspect_token_file, origin, dtype=sampling.dtype)
+    shards, first, left = list[ChunkedShard](), 0, 0
+    short: dict[bytes, int] = {}  # files with tokens that don't fill one sequence
+    for file in ordered(inspect, pairs, workers=workers, ahead=workers + 2, name="list"):
+        _check_dtype(file, dtype, sampling.vocabulary)
+        shards += cutter.shards(file, target_bytes=target, first_document=first)
+        first += 0 if file.documents is None else len(file.documents) - 1
+        if documents == "across":  # tokens between sequences (stride > length) aren't left over
             count = sequence_count(file.tokens, cut)
-            # Tokens between sequences (stride > length) don't count as left out at the end.
-            used = (count - 1) * cut.stride + cut.length if count else 0
-            rest = file.tokens - used
+            left += file.tokens - ((count - 1) * cut.stride + cut.length if count else 0)
+            short[file.entry.name] = int(file.tokens > 0 and not count)
+    if not shards:
+        raise DatasetNotFoundError(
+            f"{origin.url}: its {len(pairs):,} files have {left:,} tokens, and none of them fills "
+            f"one sequence of {cut.length:,}. Pass a smaller sample=."
+        )
+    if left:
+        _log.info(
+            "%s: %d tokens at the ends of %d files are left out, because they don't fill a "
+            "sequence of %d",
+            origin.url,
+            left,
+            len(pairs),
+            cut.length,
+        )
+    why = f"a file of less than one sequence ({cut.length:,})"
+    return ChunkedDataset(schema=schema, shards=shards, unnamed=left_out_for(why, short))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardCutter:
+    """Cuts files into shards. Its values are those of `TokenNotes`."""
+
+    cut: Cut
+    documents: DocumentMode
+    vocabulary: int | None
+
+    def shards(
+        self, file: TokenFile, *, target_bytes: int, first_document: int
+    ) -> Iterator[ChunkedShard]:
+        """Yield the shards of a file. first_document: its number in the dataset."""
+        target = max(1, target_bytes // np.dtype(file.dtype).itemsize)
+        if self.documents == "across" or file.documents is None:
+            parts = stream_parts(file.tokens, self.cut, target=target)
         else:
-            parts = list(file.documents.parts(cut, target=max(1, target // itemsize)))
-            rest = 0
-        shards = (self._shard(file, part, first_document=first_document) for part in parts)
-        return [shard for shard in shards if shard is not None], rest
+            parts = document_parts(file.documents, self.cut, target=target)
+        for part in parts:
+            own = DocumentSlice(0, 0, np.empty(0, np.uint8))
+            if file.documents is not None:
+                own = slice_documents(file.documents, part.start, part.end)
+            if samples := self._samples(part, own):  # else all its documents are empty
+                yield self._shard(file, part, own, samples, first_document)
+
+    def _samples(self, part: StreamPart, own: DocumentSlice) -> int:
+        if self.documents == "across":
+            return part.sequences
+        if self.documents == "within":
+            return int(piece_counts(own.lengths, self.cut).sum())
+        return len(pack_pieces(cut_documents(own.lengths, self.cut).lengths, room=self.cut.length))
 
     def _shard(
-        self, file: TokenFile, part: StreamPart, *, first_document: int
-    ) -> ChunkedShard | None:
-        itemsize = np.dtype(file.dtype).itemsize
-        first, skip, lengths = DocumentSlice(0, 0, np.empty(0, np.uint8))
-        if file.documents is not None:
-            first, skip, lengths = file.documents.slice(part.start, part.end)
+        self, file: TokenFile, part: StreamPart, own: DocumentSlice, samples: int, first: int
+    ) -> ChunkedShard:
+        name, itemsize = printable(file.entry.name), np.dtype(file.dtype).itemsize
         notes = TokenNotes(
             dtype=file.dtype,
-            cut=self._cut,
-            documents=self._documents,
-            vocabulary=self._sampling.vocabulary,
-            name=printable(file.entry.name),
+            cut=self.cut,
+            documents=self.documents,
+            vocabulary=self.vocabulary,
+            name=name,
             token=part.start,
-            first_document=first_document + first,
-            skip=skip,
-            lengths=lengths,
+            first_document=first + own.first,
+            skip=own.skip,
+            lengths=own.lengths,
         ).to_bytes()
-        samples = part.sequences
-        if self._documents == "within":
-            samples = int(piece_counts(lengths, self._cut).sum())
-        elif self._documents == "pack":
-            samples = len(
-                pack_pieces(cut_documents(lengths, self._cut).lengths, room=self._cut.length)
-            )
-        if not samples:  # all its documents are empty
-            return None
         start, size = file.start + part.start * itemsize, (part.end - part.start) * itemsize
-        identity = [printable(file.entry.name), file.entry.size_bytes, file.checksum, start, size]
+        identity = [name, file.entry.size_bytes, file.checksum, start, size]
         return ChunkedShard(
             samples=samples,
             files=[file.entry],
-            extents=Extents(
-                files=np.zeros(1, np.int64),
-                starts=np.array([start], np.int64),
-                sizes=np.array([size], np.int64),
-                fields=np.zeros(1, np.int64),
-            ),
+            extents=Extents.of([(0, start, size, 0)]),
             checksum=crc32c(notes, crc32c(json.dumps(identity).encode())),
             note=notes,
         )
 
 
-def _documents(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
+def _document_mode(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
     """Return how sequences relate to documents.
 
     By default they run across documents; if the documents are known and no length is given, each
@@ -207,7 +175,7 @@ def _documents(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
 
 def _cut(sampling: Sampling, documents: DocumentMode) -> Cut:
     window, step = sampling.window(TOKENS), sampling.step(TOKENS)
-    others = {name for name in (*sampling.sample, *sampling.stride)} - {ALL_FIELDS, TOKENS}
+    others = {*sampling.sample, *sampling.stride} - {ALL_FIELDS, TOKENS}
     if others:
         raise ConfigError(f'sample: got {sorted(others)}, expected the field "{TOKENS}".')
     if window is None:
@@ -228,14 +196,16 @@ def _cut(sampling: Sampling, documents: DocumentMode) -> Cut:
             f"stride: got {stride:,}, and sequences have {length:,} tokens: documents would lose "
             f'the tokens between them. Expected at most {length:,} with documents="{documents}".'
         )
-    if length >= UNCUT or (documents == "pack" and length > _MAX_PACKED_LENGTH):
-        most = _MAX_PACKED_LENGTH if documents == "pack" else UNCUT - 1
+    most = _MAX_PACKED_LENGTH if documents == "pack" else UNCUT - 1
+    if length > most:
         raise ConfigError(f"sample: got a length of {length:,}, expected at most {most:,}.")
     return Cut(length, stride)
 
 
-def _schema(origin: Origin, cut: Cut, documents: DocumentMode, has_idx: bool) -> Schema:
-    """Return the fields. The user may choose the dtype of delivered tokens."""
+def _schema(
+    origin: Origin, cut: Cut, documents: DocumentMode, *, has_idx: bool
+) -> tuple[Schema, str]:
+    """Return the fields, and the dtype of delivered tokens, which the user may choose."""
     given = given_types(origin.arrangement)
     type = given.get(TOKENS)
     if set(given) - {TOKENS} or not isinstance(type, Tokens | Array | None):
@@ -247,7 +217,7 @@ def _schema(origin: Origin, cut: Cut, documents: DocumentMode, has_idx: bool) ->
         raise ConfigError(
             f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
         )
-    dtype = type.dtype if isinstance(type, Tokens | Array) and type.dtype != "auto" else "int64"
+    dtype = "int64" if type is None or type.dtype in (None, "auto") else str(type.dtype)
     if np.dtype(dtype).kind not in "iu":
         raise ConfigError(
             f'schema["{TOKENS}"]: got {type!r}, expected an integer dtype: tokens are integers.'
@@ -260,4 +230,21 @@ def _schema(origin: Origin, cut: Cut, documents: DocumentMode, has_idx: bool) ->
     elif has_idx:
         number = "int32" if documents == "pack" else "int64"
         fields |= {DOCUMENT: Array(number, (cut.length,)), POSITION: Array("int64", (cut.length,))}
-    return Schema(fields)
+    return Schema(fields), dtype
+
+
+def _check_dtype(file: TokenFile, wanted: str, vocabulary: int | None) -> None:
+    """Raise ConfigError if the dtype of delivered tokens can't hold all ids of a file."""
+    stored = np.dtype(file.dtype).newbyteorder("=")
+    if stored == np.uint64:
+        raise ConfigError(
+            f"{printable(file.entry.name)} is uint64, and tokens are delivered as int64. "
+            "Write the file as int64."
+        )
+    is_safe = np.can_cast(stored, wanted, "safe")
+    if not is_safe and (vocabulary is None or vocabulary - 1 > np.iinfo(wanted).max):
+        raise ConfigError(
+            f'schema["{TOKENS}"]: {wanted} can\'t hold all values of {stored}, the dtype '
+            f"of {printable(file.entry.name)}. Pass a wider dtype, or a vocabulary= whose "
+            f"ids fit into {wanted}."
+        )

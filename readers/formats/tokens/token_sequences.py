@@ -6,10 +6,10 @@ last partial piece. Shards hold whole sequences. All of this is arithmetic.
 
 Pieces are packed whole into sequences of one length by first-fit decreasing: the longest piece
 first, each into the first sequence that has room for it (D. S. Johnson, Near-optimal bin packing
-algorithms, 1973). All pieces of one length are placed together, on runs of neighbouring sequences
-that have the same room left, so a shard takes as many steps as it has different lengths. The result
-follows from the lengths alone, not from a seed, an epoch or the world size: a packed sequence is a
-row like any other, and every epoch has the same number of them.
+algorithms, 1973). All pieces of one length are placed together, so a shard takes as many steps as
+it has different lengths. The result follows from the lengths alone, not from a seed, an epoch or
+the world size: a packed sequence is a row like any other, and every epoch has the same number of
+them.
 
 A sidecar records how a shard is cut and where its documents end (`TokenNotes`).
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,9 +37,6 @@ TOKENS, DOCUMENT, POSITION = "tokens", "document", "position"
 
 UNCUT = 2**40
 """The length of a sequence that stands for documents that aren't cut."""
-
-BLOCK = 2**16
-"""Documents of a file that share one entry in the sums that `DocumentLengths` searches."""
 
 
 class Cut(NamedTuple):
@@ -138,64 +136,42 @@ class DocumentSlice(NamedTuple):
     lengths: NDArray[np.integer]
 
 
-class DocumentLengths:
-    """The documents of a file, one after the other.
+def find_document(bounds: Ints, token: int) -> tuple[int, int]:
+    """Return the document that contains a token, and the token's position in it; (n, 0) for the
+    end of the last document.
 
-    lengths: tokens of each, of any integer dtype, shape (n,). There may be 10^8 of them, so no
-    other array of this length is made.
+    bounds: the first token of each document of a file, and the end of the last one, int64, shape (n
+    + 1,). There may be 10^8 documents.
     """
+    document = int(np.searchsorted(bounds, token, side="right")) - 1
+    return document, token - int(bounds[document])
 
-    def __init__(self, lengths: NDArray[np.integer]) -> None:
-        self.lengths = lengths
-        starts = np.arange(0, len(lengths), BLOCK)
-        sums = [int(lengths[at : at + BLOCK].sum(dtype=np.int64)) for at in starts.tolist()]
-        self._ends = np.cumsum(sums, dtype=np.int64)
 
-    @property
-    def tokens(self) -> int:
-        """The tokens of all documents."""
-        return int(self._ends[-1]) if len(self._ends) else 0
+def slice_documents(bounds: Ints, start: int, end: int) -> DocumentSlice:
+    """Return the documents of tokens [start, end), which must not be empty."""
+    first, skip = find_document(bounds, start)
+    last, _ = find_document(bounds, end - 1)
+    inside = np.clip(bounds[first : last + 2], start, end)
+    return DocumentSlice(first, skip, inside[1:] - inside[:-1])
 
-    def find(self, token: int) -> tuple[int, int]:
-        """Return the document that contains a token, and the token's position in it; (n, 0) for a
-        token behind the last document."""
-        if token >= self.tokens:
-            return len(self.lengths), 0
-        block = int(np.searchsorted(self._ends, token, side="right"))
-        at = block * BLOCK
-        ends = np.cumsum(self.lengths[at : at + BLOCK], dtype=np.int64)
-        inside = token - (int(self._ends[block - 1]) if block else 0)
-        place = int(np.searchsorted(ends, inside, side="right"))
-        return at + place, inside - (int(ends[place - 1]) if place else 0)
 
-    def slice(self, start: int, end: int) -> DocumentSlice:
-        """Return the documents of tokens [start, end), which must not be empty."""
-        first, skip = self.find(start)
-        last, _ = self.find(end - 1)
-        lengths = self.lengths[first : last + 1].copy()
-        lengths[0] -= skip
-        lengths[-1] -= int(lengths.sum(dtype=np.int64)) - (end - start)
-        return DocumentSlice(first, skip, lengths)
-
-    def parts(self, cut: Cut, *, target: int) -> Iterator[StreamPart]:
-        """Yield the shards, of about `target` tokens each; every piece is in exactly one."""
-        total, begin = self.tokens, 0
-        count = max(1, round(total / target))
-        for number in range(1, count + 1):
-            border, halo = self._border(total * number // count, cut)
-            if border > begin:
-                yield StreamPart(begin, border + halo, 0)
-                begin = border
-
-    def _border(self, token: int, cut: Cut) -> tuple[int, int]:
-        """Return the start of the piece that contains a token, and by how many tokens the piece
-        before it extends beyond that start."""
-        document, offset = self.find(token)
-        if document == len(self.lengths):
-            return self.tokens, 0
-        count = int(piece_counts(self.lengths[document : document + 1], cut)[0])
-        piece = min(offset // cut.stride, count - 1)
-        return token - offset + piece * cut.stride, (cut.length - cut.stride) if piece else 0
+def document_parts(bounds: Ints, cut: Cut, *, target: int) -> Iterator[StreamPart]:
+    """Yield the shards of a file's documents, of about `target` tokens each; every piece of a
+    document is in exactly one."""
+    total, begin = int(bounds[-1]), 0
+    count = max(1, round(total / target))
+    for number in range(1, count + 1):
+        # A border is the start of a piece; the piece before it may extend beyond that start.
+        border, halo = total * number // count, 0
+        document, offset = find_document(bounds, border)
+        if document < len(bounds) - 1:
+            pieces = int(piece_counts(np.diff(bounds[document : document + 2]), cut)[0])
+            piece = min(offset // cut.stride, pieces - 1)
+            border += piece * cut.stride - offset
+            halo = (cut.length - cut.stride) if piece else 0
+        if border > begin:
+            yield StreamPart(begin, border + halo, 0)
+            begin = border
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,55 +217,20 @@ def pack_pieces(lengths: Ints, *, room: int) -> PackedSequences:
 
 def first_fit(lengths: Ints, room: int) -> Ints:
     """Return the bin of each piece by first fit. lengths: in descending order."""
-    borders = np.flatnonzero(np.diff(lengths)) + 1
-    begins = np.concatenate(([0], borders))
-    ends = np.concatenate((borders, [len(lengths)]))
-    runs = _RoomRuns(room)
-    counts = (ends - begins).tolist()
-    return np.concatenate(
-        [runs.put(*each) for each in zip(lengths[begins].tolist(), counts, strict=True)]
-    )
-
-
-class _RoomRuns:
-    """The bins in the order in which they were opened, as runs of bins with the same room left."""
-
-    def __init__(self, room: int) -> None:
-        self._room, self._opened = room, 0
-        # Of each run: its first bin, its number of bins, the room that each of them has left.
-        self._runs = np.empty((3, 0), np.int64)
-
-    def put(self, length: int, count: int) -> Ints:
-        """Place `count` pieces of one length, at least one, and return their bins, int64, shape
-        (count,)."""
-        each = self._runs[2] // length
-        sums = np.cumsum(each * self._runs[1])
-        last = int(np.searchsorted(sums, count))  # the run that receives the last piece
-        if last == len(sums):
-            more = count - (int(sums[-1]) if len(sums) else 0)
-            opened = -(-more // (self._room // length))
-            self._runs = np.column_stack((self._runs, (self._opened, opened, self._room)))
-            self._opened += opened
-            each = np.append(each, self._room // length)
-        firsts, counts, rooms = self._runs
-        used = np.flatnonzero(each[: last + 1])
-        bins = np.repeat(
-            number_ranges(firsts[used], counts[used]), np.repeat(each[used], counts[used])
-        )[:count]
-        rooms[: last + 1] -= each[: last + 1] * length
-        # In the last run, one bin may have room left, and those behind it received nothing.
-        last_bin = int(bins[-1])
-        in_last_bin = count - int(np.searchsorted(bins, last_bin))
-        first, size, left = self._runs[:, last].tolist()
-        most = int(each[last])
-        parts = [(first, last_bin - first, left)]
-        parts.append((last_bin, 1, left + (most - in_last_bin) * length))
-        parts.append((last_bin + 1, first + size - last_bin - 1, left + most * length))
-        split = np.array([part for part in parts if part[1]], np.int64).T
-        self._runs = np.hstack((self._runs[:, :last], split, self._runs[:, last + 1 :]))
-        if self._runs.shape[1] > 64:  # full bins receive nothing more
-            self._runs = self._runs[:, self._runs[2] > 0]
-        return bins
+    bins, rooms = np.empty(len(lengths), np.int64), np.empty(0, np.int64)
+    borders = np.flatnonzero(np.diff(lengths, prepend=-1, append=-1)).tolist()
+    for begin, end in pairwise(borders):  # pieces of one length
+        length, count = int(lengths[begin]), end - begin
+        places = np.flatnonzero(rooms >= length)
+        fits = rooms[places] // length
+        if (more := -(-(count - int(fits.sum())) // (room // length))) > 0:
+            places = np.append(places, len(rooms) + np.arange(more))
+            fits = np.append(fits, np.full(more, room // length))
+            rooms = np.append(rooms, np.full(more, room))
+        fits = np.minimum(fits, np.maximum(count - (np.cumsum(fits) - fits), 0))
+        rooms[places] -= fits * length
+        bins[begin:end] = np.repeat(places, fits)
+    return bins
 
 
 def _hashes(count: int) -> NDArray[np.uint64]:
@@ -306,7 +247,7 @@ _LENGTH_DTYPES = ("uint8", "uint16", "uint32", "int64")
 _MAX_NUMBER = 2**48
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TokenNotes:
     """The index's notes on one shard of tokens.
 
@@ -332,45 +273,27 @@ class TokenNotes:
         them."""
         kind = np.min_scalar_type(int(self.lengths.max())).name if len(self.lengths) else "uint8"
         kind = kind if kind in _LENGTH_DTYPES else "int64"
-        head = {
-            "dtype": self.dtype,
-            "cut": list(self.cut),
-            "documents": self.documents,
-            "vocabulary": self.vocabulary,
-            "name": self.name,
-            "token": self.token,
-            "first_document": self.first_document,
-            "skip": self.skip,
-            "lengths": kind,
-        }
         lengths = self.lengths.astype(np.dtype(kind).newbyteorder("<"))
-        return json.dumps(head).encode() + b"\n" + lengths.tobytes()
+        return json.dumps({**vars(self), "lengths": kind}).encode() + b"\n" + lengths.tobytes()
 
     @classmethod
     def from_bytes(cls, notes: bytes) -> TokenNotes:
-        """Decode and check the notes of a sidecar, which isn't trusted. Raises ValueError."""
+        """Decode and check the notes of a sidecar, which isn't trusted. Raises ValueError,
+        TypeError or KeyError."""
         line, _, rest = notes.partition(b"\n")
-        head: Any = json.loads(line)
-        counts = [head[name] for name in ("token", "first_document", "skip")]
-        vocabulary = head["vocabulary"]
-        length, stride = head["cut"]
-        numbers = [length, stride, *counts, *([] if vocabulary is None else [vocabulary])]
+        head: dict[str, Any] = json.loads(line)
+        if (kind := head.pop("lengths")) not in _LENGTH_DTYPES:
+            raise ValueError("the dtype of its lengths is invalid")
+        lengths = np.frombuffer(rest, np.dtype(kind).newbyteorder("<"))
+        found = cls(**{**head, "cut": Cut(*head["cut"]), "lengths": lengths})
+        numbers = [*found.cut, found.token, found.first_document, found.skip]
+        numbers += [] if found.vocabulary is None else [found.vocabulary]
         if not all(type(number) is int and 0 <= number <= _MAX_NUMBER for number in numbers):
             raise ValueError("a number is out of range")
-        if head["lengths"] not in _LENGTH_DTYPES or not length or not stride:
-            raise ValueError("its sequence length, stride or dtype of lengths is invalid")
-        if head["documents"] not in ("across", "within", "pack"):
-            raise ValueError("its mode of documents is unknown")
-        dtype = np.dtype(head["dtype"])
-        if dtype.kind not in "iu" or not isinstance(head["name"], str):
+        if not all(found.cut) or found.documents not in ("across", "within", "pack"):
+            raise ValueError("its sequence length, stride or mode of documents is invalid")
+        if np.dtype(found.dtype).kind not in "iu" or not isinstance(found.name, str):
             raise ValueError("its dtype or name is invalid")
-        lengths = np.frombuffer(rest, np.dtype(head["lengths"]).newbyteorder("<"))
         if len(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > _MAX_NUMBER):
             raise ValueError("the length of a document is out of range")
-        names = ("documents", "vocabulary", "name", "token", "first_document", "skip")
-        return cls(
-            dtype=dtype.str,
-            cut=Cut(length, stride),
-            lengths=lengths,
-            **{name: head[name] for name in names},
-        )
+        return found

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers import Dataset
-from penstock.readers.formats.tokens import read_idx, token_files
+from penstock.readers.formats.tokens import read_idx
 from penstock.readers.origin import LocalFolder
 from tests.token_files import CODES, draw_documents, write_megatron
 
@@ -25,16 +25,17 @@ def lengths_of(root: Path) -> list[int]:
     idx, data = origin.entry(b"a.idx"), origin.entry(b"a.bin")
     assert idx is not None
     assert data is not None
-    return [int(each) for each in read_idx(origin, idx, data).lengths]
+    bounds = read_idx(origin, idx, data).documents
+    assert bounds is not None
+    return [int(each) for each in np.diff(bounds)]
 
 
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("sentences", [1, 3])
 @pytest.mark.parametrize("modes", [False, True])
 def test_documents_have_the_lengths_that_were_written(
-    tmp_path: Path, dtype: str, sentences: int, modes: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dtype: str, sentences: int, modes: bool
 ) -> None:
-    monkeypatch.setattr(token_files, "ITEMS_PER_READ", 7)
     documents = draw_documents(40, end=100)
     write_megatron(tmp_path / "a", documents, dtype=dtype, sentences=sentences, modes=modes)
     assert lengths_of(tmp_path) == list(map(len, documents))

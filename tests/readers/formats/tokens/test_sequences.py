@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.readers.formats.tokens import (
     Cut,
-    DocumentLengths,
     cut_documents,
+    document_parts,
     first_fit,
     pack_pieces,
     sequence_count,
+    slice_documents,
     stream_parts,
-    token_sequences,
 )
 
 CUTS = st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda each: Cut(*each))
@@ -58,27 +57,24 @@ def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, 
     assert seen == [list(range(length)) for length in lengths.tolist()]
 
 
-@given(lengths=LENGTHS, cut=WITHIN, target=st.integers(1, 50), block=st.integers(1, 7))
+@given(lengths=LENGTHS, cut=WITHIN, target=st.integers(1, 50))
 def test_the_pieces_of_all_shards_are_those_of_the_whole_stream(
-    lengths: np.ndarray, cut: Cut, target: int, block: int
+    lengths: np.ndarray, cut: Cut, target: int
 ) -> None:
-    whole = cut_documents(lengths, cut)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_sequences, "BLOCK", block)
-        documents = DocumentLengths(lengths)
-        found: list[tuple[int, ...]] = []
-        for part in documents.parts(cut, target=target):
-            first, skip, mine = documents.slice(part.start, part.end)
-            assert mine.sum() == part.end - part.start
-            some = cut_documents(mine, cut)
-            offsets = some.offsets + np.where(some.documents == 0, skip, 0)
-            found += zip(
-                (some.documents + first).tolist(),
-                offsets.tolist(),
-                (some.starts + part.start).tolist(),
-                some.lengths.tolist(),
-                strict=True,
-            )
+    whole, bounds = cut_documents(lengths, cut), np.cumsum([0, *lengths.tolist()])
+    found: list[tuple[int, ...]] = []
+    for part in document_parts(bounds, cut, target=target):
+        first, skip, mine = slice_documents(bounds, part.start, part.end)
+        assert mine.sum() == part.end - part.start
+        some = cut_documents(mine, cut)
+        offsets = some.offsets + np.where(some.documents == 0, skip, 0)
+        found += zip(
+            (some.documents + first).tolist(),
+            offsets.tolist(),
+            (some.starts + part.start).tolist(),
+            some.lengths.tolist(),
+            strict=True,
+        )
     columns = (whole.documents, whole.offsets, whole.starts, whole.lengths)
     assert found == list(zip(*(each.tolist() for each in columns), strict=True))
 

@@ -47,56 +47,32 @@ class ChunkFiles:
         self._files: PrivateFiles | None = None
 
     def write(self, value: Any) -> ChunkFile | None:
-        """Keep a chunk; return None if there is no room for it, or if it is too small."""
+        """Keep a chunk; return None if there is no room for it, if it is too small, or if it is
+        neither an array nor Arrow's."""
         is_array = isinstance(value, np.ndarray)
         if value.nbytes < max(1, self._least_bytes):
             return None
         if not is_array and not type(value).__module__.startswith("pyarrow"):
-            return None  # columns of a block, which are decoded again
+            return None
         if self._files is None:
             self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
-        write = self._write_array if is_array else self._write_table
-        return write(self._files, value)
-
-    def _write_array(self, files: PrivateFiles, value: Any) -> ChunkFile | None:
         # In the order of memory if it has no gaps, so that the axes keep their order.
-        is_column_major = value.flags.f_contiguous and not value.flags.c_contiguous
+        is_column_major = is_array and value.flags.f_contiguous and not value.flags.c_contiguous
         order: Literal["C", "F"] = "F" if is_column_major else "C"
-        flat = np.ascontiguousarray(value.reshape(-1, order=order))
-        file = files.make(flat.nbytes)
+        data = _array_bytes(value, order) if is_array else _table_bytes(value)
+        file = self._files.make(data.nbytes)
         if file is None:
             return None
         try:
-            file.write(flat.view(np.uint8).data)
+            file.write(data)
         except OSError:
             file.remove()
             return None
         file.end()
-        mapped = np.frombuffer(file.buffer(), value.dtype).reshape(value.shape, order=order)
-        return ChunkFile(file, mapped)
-
-    def _write_table(self, files: PrivateFiles, value: Any) -> ChunkFile | None:
-        import pyarrow as pa
-
-        table = _as_table(value)
-        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
-        size = pa.MockOutputStream()
-        with pa.ipc.new_file(size, table.schema, options=options) as writer:
-            writer.write_table(table)
-        file = files.make(size.size())
-        if file is None:
-            return None
-        sink = _Sink(file)
-        try:
-            with pa.ipc.new_file(
-                pa.PythonFile(sink, mode="w"), table.schema, options=options
-            ) as writer:
-                writer.write_table(table)
-        except OSError:
-            file.remove()
-            return None
-        file.end()
-        return ChunkFile(file, _as(value, pa.ipc.open_file(file.buffer()).read_all()))
+        if is_array:
+            mapped = np.frombuffer(file.buffer(), value.dtype).reshape(value.shape, order=order)
+            return ChunkFile(file, mapped)
+        return ChunkFile(file, _table_of(value, file.buffer()))
 
     def room_bytes(self) -> int:
         """Return how many bytes of the folder's limit such files of all processes may take."""
@@ -109,47 +85,29 @@ class ChunkFiles:
             self._files.close()
 
 
-class _Sink:
-    """A file for pyarrow to write to. It ignores close, which may come late."""
-
-    closed = False
-
-    def __init__(self, file: PrivateFile) -> None:
-        self._file, self._at = file, 0
-
-    def write(self, data: Any) -> int:
-        """Write the next bytes."""
-        view = memoryview(data).cast("B")
-        self._file.write(view, self._at)
-        self._at += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        """Return the position of the next byte."""
-        return self._at
-
-    def flush(self) -> None:
-        """Do nothing: writes aren't buffered."""
-
-    def close(self) -> None:
-        """Do nothing: the owner closes the file."""
+def _array_bytes(value: Any, order: Literal["C", "F"]) -> memoryview:
+    flat = np.ascontiguousarray(value.reshape(-1, order=order))
+    return flat.view(np.uint8).data
 
 
-def _as_table(value: Any) -> Any:
-    """Return pyarrow data as a table."""
+def _table_bytes(value: Any) -> memoryview:
+    """Return pyarrow data as the bytes of an Arrow IPC file."""
     import pyarrow as pa
 
-    if isinstance(value, pa.Table):
-        return value
     if isinstance(value, pa.RecordBatch):
-        return pa.Table.from_batches([value])
-    return pa.table({"": value})
+        value = pa.Table.from_batches([value])
+    table = value if isinstance(value, pa.Table) else pa.table({"": value})
+    options, sink = pa.ipc.IpcWriteOptions(unify_dictionaries=True), pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
 
 
-def _as(value: Any, table: Any) -> Any:
-    """Convert a table back to the type of a value."""
+def _table_of(value: Any, buffer: Any) -> Any:
+    """Return the content of an Arrow IPC file as the type of a value."""
     import pyarrow as pa
 
+    table = pa.ipc.open_file(buffer).read_all()
     if isinstance(value, pa.Table):
         return table
     if isinstance(value, pa.RecordBatch):

@@ -1,60 +1,219 @@
-"""Recognise and read datasets of Arrow IPC files: a folder of them, or those that a URL names."""
+"""Recognise, index and read datasets of Arrow IPC files: a folder of them, or those that a URL
+names.
+
+Their footers, and the heads of their record batches, show where each column of each batch is.
+"""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.readers.formats.arrow.ipc_chunks import decode_chunk, read_notes
-from penstock.readers.formats.tables import TableFormat, UnitReader
+from penstock.cache import DatasetError
+from penstock.readers.files import printable
+from penstock.readers.formats.arrow.ipc_chunks import (
+    ColumnChunk,
+    decode_chunk,
+    note_of,
+    pruned_type,
+    storage_type,
+    stored_arrays,
+    type_of_text,
+    type_to_text,
+)
+from penstock.readers.formats.arrow.ipc_metadata import footer_bytes, read_contents
+from penstock.readers.formats.tables import (
+    ColumnChunks,
+    TableFile,
+    TableFormat,
+    UnitReader,
+    columns_of,
+    read_ends,
+    refusing,
+    tensor_of_json,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
+    from penstock.readers.formats.arrow.ipc_chunks import StoredArray
+    from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata, IpcContents
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.tables import TableMetadata
+    from penstock.readers.formats.tables import ArrowColumn, ShardUnits
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
+
+
+class ArrowFile(TableFile):
+    """The metadata of a file or stream. A unit is a record batch that has rows."""
+
+    def __init__(self, entry: Entry, contents: IpcContents) -> None:
+        """Raises DatasetError with the file's name, ValueError for types that nest too deep."""
+        self.entry, self.checksum = entry, contents.checksum
+        self.columns = columns_of(contents.schema, entry)
+        self._batches = [each for each in contents.batches if each.dictionary is None and each.rows]
+        self._types = [storage_type(field.type) for field in contents.schema]
+        self._names: list[str] = contents.schema.names
+        self._numbers = contents.numbers
+        self._dictionaries: dict[int, list[BatchMetadata]] = {}
+        for batch in contents.batches:
+            if batch.dictionary is not None:
+                known = self._dictionaries.setdefault(batch.dictionary, [])
+                if known and not batch.is_delta:
+                    raise DatasetError(
+                        f"{printable(entry.name)}: one of its dictionaries is replaced after some "
+                        "batches, which isn't read. Write it with one dictionary "
+                        "(table.unify_dictionaries()) or with deltas (emit_dictionary_deltas=True)."
+                    )
+                known.append(batch)
+        self.rows = np.array([batch.rows for batch in self._batches], np.int64)
+        self.sizes = np.array([int(b.buffers[:, 1].sum()) for b in self._batches], np.int64)
+
+    @cached_property
+    def _arrays(self) -> list[list[StoredArray]]:
+        """The columns of each unit."""
+        return [stored_arrays(batch, self._types) for batch in self._batches]
+
+    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
+        """Return the chunks of a column of this file."""
+        del form
+        at, path, depth = self._names.index(column.path[0]), column.path[1:], len(column.path)
+        arrow = inside = pruned_type(self._types[at], path)
+        for _ in path:
+            inside = inside.field(0).type
+        units = [list(arrays[at].along(path)) for arrays in self._arrays]
+        if any(arrays[0].shape[0] != rows for arrays, rows in zip(units, self.rows, strict=True)):
+            raise ValueError(
+                f'its column "{column.name}" has another number of rows than its batch'
+            )
+        # A struct and its part may be null in different rows: this is the least that lack it.
+        nulls = [max(array.shape[1] for array in arrays[:depth]) for arrays in units]
+        if pa.types.is_run_end_encoded(inside):  # its nulls are counted by run, not by row
+            nulls = [
+                min(arrays[0].shape[0], count + arrays[depth + 1].shape[1])
+                for count, arrays in zip(nulls, units, strict=True)
+            ]
+        dictionaries = None
+        if pa.types.is_dictionary(inside) and units:
+            number = self._numbers[units[0][depth - 1].number]
+            parts = [] if number is None else self._dictionaries.get(number, [])
+            if not parts:
+                raise ValueError(f'its column "{column.name}" has no dictionary')
+            values = [stored_arrays(part, [inside.value_type])[0] for part in parts]
+            dictionaries = _column_chunks(
+                inside.value_type,
+                parts,
+                [list(array.along(())) for array in values],
+                nulls=[array.shape[1] for array in values],
+                depth=1,
+            )
+        return _column_chunks(
+            arrow, self._batches, units, nulls=nulls, depth=depth, dictionaries=dictionaries
+        )
+
+    def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
+        """Return where the values of fields are in structs, and how their tensors are stored."""
+        tensors = [
+            [number, *column.tensor]
+            for number, column in enumerate(columns)
+            if column.tensor is not None
+        ]
+        parts = {"parts": [column.path[1:] for column in columns]}
+        return {**parts, "tensors": tensors} if tensors else parts
+
+    def decode(
+        self,
+        column: ArrowColumn,
+        chunks: ColumnChunks,
+        unit: int,
+        type: FieldType,
+        data: Sequence[Encoded],
+    ) -> Any:
+        """Return a chunk's values."""
+        places = [(chunks, unit)]
+        if chunks.dictionaries is not None:
+            places += [
+                (chunks.dictionaries, part) for part in range(len(chunks.dictionaries.sizes))
+            ]
+        stored = [
+            (part, ColumnChunk.of_json([0, *own.note(number)]), type_of_text(own.forms[number]))
+            for part, (own, number) in zip(data, places, strict=True)
+        ]
+        return decode_chunk(stored[0], type, column.path[1:], stored[1:], column.tensor)
+
+
+def _column_chunks(
+    arrow: Any,
+    batches: Sequence[BatchMetadata],
+    units: Sequence[Sequence[StoredArray]],
+    *,
+    nulls: Sequence[int],
+    depth: int,
+    dictionaries: ColumnChunks | None = None,
+) -> ColumnChunks:
+    """Return the chunks of a type. units: their arrays; depth: how many of them lead to the
+    values."""
+    notes = [note_of(arrays, b.codec) for arrays, b in zip(units, batches, strict=True)]
+    return ColumnChunks(
+        starts=np.array([start for _, start, _ in notes], np.int64),
+        sizes=np.array([size for _, _, size in notes], np.int64),
+        forms=[type_to_text(arrow)] * len(units),
+        note=lambda unit: notes[unit][0],
+        nulls=np.array(nulls, np.int64),
+        nulls_inside=np.array([any(a.shape[1] for a in own[depth:]) for own in units], np.bool_),
+        dictionaries=dictionaries,
+    )
 
 
 class ArrowReader(UnitReader):
     """Reads rows of a shard; buffers that aren't compressed become arrays without a copy."""
 
-    def __init__(self, shard: ChunkedShardFacts) -> None:
-        """Raises CorruptShardError."""
-        self._notes, self._types = read_notes(shard)
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
+        """Read the types and the buffers of chunks, and of each field the names that lead through
+        structs to its values."""
+        del units
         self._fields = np.asarray(shard.extents.fields).tolist()
-        super().__init__(shard, self._notes.units)
+        self._types = [type_of_text(str(text)) for text in notes["forms"]]
+        self._chunks = [ColumnChunk.of_json(each) for each in notes["chunks"]]
+        self._parts = [[str(part) for part in each] for each in notes["parts"]]
+        self._tensors = {
+            int(number): tensor_of_json([shape, axes])
+            for number, shape, axes in notes.get("tensors", ())
+        }
+        if len(self._parts) != len(shard.schema):
+            raise ValueError("the number of its fields is wrong")
+        for chunk, size in zip(self._chunks, shard.extents.sizes.tolist(), strict=True):
+            places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
+            others = (0 <= other < len(self._chunks) for other in chunk.dictionaries)
+            if not (0 <= chunk.form < len(self._types) and all(places) and all(others)):
+                raise ValueError("a chunk has parts that don't exist")
+            if any(not 0 <= nulls <= length for length, nulls in chunk.nodes):
+                raise ValueError("a chunk has arrays of invalid lengths")
 
     def is_plain(self, extent: int) -> bool:
         """Return True if the chunk isn't compressed and has no dictionary."""
-        chunk = self._notes.chunks[extent]
+        chunk = self._chunks[extent]
         return not chunk.codec and not chunk.dictionaries
 
     def dictionaries(self, extent: int) -> Sequence[int]:
         """Return the extents that hold the values of a chunk's dictionary."""
-        return self._notes.chunks[extent].dictionaries
+        return self._chunks[extent].dictionaries
 
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
         """Return a chunk's table. Raises ValueError if its bytes are damaged."""
-        chunk, field = self._notes.chunks[extent], self._fields[extent]
-        others = [self._notes.chunks[number] for number in chunk.dictionaries]
-        return decode_chunk(
-            data,
-            chunk,
-            self._types[chunk.form],
-            type,
-            self._notes.parts[field],
-            [
-                (each, other, self._types[other.form])
-                for each, other in zip(dictionaries, others, strict=True)
-            ],
-            self._notes.tensors.get(field),
+        chunks = [self._chunks[number] for number in (extent, *self.dictionaries(extent))]
+        first, *others = (
+            (part, chunk, self._types[chunk.form])
+            for part, chunk in zip([data, *dictionaries], chunks, strict=True)
         )
+        field = self._fields[extent]
+        return decode_chunk(first, type, self._parts[field], others, self._tensors.get(field))
 
 
 class ArrowFormat(TableFormat):
@@ -64,14 +223,18 @@ class ArrowFormat(TableFormat):
     kind: ClassVar[str] = "Arrow"
     extensions: ClassVar[frozenset[str]] = frozenset(("arrow", "feather", "ipc", "arrows"))
 
-    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
-        """Read the metadata of all files."""
-        from penstock.readers.formats.arrow.arrow_listing import ArrowMetadata
-
-        return ArrowMetadata(origin, files, workers=workers)
+    def read_files(
+        self, origin: Origin, files: Sequence[Entry], *, workers: int
+    ) -> Iterator[ArrowFile]:
+        """Read the metadata of files."""
+        for entry, tail in read_ends(origin, files, footer_bytes, workers=workers):
+            with refusing(entry):
+                contents = read_contents(origin, entry, tail, workers=workers)
+                file = ArrowFile(entry, contents)
+            yield file
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
-        """Open a shard. Raises CorruptShardError."""
+        """Open a shard."""
         return ArrowReader(shard)
 
 

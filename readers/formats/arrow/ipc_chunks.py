@@ -1,14 +1,13 @@
 """Decode one column of one Arrow record batch, from its own bytes.
 
-A chunk is the nodes and buffers of a column in a record batch. The index notes them (`ArrowNotes`),
-so opening a shard needs no request.
+A chunk is the nodes and buffers of a column in a record batch, which the index notes.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,39 +15,39 @@ import pyarrow as pa
 
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.arrow.ipc_metadata import CODECS
-from penstock.readers.formats.tables import (
-    ShardUnits,
-    corrupt_notes_error,
-    max_decoded_bytes,
-    tensor_of_json,
-    values_table,
-)
+from penstock.readers.formats.tables import max_decoded_bytes, values_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata
-    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import Tensor
     from penstock.readers.types import Encoded
 
 _MAX_DEPTH = 32
-_LISTS: tuple[tuple[Any, Any], ...] = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
-
-
-@dataclass(slots=True)
-class NodeCursor:
-    """The numbers of the next array's node, first buffer and variadic count in a record batch."""
-
-    node: int = 0
-    buffer: int = 0
-    view: int = 0
+_LISTS = {
+    pa.lib.Type_LIST: pa.list_,
+    pa.lib.Type_LARGE_LIST: pa.large_list,
+    pa.lib.Type_LIST_VIEW: pa.list_view,
+    pa.lib.Type_LARGE_LIST_VIEW: pa.large_list_view,
+}
+_VIEWS = (pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW)
+_BUFFERS = {
+    pa.lib.Type_NA: 0,
+    pa.lib.Type_RUN_END_ENCODED: 0,
+    pa.lib.Type_STRUCT: 1,
+    pa.lib.Type_FIXED_SIZE_LIST: 1,
+    pa.lib.Type_SPARSE_UNION: 1,
+    pa.lib.Type_STRING: 3,
+    pa.lib.Type_BINARY: 3,
+    pa.lib.Type_LARGE_STRING: 3,
+    pa.lib.Type_LARGE_BINARY: 3,
+    pa.lib.Type_LIST_VIEW: 3,
+    pa.lib.Type_LARGE_LIST_VIEW: 3,
+}
+"""The buffers of an array without those of the arrays inside it; 2 for other types. Views also have
+a variable number of buffers of data."""
 
 
 def storage_type(arrow: Any, depth: int = 0) -> Any:
@@ -56,110 +55,71 @@ def storage_type(arrow: Any, depth: int = 0) -> Any:
     deep."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its types nest deeper than {_MAX_DEPTH}")
+    inside, types = partial(storage_type, depth=depth + 1), pa.types
     if isinstance(arrow, pa.BaseExtensionType):
-        return storage_type(arrow.storage_type, depth + 1)
-    types = pa.types
+        return inside(arrow.storage_type)
     if types.is_struct(arrow):
         fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct([field.with_type(storage_type(field.type, depth + 1)) for field in fields])
+        return pa.struct([field.with_type(inside(field.type)) for field in fields])
     if types.is_fixed_size_list(arrow):
-        return pa.list_(storage_type(arrow.value_type, depth + 1), arrow.list_size)
-    for is_kind, make in _LISTS:
-        if is_kind(arrow):
-            return make(storage_type(arrow.value_type, depth + 1))
+        return pa.list_(inside(arrow.value_type), arrow.list_size)
     if types.is_run_end_encoded(arrow):
-        return pa.run_end_encoded(arrow.run_end_type, storage_type(arrow.value_type, depth + 1))
+        return pa.run_end_encoded(arrow.run_end_type, inside(arrow.value_type))
     if types.is_dictionary(arrow):
-        return pa.dictionary(arrow.index_type, storage_type(arrow.value_type, depth + 1))
-    return arrow
+        return pa.dictionary(arrow.index_type, inside(arrow.value_type))
+    return _LISTS[arrow.id](inside(arrow.value_type)) if arrow.id in _LISTS else arrow
 
 
-def child_types(arrow: Any) -> list[Any]:
-    """Return the types of the arrays that an array contains."""
+def _fields_inside(arrow: Any) -> list[Any]:
+    """Return the fields of the arrays that an array contains. The values of a dictionary are in a
+    batch of their own."""
     if pa.types.is_dictionary(arrow):
         return []
-    return [arrow.field(i).type for i in range(arrow.num_fields)]
+    return [arrow.field(i) for i in range(arrow.num_fields)]
 
 
-def own_buffers(arrow: Any, variadic: Callable[[], int]) -> int:
-    """Return how many buffers an array has, without those of the arrays inside it.
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredArray:
+    """An array in a record batch, from the batch's metadata.
 
-    variadic: returns the next count of buffers of views.
+    number: among the arrays of the batch. shape: length and nulls. buffers: first byte in the file
+    and size of each. views: the number of data buffers of an array of views. inside: the arrays in
+    it, by name.
     """
-    types = pa.types
-    if types.is_null(arrow) or types.is_run_end_encoded(arrow):
-        return 0
-    if arrow in (pa.string_view(), pa.binary_view()):
-        return 2 + variadic()
-    if types.is_struct(arrow) or types.is_fixed_size_list(arrow):
-        return 1
-    if types.is_union(arrow):
-        return 1 if arrow.mode == "sparse" else 2
-    is_bytes = types.is_binary(arrow) or types.is_string(arrow)
-    is_large = types.is_large_binary(arrow) or types.is_large_string(arrow)
-    is_viewed = types.is_list_view(arrow) or types.is_large_list_view(arrow)
-    return 3 if is_bytes or is_large or is_viewed else 2
 
-
-def skip_array(
-    arrow: Any, at: NodeCursor, variadic: Sequence[int]
-) -> Iterator[tuple[int, int, int, int | None]]:
-    """Yield the node, first buffer and number of buffers of an array and of each array inside it,
-    and of an array of views the number of data buffers. Moves the cursor behind them."""
-
-    def views() -> int:
-        if at.view >= len(variadic) or not 0 <= variadic[at.view] < 2**16:
-            raise ValueError("it lacks the number of buffers of its views")
-        at.view += 1
-        return variadic[at.view - 1]
-
-    stack = [arrow]
-    while stack:
-        here = stack.pop()
-        first = at.view
-        count = own_buffers(here, views)
-        yield at.node, at.buffer, count, count - 2 if at.view > first else None
-        at.node += 1
-        at.buffer += count
-        stack += reversed(child_types(here))
-
-
-@dataclass(slots=True)
-class ColumnParts:
-    """The nodes and buffers of a column, by number, and the counts of its views' data buffers."""
-
-    nodes: list[int]
-    buffers: list[int]
+    number: int
+    shape: list[int]
+    buffers: list[list[int]]
     views: list[int]
+    inside: list[tuple[str, StoredArray]]
+
+    def along(self, path: Sequence[str]) -> Iterator[StoredArray]:
+        """Yield the arrays at a path through structs, and all those inside the last one."""
+        yield self
+        for name, array in self.inside:
+            if not path or name == path[0]:
+                yield from array.along(path[1:])
 
 
-def pick_column(
-    arrow: Any,
-    path: Sequence[str],
-    at: NodeCursor,
-    variadic: Sequence[int],
-    into: ColumnParts | None,
-) -> None:
-    """Collect the nodes and buffers of the part of a column at a path, and of the structs around
-    it. Moves the cursor behind the column.
+def stored_arrays(batch: BatchMetadata, types: Sequence[Any]) -> list[StoredArray]:
+    """Return the columns of a record batch. types: their storage types. Raises ValueError if the
+    batch has too few nodes or buffers."""
+    nodes, variadic = enumerate(batch.nodes.tolist()), iter(batch.variadic)
+    buffers = iter(batch.buffers.tolist())
 
-    path: names below the column. into: None skips the column.
-    """
-    if into is None or not path:
-        for node, buffer, count, views in skip_array(arrow, at, variadic):
-            if into is not None:
-                into.nodes.append(node)
-                into.buffers += range(buffer, buffer + count)
-                if views is not None:
-                    into.views.append(views)
-        return
-    into.nodes.append(at.node)
-    into.buffers.append(at.buffer)
-    at.node, at.buffer = at.node + 1, at.buffer + 1
-    names = [arrow.field(i).name for i in range(arrow.num_fields)]
-    wanted = names.index(path[0]) if path[0] in names else -1
-    for i in range(arrow.num_fields):
-        pick_column(arrow.field(i).type, path[1:], at, variadic, into if i == wanted else None)
+    def read(arrow: Any) -> StoredArray:
+        number, shape = next(nodes)
+        views = [next(variadic)] if arrow.id in _VIEWS else []
+        if views and not 0 <= views[0] < 2**16:
+            raise ValueError("it has an invalid number of buffers of views")
+        own = [next(buffers) for _ in range(_BUFFERS.get(arrow.id, 2) + sum(views))]
+        inside = [(field.name, read(field.type)) for field in _fields_inside(arrow)]
+        return StoredArray(number, shape, own, views, inside)
+
+    try:
+        return [read(arrow) for arrow in types]
+    except StopIteration:
+        raise ValueError("one of its record batches lacks columns of its schema") from None
 
 
 def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
@@ -168,6 +128,17 @@ def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
         return arrow
     inside = arrow.field(arrow.get_field_index(path[0]))
     return pa.struct([inside.with_type(pruned_type(inside.type, path[1:]))])
+
+
+def note_of(arrays: Sequence[StoredArray], codec: int) -> tuple[list[Any], int, int]:
+    """Return the note of a chunk, without the number of its form; its first byte in the file; and
+    its size. arrays: of the chunk; codec: of their buffers."""
+    buffers = [buffer for array in arrays for buffer in array.buffers]
+    start = min((start for start, size in buffers if size), default=0)
+    end = max((start + size for start, size in buffers if size), default=0)
+    places = [[at - start if size else 0, size] for at, size in buffers]
+    views = [count for array in arrays for count in array.views]
+    return [codec, [array.shape for array in arrays], places, views, []], start, end - start
 
 
 def make_array(
@@ -180,16 +151,17 @@ def make_array(
     """
     length, nulls = next(nodes)
     kind = arrow.index_type if pa.types.is_dictionary(arrow) else arrow
-    count = own_buffers(kind, lambda: next(variadic))
+    count = _BUFFERS.get(kind.id, 2) + (next(variadic) if kind.id in _VIEWS else 0)
     own = [next(buffers) for _ in range(count)]
-    if count and not nulls:
-        own[0] = None if not pa.types.is_union(kind) else own[0]
-    inside = [make_array(each, nodes, buffers, variadic) for each in child_types(arrow)]
+    if count and not nulls and not pa.types.is_union(kind):
+        own[0] = None
+    children = [field.type for field in _fields_inside(arrow)]
+    inside = [make_array(each, nodes, buffers, variadic) for each in children]
     if pa.types.is_null(kind):
         return pa.nulls(length)
     if pa.types.is_struct(kind):  # a dictionary inside is only its indices so far
         kind = pa.struct([kind.field(i).with_type(each.type) for i, each in enumerate(inside)])
-    elif [each.type for each in inside] != child_types(kind):  # pyarrow would abort the process
+    elif [each.type for each in inside] != children:  # pyarrow would abort the process
         raise ValueError(f"it holds {arrow}, and a dictionary inside it isn't read")
     if pa.types.is_run_end_encoded(kind):
         own = [None]
@@ -221,9 +193,9 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
 class ColumnChunk:
     """The metadata by which a chunk is decoded.
 
-    form: the number of its type in ArrowNotes; codec: a number into CODECS. nodes: length and nulls
-    of each array; buffers: first byte in the chunk, and size; views: data buffers of each array of
-    views. dictionaries: the chunks that hold the values of its dictionary, in order.
+    form: the number of its type in the shard's notes; codec: a number into CODECS. nodes: length
+    and nulls of each array; buffers: first byte in the chunk, and size; views: data buffers of each
+    array of views. dictionaries: the chunks that hold the values of its dictionary, in order.
     """
 
     form: int
@@ -232,11 +204,6 @@ class ColumnChunk:
     buffers: tuple[tuple[int, int], ...]
     views: tuple[int, ...]
     dictionaries: tuple[int, ...] = ()
-
-    def to_json(self) -> list[Any]:
-        """Return a list that `of_json` reads."""
-        lists = (self.nodes, self.buffers, self.views, self.dictionaries)
-        return [self.form, self.codec, *(list(each) for each in lists)]
 
     @classmethod
     def of_json(cls, notes: Any) -> ColumnChunk:
@@ -252,42 +219,6 @@ class ColumnChunk:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
-    """The bytes [start, start + size) of a file that hold a chunk."""
-
-    start: int
-    size: int
-
-
-def chunk_of(
-    batch: BatchMetadata, types: Sequence[Any], column: int, path: Sequence[str], *, form: int
-) -> tuple[ColumnChunk, ChunkPlace, ColumnParts]:
-    """Return the chunk of a column, or of its part at a path; its place; and its parts.
-
-    types: the storage types of the record batch's columns. Raises ValueError if the batch has too
-    few nodes or buffers.
-    """
-    at, parts = NodeCursor(), ColumnParts([], [], [])
-    for arrow in types[:column]:
-        pick_column(arrow, (), at, batch.variadic, None)
-    pick_column(types[column], path, at, batch.variadic, parts)
-    if at.node > len(batch.nodes) or at.buffer > len(batch.buffers):
-        raise ValueError("one of its record batches lacks columns of its schema")
-    buffers = batch.buffers[parts.buffers]
-    some = buffers[buffers[:, 1] > 0]
-    start = int(some[:, 0].min()) if len(some) else 0
-    end = int((some[:, 0] + some[:, 1]).max()) if len(some) else 0
-    chunk = ColumnChunk(
-        form=form,
-        codec=batch.codec,
-        nodes=tuple((int(a), int(b)) for a, b in batch.nodes[parts.nodes]),
-        buffers=tuple((int(a) - start if b else 0, int(b)) for a, b in buffers),
-        views=tuple(parts.views),
-    )
-    return chunk, ChunkPlace(start, end - start), parts
-
-
 def type_to_text(arrow: Any) -> str:
     """Return an Arrow type as text that `type_of_text` reads."""
     return base64.b64encode(pa.schema([pa.field("", arrow)]).serialize()).decode()
@@ -301,25 +232,26 @@ def type_of_text(text: str) -> Any:
         raise ValueError(f"a type can't be read ({error})") from error
 
 
+Stored = tuple["Encoded", "ColumnChunk", Any]
+"""The bytes of a chunk, how they are decoded, and their Arrow type."""
+
+
 def decode_chunk(
-    data: Encoded,
-    chunk: ColumnChunk,
-    arrow: Any,
+    stored: Stored,
     type: FieldType,
     parts: Sequence[str],
-    dictionary: Sequence[tuple[Encoded, ColumnChunk, Any]],
-    tensor: Tensor | None = None,
+    dictionary: Sequence[Stored],
+    tensor: Tensor | None,
 ) -> Any:
     """Decode a chunk, and return its values as `values_table` does.
 
-    arrow: its type. parts: the names that lead through structs to the values. dictionary: bytes,
-    chunk and type of each part of its dictionary. tensor: how its tensors are stored. Raises
-    ValueError for damage.
+    parts: the names that lead through structs to the values. dictionary: the parts of its
+    dictionary. tensor: how its tensors are stored. Raises ValueError for damage.
     """
-    array = _array(data, chunk, arrow)
+    array = _array(*stored)
     if dictionary:
-        values = [_array(*each) for each in dictionary]
-        array = _with_dictionary(array, arrow, pa.concat_arrays(values), parts)
+        values = pa.concat_arrays([_array(*each) for each in dictionary])
+        array = _with_dictionary(array, stored[2], values, parts)
     try:
         return values_table(type, array, parts, tensor)
     except pa.ArrowException as error:
@@ -353,66 +285,3 @@ def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) 
         return pa.DictionaryArray.from_arrays(array, values, safe=True)
     except pa.ArrowException as error:
         raise ValueError(f"it has indices beyond its dictionary ({str(error)[:200]})") from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrowNotes:
-    """The notes of a shard in an index, by which it is read without its files' metadata.
-
-    parts: of each field, the names that lead through structs to its values. chunks: of each extent;
-    types: of chunks, by `ColumnChunk.form`, as `type_to_text` returns them. tensors: how the
-    tensors of a field are stored, by the field's number.
-    """
-
-    units: ShardUnits
-    parts: Sequence[Sequence[str]]
-    chunks: Sequence[ColumnChunk]
-    types: Sequence[str]
-    tensors: Mapping[int, Tensor] = field(default_factory=dict)
-
-    def to_bytes(self) -> bytes:
-        """Return JSON that `read_notes` reads."""
-        notes = {
-            **self.units.to_json(),
-            "parts": [list(each) for each in self.parts],
-            "chunks": [chunk.to_json() for chunk in self.chunks],
-            "forms": list(self.types),
-        }
-        if self.tensors:
-            notes["tensors"] = [[number, *tensor] for number, tensor in self.tensors.items()]
-        return json.dumps(notes).encode()
-
-
-def read_notes(shard: ChunkedShardFacts) -> tuple[ArrowNotes, list[Any]]:
-    """Return the notes of a shard, checked, and the Arrow types of its chunks. Raises
-    CorruptShardError."""
-    try:
-        found = json.loads(shard.notes)
-        notes = ArrowNotes(
-            units=ShardUnits.of_json(found, shard),
-            parts=[[str(part) for part in each] for each in found["parts"]],
-            chunks=[ColumnChunk.of_json(each) for each in found["chunks"]],
-            types=[str(text) for text in found["forms"]],
-            tensors={
-                int(number): tensor_of_json([shape, axes])
-                for number, shape, axes in found.get("tensors", ())
-            },
-        )
-        types = [type_of_text(text) for text in notes.types]
-        _check(shard, notes)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise corrupt_notes_error(error) from error
-    return notes, types
-
-
-def _check(shard: ChunkedShardFacts, notes: ArrowNotes) -> None:
-    count = len(shard.extents)
-    if len(notes.chunks) != count or len(notes.parts) != len(shard.schema):
-        raise ValueError("the number of its chunks or fields is wrong")
-    for chunk, size in zip(notes.chunks, shard.extents.sizes.tolist(), strict=True):
-        places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
-        others = (0 <= other < count for other in chunk.dictionaries)
-        if not (0 <= chunk.form < len(notes.types) and all(places) and all(others)):
-            raise ValueError("a chunk has parts that don't exist")
-        if any(not 0 <= nulls <= length for length, nulls in chunk.nodes):
-            raise ValueError("a chunk has arrays of invalid lengths")

@@ -6,25 +6,28 @@ stream has no footer, so its heads are read one after the other.
 Footers and messages are flatbuffers, of which this module reads only the parts that Arrow IPC uses.
 They are untrusted: every position is checked against the bytes that exist, and invalid ones raise
 ValueError.
+
+pyarrow (26) has no interface for the places of buffers. The addresses of a batch's buffers show
+them only if the whole body is in memory, uncompressed and without dictionaries; a remote file is
+listed without its bodies.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import DatasetError
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
-from penstock.readers.formats.tables import refused_file_error
 from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -117,15 +120,6 @@ SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
 CODECS = (None, "lz4", "zstd")
 
 
-@dataclass(frozen=True, slots=True)
-class MessageBlock:
-    """The place of a message: its first byte, the size of its metadata, and that of its body."""
-
-    start: int
-    head: int
-    body: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchMetadata:
     """A record batch, or a batch of the values of a dictionary.
@@ -146,54 +140,26 @@ class BatchMetadata:
 
 
 def footer_bytes(tail: bytes, size_bytes: int) -> int:
-    """Return the length of a file's footer, from its last TAIL_BYTES. Raises ValueError."""
-    if tail[-len(MAGIC) :] != MAGIC or size_bytes < 2 * TAIL_BYTES:
-        raise ValueError("it doesn't end as an Arrow file: it is truncated, or no Arrow file")
+    """Return the length of a file's footer with what follows it, from its last bytes; 0 for a
+    stream. Raises ValueError."""
+    if tail[-len(_FEATHER_V1) :] == _FEATHER_V1:
+        raise ValueError("it is a Feather file of version 1: write it with version 2")
+    if tail[-len(MAGIC) :] != MAGIC:
+        return 0
     found = int.from_bytes(tail[-TAIL_BYTES : -len(MAGIC)], "little", signed=True)
     if not 0 < found <= min(MAX_METADATA_BYTES, size_bytes - TAIL_BYTES - 8):
         raise ValueError(f"its footer would have {found:,} bytes: it is truncated or damaged")
-    return found
+    return found + TAIL_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IpcContents:
-    """The contents of a file, as its footer lists them.
-
-    schema: a pyarrow schema. numbers: the dictionaries of its arrays, see `dictionary_numbers`.
-    blocks: the places of messages, those of dictionaries first.
-    """
-
-    schema: Any
-    numbers: list[int | None]
-    blocks: list[MessageBlock]
-
-
-def read_footer(data: bytes, size_bytes: int) -> IpcContents:
-    """Parse a file's footer. Raises ValueError."""
-    try:
-        length = len(data).to_bytes(4, "little")
-        schema = pa.ipc.open_file(pa.py_buffer(MAGIC + b"\0\0" + data + length + MAGIC)).schema
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"its schema can't be read ({error})") from error
-    footer = FlatTable.root(data)
-    dictionaries, batches = (
-        [_block(each, size_bytes) for each in footer.longs(field, each=3).tolist()]
-        for field in (2, 3)
-    )
-    fields = footer.table(1)
-    if fields is None:
-        raise ValueError("it has no schema")
-    return IpcContents(
-        schema=schema, numbers=dictionary_numbers(fields), blocks=[*dictionaries, *batches]
-    )
-
-
-def dictionary_numbers(schema: FlatTable) -> list[int | None]:
+def dictionary_numbers(schema: FlatTable | None) -> list[int | None]:
     """Return the number of each array's dictionary, or None, for all columns and the arrays inside
     them, in the order of a record batch's nodes.
 
     schema: the table of a footer or a message. Raises ValueError.
     """
+    if schema is None:
+        raise ValueError("it has no schema")
     found: list[int | None] = []
     stack = [(field, 0) for field in reversed(schema.tables(1))]
     while stack:
@@ -207,54 +173,31 @@ def dictionary_numbers(schema: FlatTable) -> list[int | None]:
     return found
 
 
-def _block(numbers: list[int], size_bytes: int) -> MessageBlock:
-    start, head, body = numbers
-    head &= 0xFFFFFFFF  # a 32-bit number, then padding
-    if not (start > 0 and 8 < head <= MAX_METADATA_BYTES and body >= 0):
-        raise ValueError("its footer lists a message of an invalid size")
-    if start + head + body > size_bytes - TAIL_BYTES:
-        raise ValueError(
-            f"a message would lie at bytes {start:,} to {start + head + body:,} of {size_bytes:,}"
-        )
-    return MessageBlock(start, head, body)
-
-
-def metadata_of(head: bytes) -> bytes:
-    """Return a message's metadata without the length before it. Raises ValueError."""
-    at = 8 if head[:4] == CONTINUES else 4
-    size = int.from_bytes(head[at - 4 : at], "little", signed=True)
-    if not 0 < size <= len(head) - at:
-        raise ValueError("a message's metadata has an invalid size")
-    return head[at : at + size]
-
-
-def read_batch(head: bytes, block: MessageBlock) -> BatchMetadata:
-    """Parse the head of a record batch or dictionary. Raises ValueError."""
+def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
+    """Parse the head of a record batch or dictionary. start: of the head in the file. Raises
+    ValueError."""
     message = FlatTable.root(metadata_of(head))
     kind, batch = message.byte(1), message.table(2)
     number, is_delta = None, False
     if kind == DICTIONARY and batch is not None:
         number, is_delta, batch = batch.int64(0), bool(batch.byte(2)), batch.table(1)
     if kind not in (DICTIONARY, RECORDS) or batch is None:
-        raise ValueError(f"a message at byte {block.start:,} is no record batch")
-    rows, buffers = batch.int64(0), batch.longs(2, each=2)
+        raise ValueError(f"a message at byte {start:,} is no record batch")
+    rows, buffers, nodes = batch.int64(0), batch.longs(2, each=2), batch.longs(1, each=2)
     if not 0 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(
-            f"its record batch at byte {block.start:,} claims {rows:,} rows, wanted at most "
+            f"its record batch at byte {start:,} claims {rows:,} rows, wanted at most "
             f"{MAX_SHARD_SAMPLES:,}"
         )
     if len(buffers) and not (
         buffers.min() >= 0
-        and int(buffers.max()) <= block.body
-        and int((buffers[:, 0] + buffers[:, 1]).max()) <= block.body
+        and int(buffers.max()) <= body_bytes
+        and int((buffers[:, 0] + buffers[:, 1]).max()) <= body_bytes
     ):
-        raise ValueError(f"buffers of its record batch at byte {block.start:,} are outside of it")
-    buffers[:, 0] += block.start + block.head
-    nodes = batch.longs(1, each=2)
+        raise ValueError(f"buffers of its record batch at byte {start:,} are outside of it")
+    buffers[:, 0] += start + len(head)
     if len(nodes) and not (nodes.min() >= 0 and (nodes[:, 1] <= nodes[:, 0]).all()):
-        raise ValueError(
-            f"arrays of its record batch at byte {block.start:,} have an invalid length"
-        )
+        raise ValueError(f"arrays of its record batch at byte {start:,} have an invalid length")
     compression = batch.table(3)
     codec = 0 if compression is None else 1 + compression.byte(0)
     if codec >= len(CODECS):
@@ -270,76 +213,81 @@ def read_batch(head: bytes, block: MessageBlock) -> BatchMetadata:
     )
 
 
-_TAIL_READ_BYTES, _HEAD_READ_BYTES = 2**16, 2**12
-_AT_ONCE = 1024
+def metadata_of(head: bytes) -> bytes:
+    """Return a message's metadata without the length before it. Raises ValueError."""
+    at = 8 if head[:4] == CONTINUES else 4
+    size = int.from_bytes(head[at - 4 : at], "little", signed=True)
+    if not 0 < size <= len(head) - at:
+        raise ValueError("a message's metadata has an invalid size")
+    return head[at : at + size]
+
+
+_HEAD_READ_BYTES = 2**12
 _FEATHER_V1 = b"FEA1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrowFile:
-    """The metadata of a file: its schema, the places of its messages, and what each contains.
+class IpcContents:
+    """The metadata of a file or stream.
 
-    checksum: CRC-32C of the bytes that were parsed.
+    schema: a pyarrow schema. numbers: see `dictionary_numbers`. batches: those of dictionaries
+    first, unless it is a stream. checksum: CRC-32C of the bytes that were parsed.
     """
 
-    contents: IpcContents
+    schema: Any
+    numbers: list[int | None]
     batches: list[BatchMetadata]
     checksum: int
 
 
-def read_files(origin: Origin, files: Sequence[Entry], *, workers: int) -> Iterator[ArrowFile]:
-    """Yield the metadata of files, in their order. Raises DatasetError with the file's name, and
-    the errors of `read_file_parts`."""
-    for first in range(0, len(files), _AT_ONCE):
-        group = files[first : first + _AT_ONCE]
-        ends = [(e, max(0, e.size_bytes - _TAIL_READ_BYTES), e.size_bytes) for e in group]
-        tails = read_file_parts(origin, ends, workers=workers)
-        for entry, tail in zip(group, tails, strict=True):
-            try:
-                yield _read(origin, entry, tail, workers=workers)
-            except DatasetError:
-                raise
-            except ValueError as error:
-                raise refused_file_error(entry, error) from error
-
-
-def _read(origin: Origin, entry: Entry, tail: bytes, *, workers: int) -> ArrowFile:
-    if tail[-len(_FEATHER_V1) :] == _FEATHER_V1:
-        raise ValueError("it is a Feather file of version 1: write it with version 2")
-    if tail[-len(MAGIC) :] != MAGIC:
+def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) -> IpcContents:
+    """Read the metadata of a file. tail: its end, with the footer. Raises ValueError, and the
+    errors of `read_file_parts`."""
+    size = footer_bytes(tail, entry.size_bytes)
+    if not size:
         return _read_stream(origin, entry)
-    size = footer_bytes(tail, entry.size_bytes) + TAIL_BYTES
-    if size > len(tail):
-        start = entry.size_bytes - size
-        tail = read_file_parts(origin, [(entry, start, entry.size_bytes)], workers=1)[0]
-    footer = tail[len(tail) - size : -TAIL_BYTES]
-    contents = read_footer(footer, entry.size_bytes)
+    data = tail[-size:-TAIL_BYTES]
+    file = MAGIC + b"\0\0" + data + len(data).to_bytes(4, "little") + MAGIC
+    schema = _schema(lambda: pa.ipc.open_file(pa.py_buffer(file)).schema)
+    footer = FlatTable.root(data)
+    numbers = dictionary_numbers(footer.table(1))
+    blocks = np.concatenate([footer.longs(field, each=3) for field in (2, 3)])
+    blocks[:, 1] &= 0xFFFFFFFF  # a 32-bit number, then padding
+    starts, heads, bodies = blocks.T
+    if not ((starts > 0) & (heads > 8) & (heads <= MAX_METADATA_BYTES) & (bodies >= 0)).all():
+        raise ValueError("its footer lists a message of an invalid size")
+    outside = blocks.max(axis=1) > entry.size_bytes  # so that their sum can't overflow
+    outside |= starts + heads + bodies > entry.size_bytes - TAIL_BYTES
+    for start, head, body in blocks[outside].tolist():
+        raise ValueError(
+            f"a message would lie at bytes {start:,} to {start + head + body:,} of "
+            f"{entry.size_bytes:,}"
+        )
     begin = entry.size_bytes - len(tail)
-    far = [block for block in contents.blocks if block.start < begin]
-    found = read_file_parts(
-        origin, [(entry, b.start, b.start + b.head) for b in far], workers=workers
-    )
-    heads = dict(zip((block.start for block in far), found, strict=True))
-    batches, checksum = [], crc32c(footer)
-    for block in contents.blocks:
-        at = block.start - begin
-        head = heads[block.start] if at < 0 else tail[at : at + block.head]
-        batches.append(read_batch(head, block))
+    far = [(entry, start, start + head) for start, head, _ in blocks.tolist() if start < begin]
+    found = iter(read_file_parts(origin, far, workers=workers))
+    batches, checksum = [], crc32c(data)
+    for start, size, body in blocks.tolist():
+        head = next(found) if start < begin else tail[start - begin : start - begin + size]
+        batches.append(read_batch(head, start, body))
         checksum = crc32c(head, checksum)
-    return ArrowFile(contents=contents, batches=batches, checksum=checksum)
+    return IpcContents(schema=schema, numbers=numbers, batches=batches, checksum=checksum)
 
 
-def _read_stream(origin: Origin, entry: Entry) -> ArrowFile:
+def _schema(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"its schema can't be read ({error})") from error
+
+
+def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
     """Read the head of one message after the other, with one request each."""
     at, checksum = 0, 0
     schema: Any = None
     numbers: list[int | None] = []
-    blocks: list[MessageBlock] = []
     batches: list[BatchMetadata] = []
-    while at < entry.size_bytes:
-        head = _head(origin, entry, at)
-        if head is None:
-            break
+    while at < entry.size_bytes and (head := _head(origin, entry, at)) is not None:
         checksum = crc32c(head, checksum)
         message = FlatTable.root(metadata_of(head))
         body = message.int64(3)
@@ -348,22 +296,14 @@ def _read_stream(origin: Origin, entry: Entry) -> ArrowFile:
                 f"its message at byte {at:,} has {body:,} bytes, more than are left in the file"
             )
         if message.byte(1) == SCHEMA:
-            fields = message.table(2)
-            if fields is None:
-                raise ValueError("its schema has no content")
-            try:
-                schema = pa.ipc.read_schema(pa.py_buffer(head))
-            except (pa.ArrowException, OSError) as error:
-                raise ValueError(f"its schema can't be read ({error})") from error
-            numbers = dictionary_numbers(fields)
+            numbers = dictionary_numbers(message.table(2))
+            schema = _schema(partial(pa.ipc.read_schema, pa.py_buffer(head)))
         else:
-            blocks.append(MessageBlock(at, len(head), body))
-            batches.append(read_batch(head, blocks[-1]))
+            batches.append(read_batch(head, at, body))
         at += len(head) + body
     if schema is None:
         raise ValueError("it has no schema")
-    contents = IpcContents(schema=schema, numbers=numbers, blocks=blocks)
-    return ArrowFile(contents=contents, batches=batches, checksum=checksum)
+    return IpcContents(schema=schema, numbers=numbers, batches=batches, checksum=checksum)
 
 
 def _head(origin: Origin, entry: Entry, at: int) -> bytes | None:

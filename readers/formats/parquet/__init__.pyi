@@ -1,5 +1,4 @@
 from . import parquet_chunks as parquet_chunks
-from . import parquet_listing as parquet_listing
 from .parquet_footer import MAX_FOOTER_BYTES as MAX_FOOTER_BYTES, as_file as as_file
 from .parquet_footer import parse_footer as parse_footer
 from .thrift import I64 as I64, LIST as LIST, STRUCT as STRUCT, ThriftReader as ThriftReader

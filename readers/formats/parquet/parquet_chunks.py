@@ -15,10 +15,9 @@ The index notes how each chunk is decoded (`ParquetNotes`), so opening a shard n
 from __future__ import annotations
 
 import base64
-import json
 import struct
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,13 +37,7 @@ from penstock.readers.formats.parquet.thrift import (
     write_struct,
     write_text,
 )
-from penstock.readers.formats.tables import (
-    ShardUnits,
-    corrupt_notes_error,
-    max_decoded_bytes,
-    tensor_of_json,
-    values_table,
-)
+from penstock.readers.formats.tables import max_decoded_bytes, tensor_of_json, values_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +45,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import Tensor
     from penstock.readers.types import Encoded
 
@@ -250,7 +242,8 @@ def read_indices(body: Encoded, at: int, count: int) -> NDArray[np.int64]:
     width, at, filled = int(body[at]), at + 1, 0
     powers = 1 << np.arange(width, dtype=np.int64)
     while filled < count:
-        head, at = _varint(body, at)
+        reader = ThriftReader(body.data, at)
+        head, at = reader.unsigned(), reader.at
         run = head >> 1
         if not run:
             raise ValueError("it has an empty run of dictionary indices")
@@ -271,18 +264,6 @@ def read_indices(body: Encoded, at: int, count: int) -> NDArray[np.int64]:
         found[filled : filled + used] = indices[:used]
         filled, at = filled + used, at + size
     return found
-
-
-def _varint(body: Encoded, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(body) and shift < 35:
-        byte = int(body[at])
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise ValueError("its dictionary indices end early")
 
 
 def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[Encoded, int]:
@@ -334,12 +315,35 @@ class ChunkForm:
     has_levels: bool
     tensor: Tensor | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return an object that `of_json` reads."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        found["elements"] = [base64.b64encode(each).decode() for each in self.elements]
+        found["writer"] = base64.b64encode(self.writer).decode()
+        if self.tensor is None:
+            del found["tensor"]
+        return found
+
+    @classmethod
+    def of_json(cls, notes: Any) -> ChunkForm:
+        """Read a form. Raises ValueError, TypeError, KeyError."""
+        return cls(
+            path=tuple(notes["path"]),
+            elements=tuple(map(base64.b64decode, notes["elements"])),
+            physical=int(notes["physical"]),
+            parts=int(notes["parts"]),
+            writer=base64.b64decode(notes["writer"]),
+            codec=int(notes["codec"]),
+            is_flat=bool(notes["is_flat"]),
+            has_levels=bool(notes["has_levels"]),
+            tensor=tensor_of_json(notes["tensor"]) if "tensor" in notes else None,
+        )
+
 
 def decode_chunk(
     data: Encoded,
     form: ChunkForm,
     type: FieldType,
-    *,
     rows: int,
     values: int,
     decoded: int,
@@ -410,75 +414,12 @@ def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded
     group = write_struct(
         {1: write_list(STRUCT, [chunk]), 2: write_number(decoded, I64), 3: write_number(rows, I64)}
     )
-    fields = {
-        1: write_number(2),
-        2: write_list(STRUCT, [root, *form.elements]),
-        3: write_number(rows, I64),
-        4: write_list(STRUCT, [group]),
-        6: write_text(form.writer),
-    }
-    return write_struct(fields)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParquetNotes:
-    """The notes of a shard in an index, by which it is read without its files' footers.
-
-    chunks: of each extent the number of its form, its values, its bytes decompressed and its nulls
-    (-1: unknown), int64, shape (extents, 4).
-    """
-
-    units: ShardUnits
-    forms: Sequence[ChunkForm]
-    chunks: NDArray[np.int64]
-
-    def to_bytes(self) -> bytes:
-        """Return JSON that `read_notes` reads."""
-        notes: dict[str, Any] = {
-            **self.units.to_json(),
-            "chunks": self.chunks.tolist(),
-            "forms": [
-                {
-                    "path": form.path,
-                    "elements": [base64.b64encode(each).decode() for each in form.elements],
-                    "physical": form.physical,
-                    "parts": form.parts,
-                    "writer": base64.b64encode(form.writer).decode(),
-                    "codec": form.codec,
-                    "is_flat": form.is_flat,
-                    "has_levels": form.has_levels,
-                    **({} if form.tensor is None else {"tensor": form.tensor}),
-                }
-                for form in self.forms
-            ],
+    return write_struct(
+        {
+            1: write_number(2),
+            2: write_list(STRUCT, [root, *form.elements]),
+            3: write_number(rows, I64),
+            4: write_list(STRUCT, [group]),
+            6: write_text(form.writer),
         }
-        return json.dumps(notes).encode()
-
-
-def read_notes(shard: ChunkedShardFacts) -> ParquetNotes:
-    """Return the notes of a shard, checked. Raises CorruptShardError."""
-    try:
-        notes = json.loads(shard.notes)
-        units = ShardUnits.of_json(notes, shard)
-        forms = [
-            ChunkForm(
-                path=tuple(each["path"]),
-                elements=tuple(map(base64.b64decode, each["elements"])),
-                physical=int(each["physical"]),
-                parts=int(each["parts"]),
-                writer=base64.b64decode(each["writer"]),
-                codec=int(each["codec"]),
-                is_flat=bool(each["is_flat"]),
-                has_levels=bool(each["has_levels"]),
-                tensor=tensor_of_json(each["tensor"]) if "tensor" in each else None,
-            )
-            for each in notes["forms"]
-        ]
-        chunks = np.array(notes["chunks"], np.int64).reshape(-1, 4)
-        if len(chunks) != len(shard.extents):
-            raise ValueError("the number of its chunks is wrong")
-        if len(chunks) and not (chunks[:, :3].min() >= 0 and chunks[:, 0].max() < len(forms)):
-            raise ValueError("its chunks have forms that don't exist")
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise corrupt_notes_error(error) from error
-    return ParquetNotes(units=units, forms=forms, chunks=chunks)
+    )

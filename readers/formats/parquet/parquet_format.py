@@ -1,50 +1,178 @@
-"""Recognise and read datasets of Parquet files: a folder of them, or those that a URL names."""
+"""Recognise, index and read datasets of Parquet files: a folder of them, or those that a URL names.
+
+A file's footer shows where each column of each row group is; some values are decoded if no metadata
+show what a column holds.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from penstock.readers.formats.parquet.parquet_chunks import decode_chunk, read_notes
-from penstock.readers.formats.tables import TableFormat, UnitReader
+import numpy as np
+import pyarrow as pa
+
+from penstock.cache import DatasetError
+from penstock.readers.files import printable
+from penstock.readers.formats.parquet.parquet_chunks import ChunkForm, decode_chunk
+from penstock.readers.formats.parquet.parquet_footer import (
+    CODEC,
+    NULLS,
+    SIZE,
+    START,
+    TAIL_BYTES,
+    VALUES,
+    footer_bytes,
+    parse_footer,
+)
+from penstock.readers.formats.tables import (
+    ColumnChunks,
+    TableFile,
+    TableFormat,
+    UnitReader,
+    columns_of,
+    read_ends,
+    refusing,
+    without_dictionaries,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
+    from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.tables import TableMetadata
+    from penstock.readers.formats.parquet.parquet_footer import Footer, Leaf
+    from penstock.readers.formats.tables import ArrowColumn, ShardUnits
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
+    Ints = NDArray[np.int64]
+
+
+class ParquetFile(TableFile):
+    """The footer of a file, with the columns of its schema.
+
+    leaves: the leaves below each path of the schema, by number; files of one schema share them.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        footer: Footer,
+        columns: Mapping[str, ArrowColumn],
+        leaves: Mapping[tuple[str, ...], list[int]],
+    ) -> None:
+        self.entry, self.columns, self.checksum = entry, columns, footer.checksum
+        self.rows, self.sizes = footer.rows, footer.chunks[:, :, SIZE].sum(axis=1)
+        self._footer, self._leaves = footer, leaves
+
+    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
+        """Return the chunks of a column of this file."""
+        found, footer = self._leaves.get(column.path, []), self._footer
+        if len(found) != 1:
+            raise ValueError(f'its column "{column.name}" is stored {len(found)} times, not once')
+        leaf = footer.leaves[found[0]]
+        if ".".join(leaf.path) in footer.encrypted:
+            raise DatasetError(
+                f'{printable(self.entry.name)}: its column "{column.name}" is encrypted, which '
+                "isn't read. Write it without encryption."
+            )
+        numbers = footer.chunks[:, found[0]].copy()
+        nulls = numbers[:, NULLS]
+        if leaf.is_required:
+            nulls[:] = 0
+        elif leaf.is_flat and column.in_dictionary and len(column.path) > 1:
+            nulls[:] = -1  # pyarrow's writer doesn't count the nulls of structs around a dictionary
+        forms = {
+            codec: ChunkForm(
+                path=leaf.path,
+                elements=leaf.elements,
+                physical=leaf.physical,
+                parts=len(column.path),
+                writer=footer.writer,
+                codec=codec,
+                is_flat=leaf.is_flat,
+                has_levels=not leaf.is_required,
+                tensor=column.tensor,
+            )
+            for codec in set(numbers[:, CODEC].tolist())
+        }
+        return ColumnChunks(
+            starts=numbers[:, START],
+            sizes=numbers[:, SIZE],
+            forms=[forms[codec] for codec in numbers[:, CODEC].tolist()],
+            note=lambda unit: list(numbers[unit, VALUES : NULLS + 1].tolist()),
+            nulls=nulls,
+            nulls_inside=(nulls != 0) & (not leaf.is_flat),
+            may_lack=_may_lack(leaf, form, numbers, footer.rows),
+        )
+
+    def decode(
+        self,
+        column: ArrowColumn,
+        chunks: ColumnChunks,
+        unit: int,
+        type: FieldType,
+        data: Sequence[Encoded],
+    ) -> Any:
+        """Return a chunk's values."""
+        del column
+        rows = int(self.rows[unit])
+        return decode_chunk(data[0], chunks.forms[unit], type, rows, *chunks.note(unit))
+
+
+def _may_lack(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> Ints | None:
+    """Return how many rows of each chunk may be null, by the number of its values; None if that
+    shows nothing."""
+    if leaf.is_flat or form is None or form.is_ragged:
+        return None
+    size = int(np.prod(form.fixed_shape, dtype=np.int64))
+    if size < 2:  # a null list and a list of one null look the same
+        return None
+    lacking, rest = np.divmod(rows * size - numbers[:, VALUES], size - 1)
+    # Lists of other lengths aren't nulls: they are bad samples.
+    found: Ints = np.where((rest == 0) & (lacking > 0), lacking, 0)
+    return found
+
 
 class ParquetReader(UnitReader):
-    """Reads rows of a shard. Several threads may call it."""
+    """Reads rows of a shard."""
 
-    def __init__(self, shard: ChunkedShardFacts) -> None:
-        """Raises CorruptShardError."""
-        self._notes = read_notes(shard)
-        super().__init__(shard, self._notes.units)
-        self._rows = {
-            int(extent): int(rows)
-            for chunks, rows in zip(self._notes.units.chunks, shard.units, strict=True)
-            for extent in chunks
-        }
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
+        """Read the form and the numbers of each chunk: the number of its form, its values, its
+        bytes decompressed and its nulls (-1: unknown)."""
+        self._forms = [ChunkForm.of_json(each) for each in notes["forms"]]
+        self._chunks = np.array(notes["chunks"], np.int64).reshape(-1, 4)
+        numbers = self._chunks
+        if len(numbers) and not (
+            numbers[:, :3].min() >= 0 and numbers[:, 0].max() < len(self._forms)
+        ):
+            raise ValueError("its chunks have forms that don't exist")
+        self._rows = np.zeros(len(shard.extents) + 1, np.int64)  # the last is that of NO_CHUNK
+        self._rows[units.chunks] = shard.units[:, None]
 
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
         """Return a column chunk's table. Raises ValueError if its bytes are damaged."""
         del dictionaries
-        form, values, decoded, nulls = self._notes.chunks[extent].tolist()
-        return decode_chunk(
-            data,
-            self._notes.forms[form],
-            type,
-            rows=self._rows[extent],
-            values=values,
-            decoded=decoded,
-            nulls=nulls,
-        )
+        form, *numbers = self._chunks[extent].tolist()
+        return decode_chunk(data, self._forms[form], type, int(self._rows[extent]), *numbers)
+
+
+def _columns(footer: Footer, entry: Entry) -> Mapping[str, ArrowColumn]:
+    schema = footer.arrow_schema()
+    plain = [field.with_type(without_dictionaries(field.type)) for field in schema]
+    return columns_of(pa.schema(plain, schema.metadata), entry)
+
+
+def _leaves_by_path(footer: Footer) -> Mapping[tuple[str, ...], list[int]]:
+    paths: dict[tuple[str, ...], list[int]] = {}
+    for number, leaf in enumerate(footer.leaves):
+        for end in range(1, len(leaf.path) + 1):
+            paths.setdefault(leaf.path[:end], []).append(number)
+    return paths
 
 
 class ParquetFormat(TableFormat):
@@ -54,14 +182,24 @@ class ParquetFormat(TableFormat):
     kind: ClassVar[str] = "Parquet"
     extensions: ClassVar[frozenset[str]] = frozenset(("parquet", "parq", "pq"))
 
-    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
-        """Read the metadata of all files."""
-        from penstock.readers.formats.parquet.parquet_listing import ParquetMetadata
-
-        return ParquetMetadata(origin, files, workers=workers)
+    def read_files(
+        self, origin: Origin, files: Sequence[Entry], *, workers: int
+    ) -> Iterator[ParquetFile]:
+        """Yield the footers of files."""
+        known: dict[bytes, tuple[Leaf, ...]] = {}
+        # By the schema and its metadata as Thrift, which most files of a dataset share.
+        schemas: dict[tuple[bytes, bytes], tuple[Any, Any]] = {}
+        for entry, tail in read_ends(origin, files, footer_bytes, workers=workers):
+            with refusing(entry):
+                data = tail[-footer_bytes(tail, entry.size_bytes) : -TAIL_BYTES]
+                footer = parse_footer(data, entry.size_bytes, known)
+                key = footer.schema, footer.keys
+                if key not in schemas:
+                    schemas[key] = _columns(footer, entry), _leaves_by_path(footer)
+            yield ParquetFile(entry, footer, *schemas[key])
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
-        """Open a shard. Raises CorruptShardError."""
+        """Open a shard."""
         return ParquetReader(shard)
 
 

@@ -1,7 +1,4 @@
-"""Choose which columns of a table's files are fields, under which names and types.
-
-`SchemaDrift` collects the columns of all files of a dataset, which must agree.
-"""
+"""Choose which columns of a table's files are fields, under which names and types."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.tables.column_types import (
     FILES_BY_PATHS,
     ArrowColumn,
+    arrow_columns,
     completed_type,
     features_of,
     is_text,
@@ -160,7 +158,7 @@ def warn_of_paths(url: str, column: str, values: Sequence[bytes]) -> None:
             f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), which '
             f"are read as text. To read the files, {FILES_BY_PATHS}.",
             PenstockWarning,
-            stacklevel=9,
+            stacklevel=8,
         )
 
 
@@ -183,7 +181,7 @@ def warn_of_partitions(url: str, files: Iterable[bytes], choice: FieldChoice) ->
             f"names of folders isn't read: {_shown(list(lacking))}. Write such columns into the "
             "files too, or write the table without partitions.",
             PenstockWarning,
-            stacklevel=9,
+            stacklevel=8,
         )
 
 
@@ -206,41 +204,41 @@ def kind_of(values: Sequence[bytes]) -> FieldType:
     return Bytes()
 
 
-@dataclass(slots=True, kw_only=True)
-class SchemaDrift:
-    """The columns of all files of a dataset, in the order in which they are added.
+def union_of_columns(
+    files: Iterable[tuple[Entry, Mapping[str, ArrowColumn]]], given: Mapping[str, FieldType]
+) -> list[ArrowColumn]:
+    """Return the columns of all files of a dataset, in the order in which they occur.
 
-    given: the types that the user declared. files: the first file with each column.
+    files: the columns of each, by name. given: the types that the user declared. Raises
+    DatasetError if a column has another type than in an earlier file, unless the user declared a
+    type that both can become.
     """
-
-    given: Mapping[str, FieldType]
-    columns: dict[str, ArrowColumn]
-    files: dict[str, Entry]
-
-    def add(self, columns: Sequence[ArrowColumn], entry: Entry) -> None:
-        """Add the columns of one more file. Raises DatasetError if one has another type than in an
-        earlier file, unless the user declared a type that both can become."""
-        for column in columns:
-            first = self.columns.get(column.name)
+    found: dict[str, tuple[ArrowColumn, Entry]] = {}
+    seen: set[int] = set()
+    for entry, columns in files:
+        if id(columns) in seen:  # most files share their columns
+            continue
+        seen.add(id(columns))
+        for column in columns.values():
+            first, its_entry = found.get(column.name, (None, entry))
             if first is None or pa.types.is_null(first.arrow):
-                self.columns[column.name], self.files[column.name] = column, entry
-            elif first.path != column.path and not pa.types.is_null(column.arrow):
+                found[column.name] = column, entry
+                continue
+            here, there = printable(entry.name), printable(its_entry.name)
+            if first.path != column.path and not pa.types.is_null(column.arrow):
                 raise DatasetError(
-                    f'{printable(entry.name)}: its column "{column.name}" is at '
-                    f"{list(column.path)}, and in {printable(self.files[column.name].name)} at "
-                    f"{list(first.path)}. Write both alike, or read them as two datasets."
+                    f'{here}: its column "{column.name}" is at {list(column.path)}, and in {there} '
+                    f"at {list(first.path)}. Write both alike, or read them as two datasets."
                 )
-            elif not _agree(first, column) and not self._is_declared(column):
+            type = given.get(column.name)
+            is_declared = type is not None and misfit(type, column.arrow) is None
+            if not is_declared and not _agree(first, column):
                 raise DatasetError(
-                    f'{printable(entry.name)}: its column "{column.name}" holds {column.arrow}, '
-                    f"and in {printable(self.files[column.name].name)} it holds {first.arrow}. "
-                    "Write both alike, read them as two datasets, or declare a type that both can "
-                    f'become: schema={{"{column.name}": …}}.'
+                    f'{here}: its column "{column.name}" holds {column.arrow}, and in {there} it '
+                    f"holds {first.arrow}. Write both alike, read them as two datasets, or declare "
+                    f'a type that both can become: schema={{"{column.name}": …}}.'
                 )
-
-    def _is_declared(self, column: ArrowColumn) -> bool:
-        type = self.given.get(column.name)
-        return type is not None and misfit(type, column.arrow) is None
+    return [column for column, _ in found.values()]
 
 
 def _agree(first: ArrowColumn, other: ArrowColumn) -> bool:
@@ -253,15 +251,18 @@ def _agree(first: ArrowColumn, other: ArrowColumn) -> bool:
     return first.type == other.type
 
 
-def features_in_metadata(schema: Any, entry: Entry) -> Mapping[str, Feature]:
-    """Return Hugging Face's features from a file's metadata; none, with a warning, if they are
-    invalid."""
+def columns_of(schema: Any, entry: Entry) -> dict[str, ArrowColumn]:
+    """Return the columns of a file's schema that may be fields, by name. A warning names Hugging
+    Face's features if they are invalid. Raises ValueError."""
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError("two of its columns have one name")
+    features: Mapping[str, Feature] = {}
     try:
-        return features_of(schema.metadata)
+        features = features_of(schema.metadata)
     except ValueError as error:
         _log.warning(
             "%s: Hugging Face's features in its metadata are ignored: %s",
             printable(entry.name),
             error,
         )
-        return {}
+    return {column.name: column for column in arrow_columns(schema, features)}

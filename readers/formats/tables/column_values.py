@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.readers.fieldtypes import (
     ClassLabel,
+    DenseColumn,
     EncodedColumn,
     RaggedColumn,
     array_form,
@@ -23,14 +24,15 @@ from penstock.readers.fieldtypes import (
     number_dtype,
     unfit_numbers,
 )
-from penstock.readers.formats.tables.column_types import is_text, value_type
+from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
+    from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 
@@ -63,14 +65,19 @@ def _inside(column: Any, parts: Sequence[str]) -> Any:
     """Return the array inside structs, which is null if one of these is."""
     array = _combined(column) if isinstance(column, pa.ChunkedArray) else column
     for part in parts:
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
+        array = _storage(array)
         if not pa.types.is_struct(array.type):
             raise ValueError(f"it holds {array.type}, and the index expects a struct")
         array = array.flatten()[array.type.get_field_index(part)]
+    array = _storage(array)
+    return _runs_as_dictionary(array) if pa.types.is_run_end_encoded(array.type) else array
+
+
+def _storage(array: Any) -> Any:
+    """Return an array without its extension type."""
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
-    return _runs_as_dictionary(array) if pa.types.is_run_end_encoded(array.type) else array
+    return array
 
 
 def _runs_as_dictionary(array: Any) -> Any:
@@ -92,31 +99,39 @@ def _dictionary_indices(array: Any) -> Any:
     return pa.array(np.where(present, indices, 0), mask=~present)
 
 
+def _decoded(array: Any) -> Any:
+    """Return a dictionary array's values, one per row; any other array unchanged."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    return array.dictionary.take(_dictionary_indices(array))
+
+
 def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
-    wrong: dict[int, str] = {}
-    if isinstance(type, ClassLabel) and is_text(value_type(array.type)):
-        array, wrong = _class_numbers(array, type.names)
+    array = given = _decoded(array)
+    unknown: Bools | None = None
+    if isinstance(type, ClassLabel) and is_text(array.type):
+        array, unknown = _class_numbers(array, type.names)
     numbers = _plain(array)
     found, unfit = _cast(numbers, dtype)
-    if isinstance(type, ClassLabel):
-        limit = len(type.names) or 2**63
-        raw = raw_numbers(numbers)
-        unfit = ((raw < 0) | (raw >= limit)) & _present(numbers)
-    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
-        wrong[row] = f"{numbers[row].as_py()!r:.80} {mismatch(type)}"
-    return _table(found, wrong)
+    if unknown is not None:
+        unfit = unknown
+    else:
+        given = numbers
+        if isinstance(type, ClassLabel):
+            raw = raw_numbers(numbers)
+            unfit = ((raw < 0) | (raw >= (len(type.names) or 2**63))) & _present(numbers)
+    rows = [] if unfit is None else np.flatnonzero(unfit).tolist()
+    return _table(found, {row: f"{given[row].as_py()!r:.80} {mismatch(type)}" for row in rows})
 
 
-def _class_numbers(array: Any, names: Sequence[str]) -> tuple[Any, dict[int, str]]:
-    """Return the numbers of classes from their names, and the reasons of unknown names by row."""
-    numbers = {name: number for number, name in enumerate(names)}
-    texts = array.to_pylist()
-    wrong = {
-        row: f"{text!r:.80} {mismatch(ClassLabel(tuple(names)))}"
-        for row, text in enumerate(texts)
-        if text is not None and text not in numbers
-    }
-    return pa.array([None if t is None else numbers.get(t, 0) for t in texts], pa.int64()), wrong
+def _class_numbers(texts: Any, names: Sequence[str]) -> tuple[Any, Bools]:
+    """Return the numbers of classes from their names, and which names are unknown."""
+    import pyarrow.compute as pc  # takes longer to import than all of this module
+
+    kind = pa.large_string()
+    found, present = pc.index_in(texts.cast(kind), pa.array(names, kind)), _present(texts)
+    numbers = found.fill_null(0).to_numpy()
+    return pa.array(numbers, mask=~present), present & ~_present(found)
 
 
 def _plain(array: Any) -> Any:
@@ -132,13 +147,6 @@ def _plain(array: Any) -> Any:
     if pa.types.is_temporal(kind):
         return array.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     return array
-
-
-def _decoded(array: Any) -> Any:
-    """Return a dictionary array's values, one per row; any other array unchanged."""
-    if not pa.types.is_dictionary(array.type):
-        return array
-    return array.dictionary.take(_dictionary_indices(array))
 
 
 def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
@@ -170,171 +178,145 @@ def _table(values: Any, wrong: dict[int, str], shapes: Any | None = None) -> Any
     if shapes is not None:
         columns[SHAPES] = shapes
     if wrong:
-        reasons = [wrong.get(row) for row in range(len(values))]
-        columns[WRONG] = pa.array(reasons, pa.string())
+        columns[WRONG] = pa.array([wrong.get(row) for row in range(len(values))], pa.string())
     return pa.table(columns)
 
 
 def _bytes(array: Any) -> Any:
     """Return texts and bytes as an array of bytes, of views, or of a dictionary of these."""
-    if pa.types.is_dictionary(array.type):
+    kind = array.type
+    if pa.types.is_dictionary(kind):
         values = _bytes(array.dictionary)
         return pa.DictionaryArray.from_arrays(_dictionary_indices(array), values)
-    kind = array.type
-    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or kind == pa.binary_view():
+    if is_binary(kind):
         return array
-    if pa.types.is_large_string(kind):
-        return array.view(pa.large_binary())
-    if pa.types.is_string(kind):
-        return array.view(pa.binary())
+    if not is_text(kind):
+        raise ValueError(f"it holds {kind}, and the index expects bytes")
     if kind == pa.string_view():
         return array.view(pa.binary_view())
-    raise ValueError(f"it holds {kind}, and the index expects bytes")
+    return array.view(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
 
 
 def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
     array = _decoded(array)
-    depth, present = len(form.shape), _present(array)
-    lists = _NestedLists(array, depth if tensor is None else 1)
-    if tensor is not None:
-        lists.shape_tensors(tensor, present)
+    present = _present(array)
+    lists = _NestedLists(array, len(form.shape) if tensor is None else 1)
     plain = _plain(lists.values)
     flat, unfit = _cast(plain, form.dtype)
     if flat.null_count:
         lists.nulls |= lists.rows_with(~_present(flat))
-    flat = flat.fill_null(0) if flat.null_count else flat
-    numbers = flat.to_numpy(zero_copy_only=True)
-    wrong = _misfits(lists, form, present)
+        flat = flat.fill_null(0)
     unfit_rows = present & False if unfit is None else lists.rows_with(unfit) & present
+    numbers = flat.to_numpy(zero_copy_only=True)
+    if tensor is not None:
+        numbers = lists.shape_tensors(tensor, numbers)
+    wrong = _misfits(lists, form, present)
     for row in np.flatnonzero(unfit_rows).tolist():
         assert unfit is not None
-        start = int(lists.starts[row])
-        value = plain[start + int(np.argmax(unfit[start : lists.ends[row]]))].as_py()
+        start, end = lists.offsets[row : row + 2].tolist()
+        value = plain[start + int(np.argmax(unfit[start:end]))].as_py()
         wrong.setdefault(row, f"{value!r} {mismatch(type)}")
     good = present.copy()
     good[list(wrong)] = False
+    if not good.all():  # without the numbers of bad rows and of null lists
+        counts = np.diff(lists.offsets)
+        numbers = numbers[np.repeat(good, counts)]
+        lists.shapes[~good] = 0
+        lists.offsets = _offsets(np.where(good, counts, 0))
     if not form.is_ragged:
-        mask = pa.array(~present) if not present.all() else None
         size = math.prod(form.fixed_shape)
-        dense = _dense(numbers, lists.starts, good, size)
-        values = pa.FixedSizeListArray.from_arrays(pa.array(dense), size, mask=mask)
-        return _table(values, wrong)
+        if not good.all():
+            dense = np.zeros((len(good), size), numbers.dtype)
+            dense[good] = numbers.reshape(-1, size)
+            numbers = dense.reshape(-1)
+        mask = None if present.all() else pa.array(~present)
+        return _table(pa.FixedSizeListArray.from_arrays(pa.array(numbers), size, mask=mask), wrong)
     # A null list counts as an empty one, because the statistics of files don't distinguish them.
-    starts, ends = np.where(good, lists.starts, 0), np.where(good, lists.ends, 0)
-    joined, offsets = _joined(numbers, starts, ends)
-    values = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(joined))
+    values = pa.LargeListArray.from_arrays(pa.array(lists.offsets), pa.array(numbers))
     shapes = None
     if form.rest is None or form.shape[0] is not None:
-        lengths = np.where(good[:, None], lists.shapes, 0)
-        shapes = pa.FixedSizeListArray.from_arrays(pa.array(lengths.reshape(-1)), depth)
+        lengths = pa.array(lists.shapes.reshape(-1))
+        shapes = pa.FixedSizeListArray.from_arrays(lengths, len(form.shape))
     return _table(values, wrong, shapes)
 
 
 class _NestedLists:
     """Nested lists as flat numbers, with the place and the shape of each row.
 
-    values: the numbers. starts, ends: each row's place in them, int64, shape (rows,). shapes: of
-    each row, int64, shape (rows, depth). uneven: rows whose inner lists differ in length; nulls:
-    rows with a null inside.
+    values: the numbers of all rows. offsets: the place of each row in them, int64, shape
+    (rows + 1,). shapes: of each row, int64, shape (rows, depth). uneven: rows whose inner lists
+    differ in length; nulls: rows with a null inside.
     """
 
     def __init__(self, array: Any, depth: int) -> None:
         count = len(array)
         self.shapes = np.zeros((count, depth), np.int64)
         self.uneven, self.nulls = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        self.starts = np.arange(count, dtype=np.int64)
-        self.ends = self.starts + 1
+        self.offsets = np.arange(count + 1, dtype=np.int64)
         for axis in range(depth):
             if axis and array.null_count:
                 self.nulls |= self.rows_with(~_present(array))
-            starts, ends, array = _elements(array)
-            lengths = ends - starts
-            if axis == 0:
+            lengths, array = _elements(array)
+            if axis:
+                counts = np.diff(self.offsets)
+                filled = counts > 0
+                self.shapes[filled, axis] = first = lengths[self.offsets[:-1][filled]]
+                # A row is uneven if the length of a list differs from that of its first one.
+                self.uneven |= self.rows_with(lengths != np.repeat(first, counts[filled]))
+            else:
                 self.shapes[:, 0] = lengths
-                self.starts, self.ends = starts, ends
-                continue
-            filled = self.ends > self.starts
-            if not filled.any():
-                self.starts, self.ends = np.zeros_like(self.starts), np.zeros_like(self.ends)
-                continue
-            first = np.where(filled, lengths[np.where(filled, self.starts, 0)], 0)
-            # A row is uneven if the length of a list differs from that of its first one.
-            row = np.repeat(np.arange(count), self.ends - self.starts)
-            places = _spread(self.starts, self.ends)
-            differs = lengths[places] != first[row]
-            self.uneven |= np.bincount(row[differs], minlength=count).astype(np.bool_)
-            self.shapes[:, axis] = first
-            last = np.where(filled, self.ends - 1, 0)
-            self.starts = np.where(filled, starts[np.where(filled, self.starts, 0)], 0)
-            self.ends = np.where(filled, ends[last], 0)
-        if pa.types.is_fixed_size_list(array.type) or hasattr(array, "offsets"):
+            self.offsets = _offsets(lengths)[self.offsets]
+        if is_listed(array.type):
             raise ValueError(f"it holds lists of {array.type}, and the index expects numbers")
         self.values = array
 
     def rows_with(self, marks: Bools) -> Bools:
         """Return the rows that have a mark among their elements. marks: of each element at the
-        depth that `starts` and `ends` have reached, bool."""
+        depth that `offsets` has reached, bool."""
         if not marks.any():
-            return np.zeros(len(self.starts), np.bool_)
-        before = np.concatenate(([0], np.cumsum(marks)))
-        found: Bools = before[self.ends] > before[self.starts]
+            return np.zeros(len(self.offsets) - 1, np.bool_)
+        before = _offsets(marks)[self.offsets]
+        found: Bools = before[1:] > before[:-1]
         return found
 
-    def shape_tensors(self, tensor: Tensor, present: Bools) -> None:
-        """Give flat lists the shape of a sample's tensor, and reorder its axes."""
+    def shape_tensors(self, tensor: Tensor, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Give flat lists the shape of a sample's tensor; return the numbers in the order of its
+        axes."""
         stored_shape, axes = tensor
         size = math.prod(stored_shape)
-        complete = present & (self.shapes[:, 0] == size)
-        self.uneven = present & ~complete
+        complete = self.shapes[:, 0] == size
+        self.uneven = ~complete
         shape = [stored_shape[axis] for axis in axes]
         self.shapes = np.where(complete[:, None], np.array(shape, np.int64), 0)
-        if list(axes) == sorted(axes):
-            return
-        places = np.arange(size, dtype=np.int64).reshape(stored_shape).transpose(axes).reshape(-1)
-        self.values = self.values.take(pa.array((self.starts[complete, None] + places).reshape(-1)))
-        self.starts = np.where(complete, (np.cumsum(complete) - 1) * size, 0)
-        self.ends = np.where(complete, self.starts + size, 0)
+        if list(axes) != sorted(axes):
+            places = np.arange(size).reshape(stored_shape).transpose(axes).reshape(-1)
+            starts = self.offsets[:-1][complete, None]
+            numbers = numbers.copy()
+            numbers[starts + np.arange(size)] = numbers[starts + places]
+        return numbers
 
 
-def _spread(starts: Ints, ends: Ints) -> Ints:
-    """Return all places in [start, end) of each row, one row after the other."""
-    counts = ends - starts
-    total = int(counts.sum())
-    first = np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    places: Ints = first + np.arange(total)
-    return places
+def _offsets(counts: NDArray[Any]) -> Ints:
+    """Return where each of some neighbours begins, and the end, int64, shape (n + 1,)."""
+    found = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=found[1:])
+    return found
 
 
-def _elements(array: Any) -> tuple[Ints, Ints, Any]:
-    """Return the start and the end of each list in the array of their elements, and that array. A
+def _elements(array: Any) -> tuple[Ints, Any]:
+    """Return the lengths of lists, and the elements of all of them, one list after the other. A
     null list is empty."""
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    kind, count = array.type, len(array)
-    if pa.types.is_fixed_size_binary(kind):
-        flat = np.frombuffer(array.buffers()[1] or b"", np.uint8)
-        starts = (np.arange(count, dtype=np.int64) + array.offset) * kind.byte_width
-        ends, inside = starts + kind.byte_width, pa.array(flat)
-    elif pa.types.is_fixed_size_list(kind):
-        starts = (np.arange(count, dtype=np.int64) + array.offset) * kind.list_size
-        ends, inside = starts + kind.list_size, array.values
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
-        starts, ends, inside = offsets[:-1], offsets[1:], array.values
-    elif pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        starts = array.offsets.to_numpy().astype(np.int64, copy=False)
-        ends, inside = starts + array.sizes.to_numpy(), array.values
-        ends = np.where(_present(array), ends, starts)
-        counts = ends - starts
-        if not np.array_equal(starts[1:], ends[:-1]):  # make each list begin where the last ends
-            inside = inside.take(pa.array(_spread(starts, ends)))
-            ends = np.cumsum(counts)
-            starts = ends - counts
-        return starts, ends, inside
-    else:
-        raise ValueError(f"it holds {kind}, and the index expects lists")
-    present = _present(array)
-    return starts, np.where(present, ends, starts), inside
+    array = _storage(array)
+    if pa.types.is_fixed_size_binary(array.type):
+        data = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+        start, width = array.offset, array.type.byte_width
+        data = data[start * width : (start + len(array)) * width]
+        mask = array.is_null() if array.null_count else None
+        array = pa.FixedSizeListArray.from_arrays(pa.array(data), width, mask=mask)
+    if not is_listed(array.type):
+        raise ValueError(f"it holds {array.type}, and the index expects lists")
+    lengths = array.value_lengths().fill_null(0)
+    return lengths.to_numpy().astype(np.int64, copy=False), array.flatten()
 
 
 def _misfits(lists: _NestedLists, form: ArrayForm, present: Bools) -> dict[int, str]:
@@ -354,30 +336,6 @@ def _misfits(lists: _NestedLists, form: ArrayForm, present: Bools) -> dict[int, 
     return wrong
 
 
-def _dense(numbers: NDArray[Any], starts: Ints, good: Bools, size: int) -> NDArray[Any]:
-    """Return the numbers of rows of one size, one row after the other; zeros for bad rows."""
-    count = len(starts)
-    if count and good.all() and int(starts[-1] - starts[0]) == (count - 1) * size:
-        return numbers[int(starts[0]) : int(starts[0]) + count * size]
-    found = np.zeros((count, size), numbers.dtype)
-    for row in np.flatnonzero(good).tolist():
-        found[row] = numbers[starts[row] : starts[row] + size]
-    return found.reshape(-1)
-
-
-def _joined(numbers: NDArray[Any], starts: Ints, ends: Ints) -> tuple[NDArray[Any], Ints]:
-    """Return the numbers of rows, one row after the other, and the offset of each."""
-    counts = ends - starts
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    filled = np.flatnonzero(counts)
-    if not len(filled):
-        return numbers[:0], offsets
-    first = int(starts[filled[0]])
-    if np.array_equal(starts[filled], first + offsets[filled]):
-        return numbers[first : first + int(offsets[-1])], offsets
-    return numbers[_spread(starts, ends)], offsets
-
-
 def _present(array: Any) -> Bools:
     """Return which values aren't null."""
     found = present_rows(array, np.arange(len(array)))
@@ -392,16 +350,6 @@ def present_rows(array: Any, rows: Ints) -> Bools | None:
     bits = np.frombuffer(array.buffers()[0], np.uint8)
     found: Bools = ((bits[at >> 3] >> (at & 7)) & 1).astype(np.bool_)
     return None if found.all() else found
-
-
-_EMPTY = np.empty(0, np.uint8)
-_EMPTY.flags.writeable = False
-
-
-_INLINE_BYTES = 12  # shorter values are inside their view
-_VIEWED_SHARE = 4
-"""Samples are views of a unit's bytes, which stay in memory, if they make up at least one byte in
-so many; else they are copies."""
 
 
 def values_of(table: Any) -> Any:
@@ -424,16 +372,51 @@ def reasons(table: Any, rows: Ints) -> Iterator[tuple[int, str]]:
             yield place, reason
 
 
-def dense_values(table: Any, form: ArrayForm) -> NDArray[Any]:
-    """Return the samples of a unit, which have one shape, as a view of shape (rows, *shape)."""
-    array = values_of(table)
-    if isinstance(array, pa.FixedSizeListArray):
-        size = array.type.list_size
-        flat = array.values.slice(array.offset * size, len(array) * size)
-    else:
-        flat = array
-    numbers = raw_numbers(flat).reshape(len(array), *form.fixed_shape)
-    return numbers.view(np.bool_) if form.dtype.kind == "b" else numbers
+class DenseRows:
+    """Puts samples of one shape into their places in the memory of a batch."""
+
+    def __init__(self, out: NDArray[Any], places: Places, form: ArrayForm) -> None:
+        self._out, self._form = out, form
+        # Rows are copied by one call if all of them are in one unit.
+        is_slice = isinstance(places, slice) and places.step in (None, 1)
+        self._whole = out[places] if is_slice else None
+        self._places = places
+
+    def _slots(self, here: Ints) -> Ints:
+        found: Ints = np.arange(len(self._out))[self._places][here]
+        return found
+
+    def add(self, table: Any, rows: Ints, here: Ints) -> None:
+        """Add some rows of a table. here: their places among the rows of the batch."""
+        array, form = values_of(table), self._form
+        if isinstance(array, pa.FixedSizeListArray):
+            size = array.type.list_size
+            array, count = array.values.slice(array.offset * size, len(array) * size), len(array)
+        else:
+            count = len(array)
+        values = raw_numbers(array).reshape(count, *form.fixed_shape)
+        values = values.view(np.bool_) if form.dtype.kind == "b" else values
+        if self._whole is not None and len(here) == len(self._whole):
+            np.take(values, rows, axis=0, out=self._whole)
+        else:
+            self._out[self._slots(here)] = values[rows]
+
+    def blank(self, here: Ints) -> None:
+        """Set samples that don't exist to zeros."""
+        if len(here):
+            self._out[self._slots(here)] = 0
+
+    def column(self) -> DenseColumn:
+        """Return the samples as a column."""
+        return DenseColumn(self._out)
+
+
+_EMPTY = np.empty(0, np.uint8)
+_EMPTY.flags.writeable = False
+_INLINE_BYTES = 12  # shorter values are inside their view
+_VIEWED_SHARE = 4
+"""Samples are views of a unit's bytes, which stay in memory, if they make up at least one byte in
+so many; else they are copies."""
 
 
 class EncodedRows:
@@ -442,22 +425,19 @@ class EncodedRows:
     def __init__(self, count: int) -> None:
         self.samples: list[Encoded] = [_EMPTY] * count
 
-    def add(self, table: Any, rows: Ints, places: Iterable[int]) -> None:
+    def add(self, table: Any, rows: Ints, here: Ints) -> None:
         """Add some rows of a table at their places. Raises ValueError for damage."""
         array = values_of(table)
         present = present_rows(array, rows)
+        if present is not None:
+            rows, here = rows[present], here[present]
         if isinstance(array, pa.DictionaryArray):
-            indices = raw_numbers(array.indices)[rows].astype(np.int64)
+            rows = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
-            if present is not None:
-                indices[~present] = 0
-            if not len(array) and present is not None and not present.any():
-                return
-            if len(indices) and not (indices.min() >= 0 and indices.max() < len(array)):
+            if len(rows) and not (rows.min() >= 0 and rows.max() < len(array)):
                 raise ValueError("it has indices beyond its dictionary")
-            rows = indices
         if array.type == pa.binary_view():
-            self._add_views(array, rows, list(places), present)
+            self._add_views(array, rows, here)
             return
         wide = pa.types.is_large_binary(array.type)
         _, offsets, data = array.buffers()
@@ -466,36 +446,34 @@ class EncodedRows:
         at: NDArray[Any] = np.frombuffer(offsets, np.int64 if wide else np.int32)[array.offset :]
         bytes_ = np.frombuffer(data, np.uint8)
         bytes_.flags.writeable = False
-        samples = self.samples
         starts, ends = at[rows], at[rows + 1]
         if _VIEWED_SHARE * int((ends - starts).sum()) < len(bytes_):
-            bytes_, starts, ends = _copied(bytes_, starts, ends)
-        bounds = zip(places, starts.tolist(), ends.tolist(), strict=True)
-        if present is None:
-            for place, start, end in bounds:
-                samples[place] = bytes_[start:end]
-            return
-        for (place, start, end), is_present in zip(bounds, present.tolist(), strict=True):
-            if is_present:
-                samples[place] = bytes_[start:end]
+            parts = [bytes_[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+            bytes_ = np.concatenate([_EMPTY, *parts])
+            bytes_.flags.writeable = False
+            bounds = _offsets(ends - starts)
+            starts, ends = bounds[:-1], bounds[1:]
+        samples = self.samples
+        for place, start, end in zip(here.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            samples[place] = bytes_[start:end]
 
-    def _add_views(self, array: Any, rows: Ints, places: list[int], present: Bools | None) -> None:
+    def _add_views(self, array: Any, rows: Ints, here: Ints) -> None:
         _, buffer, *buffers = array.buffers()
         views = np.frombuffer(buffer, np.int32).reshape(-1, 4)[array.offset + rows]
         short = views.view(np.uint8).reshape(-1, 16)
         data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
-        total = sum(map(len, data))
-        is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < total
+        is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < sum(map(len, data))
         for row, (length, _, number, start) in enumerate(views.tolist()):
-            if present is not None and not present[row]:
-                continue
             if length <= _INLINE_BYTES:
                 sample = short[row, 4 : 4 + length].copy()
             else:
                 sample = data[number][start : start + length]
                 sample = sample.copy() if is_copied else sample
             sample.flags.writeable = False
-            self.samples[places[row]] = sample
+            self.samples[here[row]] = sample
+
+    def blank(self, here: Ints) -> None:
+        """Do nothing: samples that aren't added are empty."""
 
     def column(self) -> EncodedColumn:
         """Return the samples as a column."""
@@ -511,7 +489,7 @@ class RaggedRows:
         self._shapes = np.zeros((count, len(form.shape)), np.int64)
         self._samples: list[NDArray[Any]] = [np.empty(0, form.dtype)] * count
 
-    def add(self, table: Any, rows: Ints, places: Iterable[int]) -> None:
+    def add(self, table: Any, rows: Ints, here: Ints) -> None:
         """Add some rows of a table at their places."""
         array = values_of(table)
         numbers = raw_numbers(array.values)
@@ -519,35 +497,20 @@ class RaggedRows:
             numbers = numbers.view(np.bool_)
         offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset :]
         starts, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
-        places = list(places)
-        for place, start, end in zip(places, starts, ends, strict=True):
+        for place, start, end in zip(here.tolist(), starts, ends, strict=True):
             self._samples[place] = numbers[start:end]
         if SHAPES in table.column_names:
-            shapes = table.column(SHAPES).combine_chunks()
+            shapes = _combined(table.column(SHAPES))
             lengths = raw_numbers(shapes.values).reshape(-1, self._shapes.shape[1])
-            self._shapes[places] = lengths[shapes.offset + rows]
+            self._shapes[here] = lengths[shapes.offset + rows]
+
+    def blank(self, here: Ints) -> None:
+        """Do nothing: samples that aren't added are empty."""
 
     def column(self) -> RaggedColumn:
         """Return the samples as a column."""
-        counts = [len(sample) for sample in self._samples]
-        width = int(np.prod(self._rest or (), dtype=np.int64))
         flat = np.concatenate([np.empty(0, self._form.dtype), *self._samples])
-        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        offsets = _offsets(np.array([len(sample) for sample in self._samples], np.int64))
         if self._rest is None:
             return RaggedColumn(flat, offsets, self._shapes)
-        return RaggedColumn(flat.reshape(-1, *self._rest), offsets // max(1, width))
-
-
-def _copied(data: Encoded, starts: Ints, ends: Ints) -> tuple[Encoded, Ints, Ints]:
-    """Copy some parts of a unit's bytes; return the copy, and where each part starts and ends."""
-    parts = [data[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-    joined = np.concatenate([_EMPTY, *parts])
-    joined.flags.writeable = False
-    stops = np.cumsum(ends - starts, dtype=np.int64)
-    return joined, stops - (ends - starts), stops
-
-
-def collector(type: FieldType, count: int) -> EncodedRows | RaggedRows:
-    """Return a collector for a field whose samples don't have one shape."""
-    form = array_form(type)
-    return EncodedRows(count) if form is None else RaggedRows(count, form)
+        return RaggedColumn(flat.reshape(-1, *self._rest), offsets // max(1, math.prod(self._rest)))

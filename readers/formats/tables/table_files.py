@@ -1,48 +1,135 @@
-"""Recognise the files of a table, choose its fields, and cut its units into shards.
+"""List the files of a table for an index: choose its fields, and cut its units into shards.
 
-Parquet and Arrow share this module; each of them reads its own metadata (`TableMetadata`). A shard
-is contiguous units (row groups, record batches) of a large file, or a group of small files.
+Parquet and Arrow differ in two things: `TableFormat.read_files` reads the metadata of each file
+(`TableFile`), and a reader decodes a chunk, one column of one unit (row group, record batch). All
+else is common. A shard is contiguous units of a large file, or a group of small files.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
 
-from penstock.cache import DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Schema, array_form
+from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
+from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema, array_form
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, DatasetFiles
 from penstock.readers.formats.dataset_arguments import given_types
-from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
+from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
 from penstock.readers.formats.tables.column_choice import (
-    SchemaDrift,
     choose_columns,
     kind_of,
     may_be_paths,
     no_field_error,
+    refusal_of,
+    union_of_columns,
     warn_of_left_out,
     warn_of_partitions,
     warn_of_paths,
 )
+from penstock.readers.formats.tables.column_types import PATHS_ALONE
+from penstock.readers.formats.tables.column_values import EncodedRows, values_of
+from penstock.readers.formats.tables.unit_reader import NO_CHUNK, ShardUnits
+from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.extents import ChunkedShard
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
     from penstock.readers.origin import Entry, Origin
+    from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+
+_FIRST_ROWS = 16
+MAX_CHECKED_BYTES = 2**28
+"""The limit of bytes that are read of a column when a dataset is opened."""
+
+_FREE_BYTES, _MAX_RATIO = 2**28, 1000
+ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
+"""The least size that counts for a row, because units of few bytes may have many rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnChunks:
+    """The chunks of one column in a file, one for each unit; arrays have the shape (units,).
+
+    starts, sizes: bytes in the file, int64. forms: what many chunks have in common, hashable; for
+    JSON a text, or an object with `to_json`. note: returns what else the reader needs of a unit's
+    chunk, for JSON; the last item is replaced by the extents of dictionaries. nulls: rows without a
+    value, int64; -1 if they have to be counted. nulls_inside: lists of the chunk may have nulls
+    inside. may_lack: the rows that lack the field are at most so many, int64; None: only `nulls`
+    says how many. dictionaries: the chunks of the dictionary that all units share; it may have
+    nulls if their `nulls` aren't 0.
+    """
+
+    starts: Ints
+    sizes: Ints
+    forms: Sequence[Any]
+    note: Callable[[int], list[Any]]
+    nulls: Ints
+    nulls_inside: NDArray[np.bool_]
+    may_lack: Ints | None = None
+    dictionaries: ColumnChunks | None = None
+
+    def lacking(self, form: ArrayForm | None) -> Ints:
+        """Return how many rows of each chunk lack the field, as far as that is known. form: of the
+        field. A list that is null counts as an empty one."""
+        if form is not None and form.is_ragged:
+            return np.zeros(len(self.nulls), np.int64)
+        if self.may_lack is None:
+            return np.maximum(self.nulls, 0)
+        return np.where(self.nulls < 0, self.may_lack, np.minimum(self.may_lack, self.nulls))
+
+
+class TableFile(ABC):
+    """The metadata of one file of a table.
+
+    columns: those that may be fields, by name. rows, sizes: of each unit, int64, shape (units,).
+    checksum: CRC-32C of the metadata.
+    """
+
+    entry: Entry
+    columns: Mapping[str, ArrowColumn]
+    rows: Ints
+    sizes: Ints
+    checksum: int
+
+    @abstractmethod
+    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
+        """Return the chunks of a column of this file. form: of the field, None if its samples are
+        encoded. Raises ValueError or DatasetError."""
+
+    def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
+        """Return what else the reader needs of the columns that are fields, for JSON."""
+        del columns
+        return {}
+
+    @abstractmethod
+    def decode(
+        self,
+        column: ArrowColumn,
+        chunks: ColumnChunks,
+        unit: int,
+        type: FieldType,
+        data: Sequence[Encoded],
+    ) -> Any:
+        """Return a chunk's values, as `values_table` does. data: the bytes of the chunk, and of
+        its dictionaries. Raises ValueError if they are damaged."""
 
 
 class TableFormat(ChunkFormat, ABC):
@@ -52,8 +139,11 @@ class TableFormat(ChunkFormat, ABC):
     in_folders: ClassVar[bool] = True
 
     @abstractmethod
-    def metadata(self, origin: Origin, files: Sequence[Entry], *, workers: int) -> TableMetadata:
-        """Read the metadata of all files. Raises DatasetError with the file's name."""
+    def read_files(
+        self, origin: Origin, files: Sequence[Entry], *, workers: int
+    ) -> Iterator[TableFile]:
+        """Yield the metadata of files, in their order. Raises DatasetError with the file's name,
+        and the errors of `read_file_parts`."""
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
@@ -81,24 +171,25 @@ class TableFormat(ChunkFormat, ABC):
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Read the metadata of all files and return the table's shards. Raises DatasetError with
         the file's name."""
-        table = self.metadata(origin, files.entries, workers=workers)
+        found = list(self.read_files(origin, files.entries, workers=workers))
+        table = _Table(origin, found, workers=workers)
         choice, schema = table.choose({})
         refused = {
             column.name: reason
-            for number, (name, column) in enumerate(choice.columns.items())
-            if (reason := table.refusal(number, column, schema[name], workers=workers)) is not None
+            for name, column in choice.columns.items()
+            if (reason := table.refusal(column, schema[name])) is not None
         }
         if refused:
             choice, schema = table.choose(refused)
 
         def announce() -> None:
-            for number, (name, column) in enumerate(choice.columns.items()):
+            for name, column in choice.columns.items():
                 if may_be_paths(name, schema[name]):
-                    warn_of_paths(origin.url, column.name, table.first_values(number))
+                    warn_of_paths(origin.url, column.name, table.first_values(column))
             warn_of_left_out(origin.url, choice)
             warn_of_partitions(origin.url, (entry.name for entry in files.entries), choice)
 
-        shards = table.shards(schema)
+        shards = table.shards(choice, schema)
         if not shards:
             announce()
             raise DatasetNotFoundError(
@@ -109,69 +200,261 @@ class TableFormat(ChunkFormat, ABC):
         )
 
 
-class TableMetadata(ABC):
-    """The columns of a table's files and the places of their chunks, read from the metadata.
+class _Table:
+    """The columns of a table's files, and their chunks."""
 
-    A field's number is its place among the columns of the last choice.
-    """
-
-    def __init__(self, origin: Origin, files: Sequence[Entry]) -> None:
-        """A subclass also adds the columns of each file to `_drift`."""
-        self._origin, self._files = origin, files
-        self._drift = SchemaDrift(given=given_types(origin.arrangement), columns={}, files={})
+    def __init__(self, origin: Origin, files: Sequence[TableFile], *, workers: int) -> None:
+        """Raises DatasetError if files differ in the type of a column."""
+        self._origin, self._files, self._workers = origin, files, workers
+        self._columns = union_of_columns(
+            ((file.entry, file.columns) for file in files), given_types(origin.arrangement)
+        )
+        self._known: dict[tuple[int, str], ColumnChunks] = {}
 
     def choose(self, refused: Mapping[str, str]) -> tuple[FieldChoice, Schema]:
         """Choose the fields and settle their types, which may need the first values of binary
         columns. refused: see `choose_columns`. Raises ConfigError, DatasetError."""
-        choice = choose_columns(
-            list(self._drift.columns.values()),
-            self._origin.arrangement,
-            file=printable(self._files[0].name),
-            refused=refused,
-        )
-        self._locate(choice)
+        name = printable(self._files[0].entry.name)
+        choice = choose_columns(self._columns, self._origin.arrangement, file=name, refused=refused)
+        if len(choice.columns) > MAX_FIELDS:
+            raise DatasetError(
+                f"{name}: it has {len(choice.columns):,} columns that can be fields, wanted at "
+                f"most {MAX_FIELDS:,}. Write the wide ones as lists."
+            )
         types = {
-            name: type or kind_of(self.first_values(number))
-            for number, (name, type) in enumerate(choice.types.items())
+            name: type or kind_of(self.first_values(choice.columns[name]))
+            for name, type in choice.types.items()
         }
         if not types:
             raise no_field_error(self._origin.url, choice)
         return choice, Schema(types)
 
-    @abstractmethod
-    def _locate(self, choice: FieldChoice) -> None:
-        """Find the chosen columns in each file. Raises DatasetError with the file's name."""
+    def _chunks(self, number: int, name: str, form: ArrayForm | None) -> ColumnChunks | None:
+        """Return the chunks of a column in a file, None if the file lacks it."""
+        file = self._files[number]
+        column = file.columns.get(name)
+        if column is None or pa.types.is_null(column.arrow):
+            return None
+        if (number, name) not in self._known:
+            with refusing(file.entry):
+                self._known[number, name] = file.chunks(column, form)
+        return self._known[number, name]
 
-    @abstractmethod
-    def first_values(self, field: int) -> list[bytes]:
+    def first_values(self, column: ArrowColumn) -> list[bytes]:
         """Return some of the first values of an encoded field, none if reading them costs too
         much."""
+        for number, file in enumerate(self._files):
+            units = np.flatnonzero(file.rows)
+            chunks = self._chunks(number, column.name, None) if len(units) else None
+            if chunks is None:
+                continue
+            if chunks.sizes[units[0]] > MAX_CHECKED_BYTES:
+                return []
+            values = EncodedRows(min(int(file.rows[units[0]]), _FIRST_ROWS))
+            rows = np.arange(len(values.samples))
+            with refusing(file.entry):
+                for _, table in self._tables([(number, int(units[0]))], column, Bytes(), None):
+                    if isinstance(table, ValueError):
+                        raise table
+                    values.add(table, rows, rows)
+            return [sample.tobytes() for sample in values.samples]
+        return []
 
-    @abstractmethod
-    def refusal(
-        self, field: int, column: ArrowColumn, type: FieldType, *, workers: int
-    ) -> str | None:
+    def refusal(self, column: ArrowColumn, type: FieldType) -> str | None:
         """Return why a column's values can't be a field although its type can, or None: lists that
         have nulls inside or aren't arrays; structs of paths without bytes.
 
-        Reads up to MAX_CHECKED_BYTES of the column: the chunks whose metadata don't exclude such
-        values, but only the first of them for nested lists and on a remote store.
+        Reads up to MAX_CHECKED_BYTES of the column: the chunks whose nulls nothing has counted (it
+        notes their number), and those whose metadata don't exclude such lists, but only the first
+        of them for nested lists and on a remote store.
         """
+        form = array_form(type)
+        is_nested = form is not None and form.shape.count(None) > 1
+        wanted: list[tuple[int, int]] = []
+        rows = total = 0
+        stored: list[ColumnChunks] = []
+        for number, file in enumerate(self._files):
+            chunks = self._chunks(number, column.name, form)
+            if chunks is None:
+                continue
+            stored.append(chunks)
+            rows += int(file.rows.sum())
+            uncounted, inside = (chunks.nulls < 0) & ~chunks.nulls_inside, chunks.nulls_inside
+            suspect = uncounted | ((inside | is_nested) & (form is not None))
+            for unit in np.flatnonzero(suspect & (file.rows > 0)).tolist():
+                total += int(chunks.sizes[unit])
+                # On a remote store only one chunk of lists: each further one is a request.
+                is_enough = not uncounted[unit] and (not self._origin.is_local or not inside[unit])
+                if total <= MAX_CHECKED_BYTES and not (wanted and is_enough):
+                    wanted.append((number, unit))
+        for (number, unit), table in self._tables(wanted, column, type, form):
+            if isinstance(table, ValueError):  # damaged chunks make bad samples when they are read
+                continue
+            chunks, file = self._known[number, column.name], self._files[number]
+            if chunks.nulls[unit] < 0:
+                chunks.nulls[unit] = values_of(table).null_count
+            first = int(file.rows[:unit].sum())
+            reason = refusal_of(table, file=printable(file.entry.name), first=first)
+            if reason is not None:
+                return reason
+        nulls = sum(int(chunks.nulls.sum()) for chunks in stored)
+        return PATHS_ALONE if column.is_media and stored and nulls == rows else None
 
-    @abstractmethod
-    def shards(self, schema: Schema) -> list[ChunkedShard]:
+    def _tables(
+        self,
+        places: Sequence[tuple[int, int]],
+        column: ArrowColumn,
+        type: FieldType,
+        form: ArrayForm | None,
+    ) -> Iterator[tuple[tuple[int, int], Any]]:
+        """Read and decode the chunks of a column in some units of files; yield a ValueError instead
+        of a table that is damaged."""
+        ranges: list[tuple[Entry, int, int]] = []
+        ends = []
+        for number, unit in places:
+            chunks = self._chunks(number, column.name, form)
+            assert chunks is not None
+            parts = [(chunks.starts[unit], chunks.sizes[unit])]
+            if (others := chunks.dictionaries) is not None:
+                parts += zip(others.starts, others.sizes, strict=True)
+            entry = self._files[number].entry
+            ranges += [(entry, int(start), int(start + size)) for start, size in parts]
+            ends.append(len(ranges))
+        read = read_file_parts(self._origin, ranges, workers=self._workers) if ranges else []
+        for place, (begin, end) in zip(places, pairwise([0, *ends]), strict=True):
+            file, data = (
+                self._files[place[0]],
+                [np.frombuffer(d, np.uint8) for d in read[begin:end]],
+            )
+            chunks = self._known[place[0], column.name]
+            try:
+                yield (place, file.decode(file.columns[column.name], chunks, place[1], type, data))
+            except ValueError as error:
+                yield place, error
+
+    def shards(self, choice: FieldChoice, schema: Schema) -> list[ChunkedShard]:
         """Return all shards with rows, in the order of the files. Raises DatasetError."""
+        found = []
+        cuts = cut_units([file.rows for file in self._files], [file.sizes for file in self._files])
+        for groups in cuts:
+            draft = _ShardDraft(schema, list(choice.columns.values()))
+            for number, begin, end in groups:
+                file = self._files[number]
+                if file.rows[begin:end].any():
+                    fields = [
+                        self._chunks(number, column.name, array_form(type))
+                        for column, type in zip(
+                            choice.columns.values(), schema.values(), strict=True
+                        )
+                    ]
+                    draft.add(file, fields, begin, end)
+            if draft.units:
+                found.append(draft.shard())
+        return found
+
+
+class _ShardDraft:
+    """A shard to which the units of files are added one after the other."""
+
+    def __init__(self, schema: Schema, columns: Sequence[ArrowColumn]) -> None:
+        self._schema, self._columns = schema, columns
+        self.units: list[int] = []
+        self._files: list[Entry] = []
+        self._places: list[tuple[int, int]] = []  # of units: file, first row
+        self._chunks: list[Ints] = []
+        self._forms: dict[Any, int] = {}
+        self._notes: list[list[Any]] = []
+        self._extents: list[tuple[int, int, int, int]] = []
+        self._dictionaries: list[list[int]] = []
+        self._missing = [0] * len(schema)
+        self._more: dict[str, Any] = {}
+        self._checksum = 0
+
+    def add(
+        self, file: TableFile, fields: Sequence[ColumnChunks | None], begin: int, end: int
+    ) -> None:
+        """Add units [begin, end) of a file. Raises DatasetError."""
+        kept = begin + np.flatnonzero(file.rows[begin:end])
+        rows = file.rows[kept]
+        firsts = (np.cumsum(file.rows) - file.rows)[kept]
+        self._places += [(len(self._files), first) for first in firsts.tolist()]
+        self._files.append(file.entry)
+        self.units += rows.tolist()
+        identity = f"{file.checksum}:{begin}:{end}:".encode() + file.entry.name
+        self._checksum = crc32c(identity, self._checksum)
+        self._more = file.notes_of_fields(self._columns)
+        numbers = np.full((len(kept), len(fields)), NO_CHUNK, np.int64)
+        self._chunks.append(numbers)
+        for field, (type, chunks) in enumerate(zip(self._schema.values(), fields, strict=True)):
+            form = array_form(type)
+            if chunks is None:
+                self._missing[field] += int(rows.sum())
+                continue
+            with refusing(file.entry, f'its column "{self._columns[field].name}": '):
+                _check_claim(form, rows.tolist(), chunks.sizes[kept].tolist())
+            missing = int(chunks.lacking(form)[kept].sum())
+            dictionaries: list[int] = []
+            if (others := chunks.dictionaries) is not None:
+                dictionaries += self._add(field, others, range(len(others.sizes)), [])
+                self._dictionaries.append(dictionaries)
+                if others.nulls.any() and not (form is not None and form.is_ragged):
+                    # At least one row, so that a reader expects nulls.
+                    missing = max(missing, int(not self._missing[field]))
+            self._missing[field] += missing
+            numbers[:, field] = self._add(field, chunks, kept.tolist(), dictionaries)
+
+    def _add(
+        self, field: int, chunks: ColumnChunks, units: Sequence[int], dictionaries: list[int]
+    ) -> range:
+        """Add some chunks of a column; return their numbers."""
+        first, file = len(self._notes), len(self._files) - 1
+        starts, sizes = chunks.starts.tolist(), chunks.sizes.tolist()
+        for unit in units:
+            form = self._forms.setdefault(chunks.forms[unit], len(self._forms))
+            note = [form, *chunks.note(unit)]
+            if dictionaries:
+                note[-1] = dictionaries
+            self._notes.append(note)
+            self._extents.append((file, starts[unit], sizes[unit], field))
+        return range(first, len(self._notes))
+
+    def shard(self) -> ChunkedShard:
+        """Return the shard, which has units."""
+        table = np.array(self._extents, np.int64).reshape(-1, 4)
+        order = np.lexsort((table[:, 3], table[:, 1], table[:, 0]))  # as they are stored
+        new_numbers = np.append(np.argsort(order), NO_CHUNK)  # the last one is that of NO_CHUNK
+        for dictionaries in self._dictionaries:
+            dictionaries[:] = new_numbers[dictionaries].tolist()
+        missing = dict(zip(self._schema, self._missing, strict=True))
+        places = np.array(self._places, np.int64)
+        units = ShardUnits(
+            names=[printable(entry.name) for entry in self._files],
+            files=places[:, 0],
+            firsts=places[:, 1],
+            chunks=new_numbers[np.concatenate(self._chunks)],
+            lacking=frozenset(name for name, count in missing.items() if count),
+        )
+        return ChunkedShard(
+            samples=sum(self.units),
+            files=self._files,
+            extents=Extents.of(table[order]),
+            checksum=self._checksum,
+            units=self.units,
+            fields={
+                name: FieldSummary(storage="chunks", missing=count)
+                for name, count in missing.items()
+            },
+            note={
+                **units.to_json(),
+                **self._more,
+                "chunks": [self._notes[number] for number in order.tolist()],
+                "forms": [f if isinstance(f, str) else f.to_json() for f in self._forms],
+            },
+        )
 
 
 FileUnits = tuple[int, int, int]
 """A file's number, its first unit, and the unit after its last."""
-
-MAX_CHECKED_BYTES = 2**28
-"""The limit of bytes that are read of a column when a dataset is opened."""
-
-_FREE_BYTES, _MAX_RATIO = 2**28, 1000
-ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
-"""The least size that counts for a row, because units of few bytes may have many rows."""
 
 
 def cut_units(rows: Sequence[Ints], sizes: Sequence[Ints]) -> Iterator[list[FileUnits]]:
@@ -202,22 +485,66 @@ def max_decoded_bytes(size_bytes: int) -> int:
     return max(_FREE_BYTES, _MAX_RATIO * size_bytes)
 
 
-def check_claim(type: FieldType, *, rows: int, size_bytes: int) -> None:
-    """Raise ValueError if samples of a fixed shape need more memory than the size_bytes of their
-    chunk may decode to."""
-    form = array_form(type)
+def _check_claim(form: ArrayForm | None, rows: Sequence[int], sizes: Sequence[int]) -> None:
+    """Raise ValueError if samples of a fixed shape need more memory than the bytes of their chunks
+    may decode to. rows, sizes: of the chunks."""
     if form is None or form.is_ragged:
         return
-    claimed = math.prod(form.fixed_shape) * form.dtype.itemsize * rows
-    if claimed > max_decoded_bytes(size_bytes):
-        raise ValueError(
-            f"its {rows:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
-            f"bytes, and its chunk has {size_bytes:,}"
-        )
+    for count, size_bytes in zip(rows, sizes, strict=True):
+        claimed = math.prod(form.fixed_shape) * form.dtype.itemsize * count
+        if claimed > max_decoded_bytes(size_bytes):
+            raise ValueError(
+                f"its {count:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
+                f"bytes, and its chunk has {size_bytes:,}"
+            )
 
 
-def refused_file_error(entry: Entry, error: object) -> DatasetError:
-    """Return the error for a file that can't be read."""
-    return DatasetError(
-        f"{printable(entry.name)}: {error}. Write or fetch it again, or take it out of the dataset."
-    )
+@contextmanager
+def refusing(entry: Entry, where: str = "") -> Iterator[None]:
+    """Raise a DatasetError with the file's name instead of a ValueError. where: begins the
+    reason."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except ValueError as error:
+        raise DatasetError(
+            f"{printable(entry.name)}: {where}{error}. Write or fetch it again, or take it out of "
+            "the dataset."
+        ) from error
+
+
+_TAIL_READ_BYTES = 2**16
+"""The size of the end of a file that is read at first: most footers are smaller."""
+
+_AT_ONCE = 1024
+
+
+def read_ends(
+    origin: Origin,
+    files: Sequence[Entry],
+    footer_bytes: Callable[[bytes, int], int],
+    *,
+    workers: int,
+) -> Iterator[tuple[Entry, bytes]]:
+    """Yield the end of each file, in their order: its footer and possibly bytes before it.
+
+    footer_bytes: returns how many bytes at the end of a file are its footer, given some of its last
+    bytes and its size; raises ValueError. Raises DatasetError with the file's name, and the errors
+    of `read_file_parts`.
+    """
+    for first in range(0, len(files), _AT_ONCE):
+        group = files[first : first + _AT_ONCE]
+        starts = [max(0, entry.size_bytes - _TAIL_READ_BYTES) for entry in group]
+        parts = [(e, start, e.size_bytes) for e, start in zip(group, starts, strict=True)]
+        tails = read_file_parts(origin, parts, workers=workers)
+        longer = []
+        for number, (entry, tail) in enumerate(zip(group, tails, strict=True)):
+            with refusing(entry):
+                begin = entry.size_bytes - footer_bytes(tail, entry.size_bytes)
+            if begin < starts[number]:
+                longer.append((number, (entry, begin, starts[number])))
+        heads = read_file_parts(origin, [part for _, part in longer], workers=workers)
+        for (number, _), head in zip(longer, heads, strict=True):
+            tails[number] = head + tails[number]
+        yield from zip(group, tails, strict=True)

@@ -1,4 +1,8 @@
-"""Read rows of a shard whose units (row groups, record batches) hold each field as one chunk."""
+"""Read rows of a shard whose units (row groups, record batches) hold each field as one chunk.
+
+The index notes where the units' chunks are and how each is decoded, so opening a shard needs no
+metadata of its files.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache import PenstockError
 from penstock.readers.fieldtypes import (
     PRESENT,
     ArrayForm,
@@ -22,8 +26,9 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.tables.column_values import (
-    collector,
-    dense_values,
+    DenseRows,
+    EncodedRows,
+    RaggedRows,
     present_rows,
     reasons,
     values_of,
@@ -31,7 +36,7 @@ from penstock.readers.formats.tables.column_values import (
 from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -96,6 +101,8 @@ class ShardUnits:
             raise ValueError("its units are in files that don't exist")
         if units.firsts.min() < 0:
             raise ValueError("its units begin before their files")
+        if len(notes["chunks"]) != len(shard.extents):
+            raise ValueError("the number of its chunks is wrong")
         return units
 
 
@@ -107,28 +114,29 @@ def tensor_of_json(notes: Any) -> Tensor:
     return shape, axes
 
 
-def corrupt_notes_error(error: Exception) -> CorruptShardError:
-    """Return the error for a shard whose notes in the index are invalid."""
-    return CorruptShardError(
-        f"The notes of a table's shard in the index are invalid ({error}). Run `penstock index` on "
-        "the dataset again."
-    )
-
-
 class UnitReader(ChunkReader):
-    """The base of readers of tables; a subclass decodes its format's chunks."""
+    """The base of readers of tables; a subclass decodes its format's chunks. Several threads may
+    call it."""
 
-    def __init__(self, shard: ChunkedShardFacts, units: ShardUnits) -> None:
-        self._schema, self._units = shard.schema, units
+    def __init__(self, shard: ChunkedShardFacts) -> None:
+        """Raises ValueError, TypeError, LookupError or OverflowError if the notes are invalid."""
+        notes = shard.note
+        self._units = ShardUnits.of_json(notes, shard)
+        self.read_notes(notes, shard, self._units)
+        self._schema = shard.schema
         self._numbers = {name: number for number, name in enumerate(shard.schema)}
         self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
+
+    @abstractmethod
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
+        """Read and check the notes on forms and chunks. Raises ValueError, TypeError, KeyError."""
 
     @abstractmethod
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
-        """Return a chunk's values, as `values_table` does. dictionaries: the bytes
-        of the extents that `dictionaries` names. Raises ValueError if the bytes are damaged."""
+        """Return a chunk's values, as `values_table` does. dictionaries: the bytes of the extents
+        that `dictionaries` names. Raises ValueError if the bytes are damaged."""
 
     def is_plain(self, extent: int) -> bool:
         """Return True if a chunk's table consists of views of its bytes when these are mapped."""
@@ -171,7 +179,9 @@ class UnitReader(ChunkReader):
     ) -> None:
         """Read rows of a dense field into their places."""
         assert corners is None, "a table's rows have no windows"
-        self._fill(field, rows, out, places, data=data, wrong=wrong)
+        form = self._form(field)
+        assert form is not None
+        self._collect(field, rows, DenseRows(out, places, form), data, wrong)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
@@ -179,117 +189,79 @@ class UnitReader(ChunkReader):
         """Read rows of other fields, and `<name>.present` of those that some samples lack."""
         found: dict[str, Column] = {}
         for field in fields:
-            form = self._dense_form(field)
-            if form is not None:
-                out = np.empty((len(rows), *form.fixed_shape), form.dtype)
-                present = self._fill(field, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
-                found[field] = DenseColumn(out)
+            form = self._form(field)
+            samples: DenseRows | EncodedRows | RaggedRows
+            if form is None:
+                samples = EncodedRows(len(rows))
+            elif form.is_ragged:
+                samples = RaggedRows(len(rows), form)
             else:
-                found[field], present = self._collect(field, rows, data, wrong)
+                out = np.empty((len(rows), *form.fixed_shape), form.dtype)
+                samples = DenseRows(out, slice(0, len(rows)), form)
+            present = self._collect(field, rows, samples, data, wrong)
+            column = samples.column()
+            if has_sides(self._schema[field]):
+                assert isinstance(column, EncodedColumn)
+                dims = upright_sizes(column.samples)
+                unknown = np.flatnonzero((dims[:, 0] == 0) & present)
+                _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
+                column = EncodedColumn(column.samples, dims)
+            found[field] = column
             if field in self._units.lacking:
                 found[field + PRESENT] = DenseColumn(present)
         return found
 
-    def _dense_form(self, field: str) -> ArrayForm | None:
-        """Return the form of a field's samples if they all have one shape."""
+    def _form(self, field: str) -> ArrayForm | None:
+        """Return the form of a field's samples, None if they are encoded."""
         type = self._schema[field]
-        dtype, form = number_dtype(type), array_form(type)
-        if dtype is not None:
-            return ArrayForm(dtype, ())
-        return form if form is not None and not form.is_ragged else None
+        dtype = number_dtype(type)
+        return array_form(type) if dtype is None else ArrayForm(dtype, ())
 
-    def _fill(
+    def _collect(
         self,
         field: str,
         rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        *,
+        samples: DenseRows | EncodedRows | RaggedRows,
         data: ShardData,
         wrong: dict[int, str],
     ) -> NDArray[np.bool_]:
-        """Read rows of a dense field into their places; return which rows have the field."""
-        form = self._dense_form(field)
-        assert form is not None
+        """Add rows of a field to `samples`; return which of them have it."""
         present = np.ones(len(rows), np.bool_)
-        slots = np.arange(len(out))[places] if isinstance(places, slice) else np.asarray(places)
-        for here, local, table in self._tables(field, rows, data, wrong, present):
-            if table is None:
-                out[slots[here]] = 0
-                continue
-            values = dense_values(table, form)
-            if isinstance(places, slice) and len(here) == len(rows) and places.step in (None, 1):
-                np.take(values, local, axis=0, out=out[places])
-            else:
-                out[slots[here]] = values[local]
-            lacking = here[~present[here]]
-            if len(lacking):
-                out[slots[lacking]] = 0
-        return present
-
-    def _collect(
-        self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str]
-    ) -> tuple[Column, NDArray[np.bool_]]:
-        """Return rows of an encoded or ragged field, and which of them have it."""
-        type = self._schema[field]
-        present = np.ones(len(rows), np.bool_)
-        samples = collector(type, len(rows))
-        for here, local, table in self._tables(field, rows, data, wrong, present):
-            if table is None:
-                continue
-            try:
-                samples.add(table, local, here.tolist())
-            except ValueError as error:
-                _mark(wrong, here.tolist(), f"{field}: {error}")
-        column = samples.column()
-        if has_sides(type):
-            assert isinstance(column, EncodedColumn)
-            dims = upright_sizes(column.samples)
-            unknown = np.flatnonzero((dims[:, 0] == 0) & present).tolist()
-            _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
-            column = EncodedColumn(column.samples, dims)
-        return column, present
-
-    def _tables(
-        self,
-        field: str,
-        rows: Ints,
-        data: ShardData,
-        wrong: dict[int, str],
-        present: NDArray[np.bool_],
-    ) -> Iterator[tuple[Ints, Ints, Any]]:
-        """Yield for each unit: which of the rows are in it, their places in it, and its table, or
-        None if it has none. Rows that lack the field become False in `present`."""
-        units, number = self._unit_of(rows), self._numbers[field]
+        unit_of_row, number = self._unit_of(rows), self._numbers[field]
         may_lack = field in self._units.lacking
-        chunks = {unit: int(self._units.chunks[unit, number]) for unit in np.unique(units).tolist()}
+        units = np.unique(unit_of_row).tolist()
+        chunks = dict(zip(units, self._units.chunks[units, number].tolist(), strict=True))
         unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NO_CHUNK}
         order = [unit for unit, chunk in chunks.items() if chunk == NO_CHUNK]
         for unit in chain(order, (unit_of[chunk] for chunk in data.in_order([*unit_of]))):
-            here = np.flatnonzero(units == unit)
+            here = np.flatnonzero(unit_of_row == unit)
             local = rows[here] - self._bounds[unit]
-            chunk = chunks[unit]
-            if chunk == NO_CHUNK:
+            if chunks[unit] == NO_CHUNK:
                 present[here] = False
-                yield here, local, None
+                samples.blank(here)
                 continue
-            table = self._table(chunk, field, data, unit, len(here))
-            if isinstance(table, str):
-                _mark(wrong, here.tolist(), f"{field}: {table}")
-                yield here, local, None
+            try:
+                table = self._table(chunks[unit], field, data, unit, len(here))
+                samples.add(table, local, here)
+            except ValueError as error:
+                if isinstance(error, PenstockError):
+                    raise
+                _mark(wrong, here, f"{field}: {error}")
+                samples.blank(here)
                 continue
             for place, reason in reasons(table, local):
-                _mark(wrong, [int(here[place])], f"{field}: {reason}. {UNFIT}")
+                _mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
             has_field = present_rows(values_of(table), local)
             if has_field is not None:
                 lacking = here[~has_field]
                 present[lacking] = False
+                samples.blank(lacking)
                 if not may_lack:
-                    _mark(wrong, lacking.tolist(), f"{field}: {_NULL}")
-            yield here, local, table
+                    _mark(wrong, lacking, f"{field}: {_NULL}")
+        return present
 
     def _table(self, chunk: int, field: str, data: ShardData, unit: int, taken: int) -> Any:
-        """Return a chunk's table, or the reason why it can't be decoded."""
+        """Return a chunk's table. Raises ValueError if it can't be decoded."""
         type, count = self._schema[field], int(self._bounds[unit + 1] - self._bounds[unit])
 
         def decode() -> Any:
@@ -301,24 +273,14 @@ class UnitReader(ChunkReader):
                 raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
             return table
 
-        try:
-            return data.decoded(
-                chunk,
-                decode,
-                uses=count,
-                taken=taken,
-                is_view=self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None,
-            )
-        except ValueError as error:
-            if isinstance(error, PenstockError):
-                raise
-            return str(error)
+        is_view = self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None
+        return data.decoded(chunk, decode, uses=count, taken=taken, is_view=is_view)
 
     def _unit_of(self, rows: Ints) -> Ints:
         found: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
         return found
 
 
-def _mark(wrong: dict[int, str], places: Sequence[int], reason: str) -> None:
-    for place in places:
+def _mark(wrong: dict[int, str], places: Ints, reason: str) -> None:
+    for place in places.tolist():
         wrong.setdefault(place, reason)

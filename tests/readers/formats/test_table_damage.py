@@ -100,7 +100,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "deep": (footer(schema=[*deep(99), LEAF]), "nests deeper"),
     "nested": (NESTED, "nest deeper"),
     "list": (write_struct({2: (LIST, b"\xfc\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
-    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than are left"),
+    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
     "encrypted": (footer(more={8: (STRUCT, b"\0")}), "encrypted"),
     "nothing": (b"\0", "lacks the schema"),
     "name": (
@@ -140,7 +140,7 @@ def test_many_structs_of_one_byte_each_take_little_memory() -> None:
     count = 2**20
     head = b"\x19" + b"\xfc" + b"\x80\x80\x40"  # a list of 2^20 structs, each empty
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ValueError, match="more structs"):
+    with pytest.raises(ValueError, match="more than its bytes can hold"):
         parse_footer(head + bytes(count + 1), 2**30)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
 

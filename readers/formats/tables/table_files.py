@@ -7,6 +7,7 @@ else is common. A shard is contiguous units of a large file, or a group of small
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -434,6 +435,12 @@ class _ShardDraft:
             chunks=new_numbers[np.concatenate(self._chunks)],
             lacking=frozenset(name for name, count in missing.items() if count),
         )
+        notes = {
+            **units.to_json(),
+            **self._more,
+            "chunks": [self._notes[number] for number in order.tolist()],
+            "forms": list(self._forms),
+        }
         return ChunkedShard(
             samples=sum(self.units),
             files=self._files,
@@ -444,12 +451,7 @@ class _ShardDraft:
                 name: FieldSummary(storage="chunks", missing=count)
                 for name, count in missing.items()
             },
-            note={
-                **units.to_json(),
-                **self._more,
-                "chunks": [self._notes[number] for number in order.tolist()],
-                "forms": [f if isinstance(f, str) else f.to_json() for f in self._forms],
-            },
+            note=json.dumps(notes, default=lambda form: form.to_json()).encode(),
         )
 
 

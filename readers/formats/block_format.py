@@ -32,7 +32,7 @@ from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
-from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.unindexed_files import open_data_file
 
@@ -101,35 +101,42 @@ class BlockFormat(ChunkFormat):
         read, entries = partial(self._blocks_of, origin), files.entries
         each = list(ordered(read, entries, workers=workers, ahead=workers + 2, name="list"))
         schema = each[0][0]
-        found: list[tuple[int, int, Block]] = []  # file, first row in it, block
-        for number, (own, blocks) in enumerate(each):
+        found: list[tuple[Entry, int, Block]] = []  # the file, first row in it, block
+        for entry, (own, blocks) in zip(entries, each, strict=True):
             if own != schema:
                 raise DatasetError(
-                    f"{printable(entries[number].name)}: its fields are {own!r}, and those of "
+                    f"{printable(entry.name)}: its fields are {own!r}, and those of "
                     f"{printable(entries[0].name)} are {schema!r}. Put them into two folders."
                 )
             first = 0
             for block in blocks:
                 if block.rows:
-                    found.append((number, first, block))
+                    found.append((entry, first, block))
                 first += block.rows
         if not found:
             raise DatasetNotFoundError(f"{origin.url}: its {len(entries)} files have no records.")
         sizes = [max(block.size_bytes, block.rows * _ROW_BYTES) for _, _, block in found]
         bounds = pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist())
-        return ChunkedDataset(
-            schema=schema, shards=[_shard(entries, found[a:b]) for a, b in bounds]
-        )
+        shards = [
+            ChunkedShard.of(
+                [(entry, block.start, block.size_bytes, 0) for entry, _, block in some],
+                samples=sum(block.rows for _, _, block in some),
+                units=[block.rows for _, _, block in some],
+                note=[[first for _, first, _ in some], [block.note for _, _, block in some]],
+            )
+            for some in (found[a:b] for a, b in bounds)
+        ]
+        return ChunkedDataset(schema=schema, shards=shards)
 
     def _blocks_of(self, origin: Origin, entry: Entry) -> tuple[Schema, Sequence[Block]]:
+        size = entry.size_bytes
         with open_data_file(origin, entry) as file:
             try:
                 schema, blocks = self.blocks(file, entry)
-                for block in blocks:
-                    if not 0 <= block.start <= entry.size_bytes - max(0, block.size_bytes):
-                        raise ValueError("a block lies outside of the file: it is truncated")
-                    if block.size_bytes < 0 or block.rows < 0:
-                        raise ValueError("a block has sizes below 0")
+                if any(
+                    not 0 <= b.start <= b.start + b.size_bytes <= size or b.rows < 0 for b in blocks
+                ):
+                    raise ValueError("a block lies outside of the file: it is truncated")
             except Exception as error:  # another package's code may raise anything
                 if isinstance(error, PenstockError | MemoryError):
                     raise
@@ -142,19 +149,6 @@ class BlockFormat(ChunkFormat):
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard."""
         return BlockReader(self, shard)
-
-
-def _shard(entries: Sequence[Entry], blocks: Sequence[tuple[int, int, Block]]) -> ChunkedShard:
-    """Return the shard of some blocks, with their files' numbers and first rows."""
-    files = sorted({file for file, _, _ in blocks})
-    numbers = {file: number for number, file in enumerate(files)}
-    return ChunkedShard(
-        samples=sum(block.rows for _, _, block in blocks),
-        files=[entries[file] for file in files],
-        extents=Extents.of([(numbers[n], b.start, b.size_bytes, 0) for n, _, b in blocks]),
-        units=[block.rows for _, _, block in blocks],
-        note=[[first for _, first, _ in blocks], [block.note for _, _, block in blocks]],
-    )
 
 
 class DecodedBlock:

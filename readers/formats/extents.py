@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from penstock.cache import DatasetError
 from penstock.cache.base import LEAST_ABSENT_BYTES
-from penstock.readers.formats.shard_summary import FieldSummary, ShardSummary, Sums
+from penstock.readers.files import printable
+from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry, segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -101,6 +103,20 @@ class Extents:
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(files=table[:, 0], starts=table[:, 1], sizes=table[:, 2], fields=table[:, 3])
 
+    def check(self, file_sizes: NDArray[np.int64], *, fields: int) -> None:
+        """Check that all extents lie in their files. Raises ValueError. fields: of the schema."""
+        columns = (self.files, self.starts, self.sizes, self.fields)
+        if not len(self):
+            return
+        if min(int(column.min()) for column in columns) < 0:
+            raise ValueError("its extents have numbers below 0")
+        if self.files.max() >= len(file_sizes) or self.fields.max() >= fields:
+            raise ValueError("its extents refer to files or fields that don't exist")
+        if float(self.sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
+            raise ValueError("its extents have more bytes than a shard may have")
+        if (self.sizes > file_sizes[self.files] - self.starts).any():
+            raise ValueError("its extents lie outside of their files")
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -138,6 +154,14 @@ class ChunkedShard:
     note: Any = None
     checksum: int | None = None
 
+    @classmethod
+    def of(cls, extents: Iterable[tuple[Entry, int, int, int]], **facts: Any) -> ChunkedShard:
+        """Return a shard with these extents, each as its file, start, size and field. facts: as
+        above."""
+        files: dict[Entry, int] = {}
+        rows = [(files.setdefault(file, len(files)), *place) for file, *place in extents]
+        return cls(files=list(files), extents=Extents.of(rows), **facts)
+
     @property
     def notes(self) -> bytes:
         """Return the note as a sidecar records it."""
@@ -146,7 +170,9 @@ class ChunkedShard:
         return json.dumps(self.note, separators=(",", ":")).encode()
 
     def summary(self, schema: Schema) -> ShardSummary:
-        """Return the shard's contribution to the manifest."""
+        """Return the shard's contribution to the manifest. Raises DatasetError if its format
+        described it wrongly."""
+        self._check(fields=len(schema))
         units = np.array(self.units, "<u4")
         return ShardSummary(
             samples=self.samples,
@@ -158,6 +184,19 @@ class ChunkedShard:
             units=tuple(self.units),
             field_bytes=self.extents.field_bytes(len(schema)),
         )
+
+    def _check(self, *, fields: int) -> None:
+        try:
+            sizes = np.array([entry.size_bytes for entry in self.files], np.int64)
+            self.extents.check(sizes, fields=fields)
+            if self.samples < 1 or (len(self.units) and sum(self.units) != self.samples):
+                raise ValueError(f"its units {list(self.units[:5])} don't have {self.samples} rows")
+        except ValueError as error:
+            shown = printable(self.files[0].name) if self.files else "without a file"
+            raise DatasetError(
+                f"{shown}: the shard that begins in this file can't be indexed: {error}. The file "
+                "is damaged, or its format's code is wrong."
+            ) from error
 
     def _sum(self) -> int:
         if self.checksum is not None:

@@ -757,16 +757,7 @@ def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
     count = len(lists.arrow(next(iter(EXTENTS))))
     columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
     extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
-    if not count:
-        return extents
-    if min(int(column.min()) for column in columns) < 0:
-        raise ValueError("its extents have numbers below 0")
-    if extents.files.max() >= len(files) or extents.fields.max() >= fields:
-        raise ValueError("its extents refer to files or fields that don't exist")
-    if float(extents.sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
-        raise ValueError("its extents have more bytes than a shard may have")
-    if (extents.sizes > files.sizes[extents.files] - extents.starts).any():
-        raise ValueError("its extents lie outside of their files")
+    extents.check(files.sizes, fields=fields)
     return extents
 
 

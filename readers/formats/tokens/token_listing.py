@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset
 from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
-from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.tokens.token_files import inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,
@@ -26,7 +26,6 @@ from penstock.readers.formats.tokens.token_sequences import (
     UNCUT,
     Cut,
     DocumentSlice,
-    StreamPart,
     TokenNotes,
     cut_documents,
     document_parts,
@@ -68,13 +67,13 @@ def index_tokens(origin: Origin, pairs: Sequence[TokenFilePair], *, workers: int
     total = sum(pair.data.size_bytes for pair in pairs)
     most = _MAX_DOCUMENT_SHARD_BYTES if has_idx else _MAX_SHARD_BYTES
     target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
-    cutter = _ShardCutter(cut=cut, documents=documents, vocabulary=sampling.vocabulary)
+    plan = TokenNotes(cut=cut, documents=documents, vocabulary=sampling.vocabulary)
     inspect = partial(inspect_token_file, origin, dtype=sampling.dtype)
     shards, first, left = list[ChunkedShard](), 0, 0
     short: dict[bytes, int] = {}  # files with tokens that don't fill one sequence
     for file in ordered(inspect, pairs, workers=workers, ahead=workers + 2, name="list"):
         _check_dtype(file, dtype, sampling.vocabulary)
-        shards += cutter.shards(file, target_bytes=target, first_document=first)
+        shards += _shards(file, plan, target=target, first_document=first)
         first += 0 if file.documents is None else len(file.documents) - 1
         if documents == "across":  # tokens between sequences (stride > length) aren't left over
             count = sequence_count(file.tokens, cut)
@@ -98,58 +97,40 @@ def index_tokens(origin: Origin, pairs: Sequence[TokenFilePair], *, workers: int
     return ChunkedDataset(schema=schema, shards=shards, unnamed=left_out_for(why, short))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShardCutter:
-    """Cuts files into shards. Its values are those of `TokenNotes`."""
-
-    cut: Cut
-    documents: DocumentMode
-    vocabulary: int | None
-
-    def shards(
-        self, file: TokenFile, *, target_bytes: int, first_document: int
-    ) -> Iterator[ChunkedShard]:
-        """Yield the shards of a file. first_document: its number in the dataset."""
-        target = max(1, target_bytes // np.dtype(file.dtype).itemsize)
-        if self.documents == "across" or file.documents is None:
-            parts = stream_parts(file.tokens, self.cut, target=target)
-        else:
-            parts = document_parts(file.documents, self.cut, target=target)
-        for part in parts:
-            own = DocumentSlice(0, 0, np.empty(0, np.uint8))
-            if file.documents is not None:
-                own = slice_documents(file.documents, part.start, part.end)
-            if samples := self._samples(part, own):  # else all its documents are empty
-                yield self._shard(file, part, own, samples, first_document)
-
-    def _samples(self, part: StreamPart, own: DocumentSlice) -> int:
-        if self.documents == "across":
-            return part.sequences
-        if self.documents == "within":
-            return int(piece_counts(own.lengths, self.cut).sum())
-        return len(pack_pieces(cut_documents(own.lengths, self.cut).lengths, room=self.cut.length))
-
-    def _shard(
-        self, file: TokenFile, part: StreamPart, own: DocumentSlice, samples: int, first: int
-    ) -> ChunkedShard:
-        name, itemsize = printable(file.entry.name), np.dtype(file.dtype).itemsize
-        notes = TokenNotes(
+def _shards(
+    file: TokenFile, plan: TokenNotes, *, target: int, first_document: int
+) -> Iterator[ChunkedShard]:
+    """Yield the shards of a file. target: their bytes. first_document: its number in the
+    dataset."""
+    name, itemsize, cut = printable(file.entry.name), np.dtype(file.dtype).itemsize, plan.cut
+    tokens = max(1, target // itemsize)
+    parts = stream_parts(file.tokens, cut, target=tokens)
+    if plan.documents != "across" and file.documents is not None:
+        parts = document_parts(file.documents, cut, target=tokens)
+    for part in parts:
+        own, samples = DocumentSlice(0, 0, np.empty(0, np.uint8)), part.sequences
+        if file.documents is not None:
+            own = slice_documents(file.documents, part.start, part.end)
+        if plan.documents == "within":
+            samples = int(piece_counts(own.lengths, cut).sum())
+        elif plan.documents == "pack":
+            samples = len(pack_pieces(cut_documents(own.lengths, cut).lengths, room=cut.length))
+        if not samples:  # all its documents are empty
+            continue
+        notes = replace(
+            plan,
             dtype=file.dtype,
-            cut=self.cut,
-            documents=self.documents,
-            vocabulary=self.vocabulary,
             name=name,
             token=part.start,
-            first_document=first + own.first,
+            first_document=first_document + own.first,
             skip=own.skip,
             lengths=own.lengths,
         ).to_bytes()
         start, size = file.start + part.start * itemsize, (part.end - part.start) * itemsize
         identity = [name, file.entry.size_bytes, file.checksum, start, size]
-        return ChunkedShard(
+        yield ChunkedShard.of(
+            [(file.entry, start, size, 0)],
             samples=samples,
-            files=[file.entry],
-            extents=Extents.of([(0, start, size, 0)]),
             checksum=crc32c(notes, crc32c(json.dumps(identity).encode())),
             note=notes,
         )

@@ -258,12 +258,12 @@ class TokenNotes:
     lengths: tokens of each document in the shard; empty if the file has no documents.
     """
 
-    dtype: str
+    dtype: str = ""
     cut: Cut
     documents: DocumentMode
     vocabulary: int | None
-    name: str
-    token: int
+    name: str = ""
+    token: int = 0
     first_document: int = 0
     skip: int = 0
     lengths: NDArray[np.integer] = field(default_factory=lambda: np.empty(0, np.uint8))

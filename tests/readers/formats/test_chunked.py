@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache import CorruptSampleError, DiskCache
+from penstock.cache import CorruptSampleError, DatasetError, DiskCache
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import PRESENT, ColumnCrop, DenseColumn, RaggedColumn
+from penstock.readers.formats import ChunkedShard, Extents
 from penstock.readers.index import check_manifest
 from tests.readers.formats import blocks
 
@@ -222,3 +223,21 @@ def test_parts_are_cropped_from_samples_that_a_format_reads_whole(dataset: Datas
     crop = ColumnCrop(corners, (1,))
     found = dataset.read(rows, crops={"x": crop}).columns["x"].values
     assert found.tolist() == whole[np.arange(len(rows))[:, None], corners].tolist()
+
+
+def test_a_shard_that_its_format_describes_wrongly_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = blocks.write(tmp_path / "set")
+    for name, wrong in (
+        ("samples", 0),
+        ("units", [1, 1]),
+        ("extents", Extents.of([(0, 0, 9**9, 0)])),
+    ):
+
+        def of(name: str = name, wrong: Any = wrong, **facts: Any) -> ChunkedShard:
+            return ChunkedShard(**{**facts, name: wrong})
+
+        monkeypatch.setattr(blocks, "ChunkedShard", of)
+        with Dataset(root) as dataset, pytest.raises(DatasetError, match=r"0\.blocks: the shard"):
+            dataset.open()

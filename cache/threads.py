@@ -121,7 +121,7 @@ class Outcome(Generic[T]):
     def result(self, timeout: float = STALL_TIMEOUT_S) -> T:
         """Return the call's result or raise its error; raise CancelledError if it was cancelled,
         and TimeoutError after `timeout` seconds."""
-        if not self.wait(timeout):
+        if not self._has_ended and not self.wait(timeout):
             raise TimeoutError(f"No result after {timeout:g} s.")
         if self._error is not None:
             try:
@@ -417,6 +417,10 @@ class Ordered(Generic[T, U]):
         """Return True if pop() would not wait."""
         return not self._in_flight or self._in_flight[0].done()
 
+    def __len__(self) -> int:
+        """Return the number of results in flight."""
+        return len(self._in_flight)
+
     def ready_share(self) -> float:
         """Return the share of results in flight that pop() returns at once; 1.0 without any."""
         ready = sum(1 for _ in takewhile(Outcome.done, self._in_flight))
@@ -432,7 +436,7 @@ class Ordered(Generic[T, U]):
             raise StopIteration
         check_process(self._pid, "This iterator")
         outcome = self._in_flight.popleft()
-        if not outcome.wait(self._timeout_s):
+        if not (outcome.done() or outcome.wait(self._timeout_s)):
             outcome.cancel()
             raise StalledError(
                 f"{self._fn!r} returned nothing for {self._timeout_s:.0f} s. The disk or the "

@@ -105,7 +105,8 @@ class Blocks:
         if self._closed:
             return
         self._free.append(memory)
-        while len(self._free) > 1 and self.free_bytes > FREE_BYTES:
+        is_large = len(memory) > FREE_BYTES // MAX_FREE  # otherwise the number bounds the bytes
+        while is_large and len(self._free) > 1 and self.free_bytes > FREE_BYTES:
             try:
                 self._free.popleft()
             except IndexError:  # another thread has them

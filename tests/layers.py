@@ -38,6 +38,8 @@ readers.splits readers.remote_shards
 readers.reading
 readers.index
 readers.formats
+readers.blob_source
+readers.byte_source
 readers.origin readers.fieldtypes
 readers.files
 readers.blocks

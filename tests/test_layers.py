@@ -73,7 +73,6 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.fieldtypes.sniff",
     "penstock.readers.files.atomic",
     "penstock.readers.formats.dataset_arguments",
-    "penstock.readers.formats.pack.pack_blob",
     "penstock.readers.index.blob_names",
     "penstock.readers.index.building",
     "penstock.readers.index.candidate_checks",

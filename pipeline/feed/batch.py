@@ -41,7 +41,7 @@ class Batch:
         images: by field; empty without images and after `finish`. read_wait_s, decode_wait_s: time
         spent waiting for bytes and for DALI.
     finish:
-        output: what the user gets.
+        output: what the user gets; None before.
     """
 
     step: Step
@@ -58,7 +58,7 @@ class Batch:
     images: dict[str, torch.Tensor] = field(default_factory=dict)
     read_wait_s: float = 0.0
     decode_wait_s: float = 0.0
-    output: Output = ()
+    output: Output | None = None
 
     @property
     def epoch(self) -> int:

@@ -12,8 +12,9 @@
     decode     begin_decode,      Batch.images, by DALI; substitutes  penstock-decode_0; on CUDA,
                decode             for those that don't decode         and without images, the
                                                                       training loop's
-    finish     finish             Batch.output: mixed, as tensors on  the one that decodes
-                                  their device
+    finish     finish             Batch.output: mixed, as tensors on  the one that decodes; without
+                                  their device                        images on the CPU,
+                                                                      penstock-read_N
     deliver    deliver            the output, which is the user's;    the training loop's
                                   bad samples are counted for all
                                   ranks
@@ -76,6 +77,7 @@ class BatchPipeline:
         began, began_s = time.thread_time(), time.perf_counter()
         batch = self.read(step)
         self.draw(batch)
+        self._finish_early(batch)
         batch.read_s = time.thread_time() - began
         batch.load_s = time.perf_counter() - began_s
         return batch
@@ -103,6 +105,7 @@ class BatchPipeline:
         batches = self.reader.read_together(steps, [self.slots.slots(step) for step in steps])
         for batch in batches or ():
             self.draw(batch)
+            self._finish_early(batch)
         read_s, load_s = time.thread_time() - began, time.perf_counter() - began_s
         for batch in batches or ():
             batch.read_s, batch.load_s = read_s / len(steps), load_s / len(steps)
@@ -158,12 +161,17 @@ class BatchPipeline:
         if self.pads is not None:
             batch.filled = self.pads(batch)
 
-    # -- finish: on the thread that decoded
+    # -- finish: on the thread that decoded, or on a reading thread if there is nothing to decode
+
+    def _finish_early(self, batch: Batch) -> None:
+        if self.graphs is None and self.finisher.is_anywhere:
+            self.finish(batch)
 
     def finish(self, batch: Batch) -> None:
-        """Make the output of a decoded batch."""
-        batch.output = self.finisher(batch)
-        batch.images = {}
+        """Make the output of a decoded batch, once."""
+        if batch.output is None:
+            batch.output = self.finisher(batch)
+            batch.images = {}
 
     # -- deliver: in the training loop
 
@@ -175,16 +183,22 @@ class BatchPipeline:
         """
         # The loop waited for reading and decoding in the proportion in which the batch did.
         share = wait_s / max(batch.read_wait_s + batch.decode_wait_s, 1e-9)
-        self.meter.count_batch(
+        meter, size_bytes = self.meter, batch.content.bytes_read
+        meter.read_s += batch.read_s
+        meter.load_s += batch.load_s
+        meter.bytes_disk += size_bytes
+        meter.count_batch(
             batch.samples,
             wait_s=wait_s,
             read_s=batch.read_wait_s * share,
             decode_s=batch.decode_wait_s * share,
-            size_bytes=batch.size_bytes,
+            size_bytes=size_bytes,
         )
-        self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
+        bad = batch.bad_ids if batch.bad else {}
+        self.bad_count.count(batch.step.start, bad, begins_epoch=begins_epoch)
         if self.job_waits is not None:
             step = batch.step
             epoch = step.start.epoch
             self.job_waits.count_batch(ended=epoch if step.then.epoch != epoch else None)
+        assert batch.output is not None
         return batch.output

@@ -6,6 +6,7 @@ the assembly built from them, and rebuilds it for a state or another world.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
@@ -422,10 +423,12 @@ class NativeEngine:
         self._setup.begin_epoch(self._position.start)
         return self._position.begin_pass()
 
-    def deliver(self, pass_id: PassId) -> Output | None:
-        """Return the next batch of a pass; None when its epoch is over."""
+    def deliver(self, pass_id: PassId, *, step_s: float) -> Output | None:
+        """Return the next batch of a pass; None when its epoch is over. step_s: the time that the
+        training loop spent on the batch before."""
         self._check_open()
-        assembly, position = self.assembly, self._position
+        assembly, position = self._setup.assembly or self._setup.ready, self._position
+        assembly.pipeline.meter.step_s += step_s
         assembly.runner.check()
         if position.is_over(pass_id):
             return None
@@ -434,11 +437,6 @@ class NativeEngine:
         output = assembly.runner.next_output()
         self.has_begun = True
         return output
-
-    def count_step(self, step_s: float) -> None:
-        """Count the time that the training loop spent on a batch."""
-        if self._setup.assembly is not None:
-            self._setup.assembly.pipeline.meter.step_s += step_s
 
     # -- epochs and state
 
@@ -551,7 +549,7 @@ class _PassIterator:
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
         self._begun: PassId | None = None
-        self._handed_out: float | None = None
+        self._handed_out = math.inf  # when the training loop received a batch
 
     def __iter__(self) -> _PassIterator:
         return self
@@ -560,11 +558,9 @@ class _PassIterator:
         return len(self._engine)
 
     def __next__(self) -> Output:
-        if self._handed_out is not None:
-            self._engine.count_step(time.perf_counter() - self._handed_out)
-            self._handed_out = None
+        step_s, self._handed_out = time.perf_counter() - self._handed_out, math.inf
         self._begun = self._begun or self._engine.begin_pass()
-        batch = self._engine.deliver(self._begun)
+        batch = self._engine.deliver(self._begun, step_s=max(0.0, step_s))
         if batch is None:
             raise StopIteration
         self._handed_out = time.perf_counter()

@@ -11,8 +11,9 @@ If the user moves elsewhere, it drops the batches in flight and starts there.
 
 On the CPU, a thread of its own decodes one batch ahead: feeding DALI takes 6 us a sample, for which
 the training loop would otherwise wait in every step. On CUDA the training loop decodes, because
-tensors belong to the stream that is current when they are made. It also does so without images,
-because only arrays have to be wrapped.
+tensors belong to the stream that is current when they are made. Without images there is
+nothing to decode: the reading threads finish the batches of the CPU, and the training loop takes
+them.
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ if TYPE_CHECKING:
 # Batches that wait after reading, in addition to those in DALI. More would only hold mapped pages.
 READ_AHEAD = 2
 
+# Without images, so many reads are started together, because starting one takes the training
+# loop's thread a third of its time for a batch.
+STARTED_TOGETHER = 4
+
 
 class ReadAhead:
     """Reads batches ahead, in the order of the walk, across epochs.
@@ -95,16 +100,18 @@ class ReadAhead:
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
+        self._few = 0  # batches in flight below which more are read
         self._waited_for: Ordered[list[Step], list[Batch | Exception]] | None = None
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. `stop` must have been called after an earlier start."""
         ahead = self._depth + max(READ_AHEAD, self._least_ahead)
+        together = 1 if self._pipeline.graphs or self._turn > 1 else STARTED_TOGETHER
         if self._most_ahead is not None:
-            ahead = min(ahead, max(1, self._most_ahead))
+            ahead = min(ahead + together - 1, max(1, self._most_ahead))
         if self._turn > 1:
             ahead = max(2, ahead // self._turn)
-        self._wanted = 0
+        self._wanted, self._few = 0, ahead - min(together, ahead)
         if self._prefetch is not None:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
@@ -169,7 +176,7 @@ class ReadAhead:
     def replenish(self, batch: Batch, *, decoding: int) -> None:
         """Start further reads after a batch was decoded, and let the prefetch count the batch."""
         stream, step = self._stream, batch.step
-        if stream is None:
+        if stream is None or (self._prefetch is None and len(stream) > self._few):
             return
         if self._prefetch is not None:
             self._wanted = stream.ahead = self._prefetch.ahead(
@@ -248,7 +255,10 @@ class BatchDecoder:
         self._read_ahead.begin_epoch(start, decoding=len(self._in_dali))
 
     def next_batch(self) -> Batch:
-        """Return the next batch, finished. Raises the error of its reading or decoding."""
+        """Return the next batch, decoded. `replenish` and `BatchPipeline.finish` follow. Raises the
+        error of its reading or decoding."""
+        if self._pipeline.graphs is None:
+            return self._next_read()
         read_wait_s = self._refill(wait=True)
         if not self._in_dali:
             failure, self._failure = self._failure, None
@@ -259,15 +269,27 @@ class BatchDecoder:
         self._in_dali.popleft()
         batch.read_wait_s, batch.decode_wait_s = read_wait_s, time.perf_counter() - waiting
         self._refill(wait=False)
-        meter = self._pipeline.meter
-        meter.read_s += batch.read_s
-        meter.load_s += batch.load_s
-        meter.bytes_disk += batch.size_bytes
-        # After DALI: reading threads hold the GIL for a moment. If they woke up earlier, they would
-        # delay DALI by the interpreter's switch interval, 5 ms a batch.
-        self._read_ahead.replenish(batch, decoding=len(self._in_dali))
-        self._pipeline.finish(batch)
         return batch
+
+    def _next_read(self) -> Batch:
+        """Return the next batch that was read, if there is nothing to decode."""
+        stopping, began = self._stopping, time.perf_counter()
+        batch = self._read_ahead.pop()
+        if stopping.is_set():
+            raise ClosedError("This batch was cancelled.")
+        if batch is None:
+            raise AssertionError("no step is left")
+        batch.read_wait_s = time.perf_counter() - began
+        return batch
+
+    def replenish(self, batch: Batch) -> None:
+        """Start further reads after a batch was decoded.
+
+        The reading threads that wake up compete for the GIL with this one, which may hold it up for
+        the interpreter's switch interval, 5 ms. So DALI comes first, and on the training loop's
+        thread all other work on the batch.
+        """
+        self._read_ahead.replenish(batch, decoding=len(self._in_dali))
 
     def _refill(self, *, wait: bool) -> float:
         """Feed batches that were read to DALI, and return the seconds waited for them.
@@ -380,7 +402,7 @@ class PipelineRunner:
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
         self._pipeline.finisher.begin()
-        if cursor == self._next:
+        if cursor is self._next or cursor == self._next:
             if cursor.position == 0:
                 if self._decodes_ahead:  # on the decoding thread, after the batch that it decodes
                     self._decoder.submit(self._decoding.begin_epoch, cursor)
@@ -407,8 +429,9 @@ class PipelineRunner:
 
         `check` comes first. Raises the error of reading or decoding; call again to retry.
         """
-        cursor = self._position.cursor
-        if cursor != self._position.received:  # once per batch, because it sends a request
+        cursor, received = self._position.cursor, self._position.received
+        # Once per batch, because it sends a request.
+        if cursor is not received and cursor != received:
             self._pipeline.bad_count.check(cursor)
         try:
             return self._next_output(cursor)
@@ -420,13 +443,19 @@ class PipelineRunner:
         began = time.perf_counter()
         self.start(cursor)
         self._next = None  # if an interrupt comes from here on, the next call starts again
-        batch = self._decoded_ahead() if self._decodes_ahead else self._decoding.next_batch()
+        if self._decodes_ahead:
+            batch = self._decoded_ahead()
+        else:
+            batch = self._decoding.next_batch()
+            self._pipeline.finish(batch)
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
         output = self._pipeline.deliver(
             batch, wait_s=time.perf_counter() - began, begins_epoch=self._position.begins_epoch
         )
+        if not self._decodes_ahead:
+            self._decoding.replenish(batch)
         if self._pipeline.endless or then.epoch == cursor.epoch:
             if self._decodes_ahead:
                 self._decode_ahead()
@@ -437,7 +466,14 @@ class PipelineRunner:
     def _decode_ahead(self) -> None:
         # Set before the task begins: if an interrupt comes in between, _stop() waits for the task.
         self._ahead = Outcome()
-        self._decoder.submit(lambda _: self._decoding.next_batch(), None, outcome=self._ahead)
+        self._decoder.submit(self._decode, self._decoding, outcome=self._ahead)
+
+    def _decode(self, decoding: BatchDecoder) -> Batch:
+        """Decode and finish the next batch, on the thread that decodes ahead."""
+        batch = decoding.next_batch()
+        decoding.replenish(batch)
+        self._pipeline.finish(batch)
+        return batch
 
     def _decoded_ahead(self) -> Batch:
         """Wait for the batch that is decoded ahead. Raises StalledError if DALI hangs."""

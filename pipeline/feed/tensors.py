@@ -142,7 +142,7 @@ VALID = "valid"
 
 
 class Finisher:
-    """Converts a decoded batch to its output."""
+    """Converts a decoded batch to its output. is_anywhere: any thread may do so."""
 
     def __init__(
         self,
@@ -160,6 +160,8 @@ class Finisher:
         self._fields, self._mixed, self._device = tuple(fields), mixed, device
         self._memory = memory
         self._pins = memory is not None and device.type == "cpu"
+        # Tensors on a GPU belong to the current stream of the thread that makes them.
+        self.is_anywhere = mixed is None and memory is None and device.type == "cpu"
         self._as_dict = as_dict
 
     def begin(self) -> None:

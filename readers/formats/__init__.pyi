@@ -3,7 +3,6 @@ from . import chunk_cache as chunk_cache
 from . import chunk_data as chunk_data
 from . import chunk_files as chunk_files
 from . import format_registry as format_registry
-from . import local_files as local_files
 from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
 from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
@@ -16,9 +15,9 @@ from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMem
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
-from .chunk_data import BlobChunkData as BlobChunkData, ChunkParts as ChunkParts
+from .chunk_data import ChunkParts as ChunkParts
 from .chunk_files import ChunkFiles as ChunkFiles
-from .chunked import ChunkBlob as ChunkBlob, ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
+from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
 from .chunked import ChunkedShardFacts as ChunkedShardFacts, Crops as Crops
 from .chunked import DatasetFiles as DatasetFiles, ShardData as ShardData
@@ -38,10 +37,10 @@ from .format_registry import indexing_of as indexing_of, is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
 from .kept_chunks import KeptChunks as KeptChunks
-from .local_files import FileSpan as FileSpan, REINDEX as REINDEX, STEP_BYTES as STEP_BYTES
-from .open_shard import BlobShard as BlobShard, Ints as Ints, NO_SPAN as NO_SPAN
+from .open_shard import Ints as Ints, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace
+from .open_shard import RowRequest as RowRequest, RowsOut as RowsOut
 from .open_shard import StridedRows as StridedRows
 from .record_format import RecordFormat as RecordFormat, RecordSpans as RecordSpans
 from .record_format import Records as Records

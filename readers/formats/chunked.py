@@ -9,35 +9,34 @@ chunks.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
 from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockError
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import array_form, put_parts
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
+from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
 from penstock.readers.formats.extents import decode_note
 from penstock.readers.formats.format import Indexing, Snapshot, SpanFormat
-from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.open_shard import BlobShard
+from penstock.readers.formats.open_shard import OpenShard, RowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob
-    from penstock.cache.blobs import Remote
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunk_data import ChunkParts
+    from penstock.readers.formats.chunk_data import ChunkParts, Fetches
     from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
-    from penstock.readers.formats.open_shard import Places, StridedRows
+    from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Entry, LeftOut, Origin, QuarantineEntry
     from penstock.readers.types import Encoded
@@ -346,7 +345,7 @@ class ChunkFormat(SpanFormat, Indexing, ABC):
         return ChunkListing(self, origin, self.files(origin))
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the object that opens a shard from local files or from the cache."""
+        """Return the object that opens a shard at its place."""
         return _ChunkOpener(self, entry, sidecar())
 
 
@@ -431,148 +430,144 @@ class _ChunkOpener:
         some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
         return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
 
-    def open_local(self, root: bytes) -> ChunkShard:
-        """Open the shard below a local folder."""
-        data = LocalChunkData(
-            root, self.sidecar, self.entry.chunks, may_lack=self.format.may_lack_objects
-        )
-        return ChunkShard(self._reader(), data, self.entry)
-
-    def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
-        """Open the shard from a blob of the cache."""
-        data = BlobChunkData(
-            remote,
-            blob,
+    def open(self, place: ShardPlace) -> ChunkShard:
+        """Open the shard at its place."""
+        data = ChunkData(
             self.sidecar,
+            place,
             fields=self.entry.fields,
             chunks=self.entry.chunks,
             may_lack=self.format.may_lack_objects,
         )
-        has_units = len(self.sidecar.units) > 0
-        return ChunkBlob(remote, blob, self._reader(), data, self.entry, has_units=has_units)
+        return ChunkShard(self._reader(), data, self.entry, has_units=len(self.sidecar.units) > 0)
 
 
-class _BaseChunkShard:
-    """The common part of a shard of chunks in a local folder and in a blob. It has no spans."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class ChunkRequest(RowRequest):
+    """The rows of a shard of chunks that a batch reads.
 
-    def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
-        self.reader, self.data = reader, data
+    data: from which they are read. parts: of it to fetch, None if there are none. claimed: extents
+    for which other batches wait. awaited: extents that other batches fetch.
+    """
+
+    data: ChunkData
+    parts: ChunkParts | None = None
+    claimed: Fetches = field(default_factory=dict)
+    awaited: Fetches = field(default_factory=dict)
+
+    def receive(self, loaded: Sequence[Sequence[Any]]) -> None:
+        """Accept the bytes of `spans`, and publish them to batches that wait for them."""
+        assert self.parts is not None
+        with contextlib.suppress(CorruptShardError):  # reading raises it again
+            self.data = fetched = FetchedChunkData(self.data, self.parts, loaded, self.awaited)
+            for pending in self.claimed.values():
+                pending.settle(fetched)
+
+    def release(self) -> None:
+        """End the waits of other batches for bytes that weren't received."""
+        for pending in self.claimed.values():
+            pending.settle(None)
+
+
+class ChunkShard(OpenShard):
+    """A shard of chunks. It has no spans."""
+
+    def __init__(
+        self, reader: ChunkReader, data: ChunkData, entry: ShardEntry, *, has_units: bool
+    ) -> None:
+        """has_units: True if samples can't be read singly."""
+        self.reader, self.data, self.source = reader, data, data.source
+        self._has_units = has_units
+        self.can_divide = not has_units
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
         self._schema = entry.layout.schema
 
-    def with_data(self, data: ChunkData) -> Self:
-        """Return the same shard with other data."""
-        same = copy(self)
-        same.data = data
-        return same
+    def request(self, request: RowRequest) -> ChunkRequest:
+        """Return the request with the parts that must be fetched for it."""
+        data, reader = self.data.in_mode(request.mode), self.reader
+        found = ChunkRequest(
+            rows=request.rows,
+            dense=request.dense,
+            others=request.others,
+            crops=request.crops,
+            mode=request.mode,
+            data=data,
+        )
+        if data.has_all:
+            return found
+        fields = (*request.dense, *request.others)
+        crops = request.crops if reader.takes_corners else {}
+        missing = None
+        if (parts := reader.needs_parts(request.rows, fields, crops)) is not None:
+            missing = data.missing_parts(*parts)
+        elif self._has_units:  # otherwise it reads parts of large chunks, and doesn't report which
+            missing = data.missing_parts(reader.needs(request.rows, fields, crops))
+        if missing is not None:
+            found.parts, found.claimed, found.awaited = missing
+            found.spans = found.parts.spans()
+        return found
 
-    def gather(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        wrong: dict[int, str],
-        *,
-        corners: Ints | None = None,
-    ) -> None:
-        """Read rows of a field whose samples have one shape into their places."""
-        reader = self.reader
-        if corners is None or reader.takes_corners:
-            reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
-        else:
-            self._gather_parts(field, rows, out, places, wrong, corners)
+    @classmethod
+    def fetch(cls, requests: Sequence[tuple[Self, RowRequest]]) -> None:
+        """Load all parts that the requests need by one call. If the local disk can't be read,
+        nothing is loaded: reading the shards reports it."""
+        some = [each for _, each in requests if isinstance(each, ChunkRequest) and each.spans]
+        spans = [span for each in some for span in each.spans]
+        try:
+            if spans:
+                source = spans[0].source
+                try:
+                    found = iter(source.load(spans, some[0].mode))
+                except (OSError, EOFError) as error:
+                    source.refuse(error, 0)
+                    return
+                for each in some:
+                    each.receive([next(found) for _ in each.spans])
+        finally:
+            for each in some:
+                each.release()
 
-    def _gather_parts(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        wrong: dict[int, str],
-        corners: Ints,
-    ) -> None:
+    def read(self, request: RowRequest, out: RowsOut) -> None:
+        """Read rows of fields."""
+        assert isinstance(request, ChunkRequest)
+        reader, rows, data = self.reader, request.rows, request.data
+        for name in request.dense:
+            crop, array = request.crops.get(name), out.arrays[name]
+            if crop is not None and not reader.takes_corners:
+                self._read_parts(name, request, out, crop.corners)
+                continue
+            corners = None if crop is None else crop.corners
+            reader.gather(
+                name, rows, array, out.places, data=data, wrong=out.wrong, corners=corners
+            )
+        if request.others:
+            others = tuple(request.others)
+            out.columns.update(reader.read_rows(rows, others, data=data, wrong=out.wrong))
+
+    def _read_parts(self, name: str, request: ChunkRequest, out: RowsOut, corners: Ints) -> None:
         """Read whole samples and copy the needed parts of them."""
-        form = array_form(self._schema[field])
+        form, array = array_form(self._schema[name]), out.arrays[name]
         assert form is not None
-        slots = np.arange(len(out))[places]
-        size = max(1, int(np.prod(form.fixed_shape)) * out.dtype.itemsize)
+        slots = np.arange(len(array))[out.places]
+        size = max(1, int(np.prod(form.fixed_shape)) * array.dtype.itemsize)
         step = max(1, _WHOLE_BYTES // size)
-        for start in range(0, len(rows), step):
+        for start in range(0, len(request.rows), step):
             some = slice(start, start + step)
-            whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
-            bad: dict[int, str] = {}
-            self.reader.gather(field, rows[some], whole, slice(None), data=self.data, wrong=bad)
-            wrong |= {start + place: reason for place, reason in bad.items()}
-            put_parts(whole, corners[some], out, slots[some])
+            rows, bad = request.rows[some], dict[int, str]()
+            whole = np.empty((len(rows), *form.fixed_shape), array.dtype)
+            self.reader.gather(name, rows, whole, slice(None), data=request.data, wrong=bad)
+            out.wrong.update({start + place: reason for place, reason in bad.items()})
+            put_parts(whole, corners[some], array, slots[some])
 
-    def plain(self, field: str) -> StridedRows | None:
+    def strided(self, field: str) -> StridedRows | None:
         """Return the places of a field's rows in a map; None if they can't be copied from one."""
-        return self.reader.plain(field, data=self.data)
+        is_readable = not self._has_units and self.source.has_lasting_maps
+        return self.reader.plain(field, data=self.data) if is_readable else None
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
-        """Return the first lengths of samples of a field, int64, shape (n,), if they are known
-        without reading."""
+        """Return the first lengths of samples of a field, if they are known without reading."""
         return self.reader.lengths(field, rows)
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read rows of other fields."""
-        return self.reader.read_rows(rows, fields, data=self.data, wrong=wrong)
 
     def name(self, row: int) -> str:
         """Return a sample's name for messages."""
         return self.reader.name(row)
-
-    def source_names(self) -> list[bytes] | None:
-        """Return None: the shard isn't a copy of other data."""
-        return None
-
-
-class ChunkShard(_BaseChunkShard):
-    """A shard of chunks in a local folder."""
-
-    is_mapped = False
-    is_file_per_sample = False
-
-    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Raise TypeError: there are no spans."""
-        raise TypeError(f"{len(starts)} spans up to {ends} of a shard that has none")
-
-    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Raise TypeError: there are no spans."""
-        raise TypeError(f"{len(slots)} spans from {starts} of a shard that has none, rows {rows}")
-
-    def advise(self, starts: Ints, ends: Ints) -> None:
-        """Do nothing: there are no spans."""
-
-
-class ChunkBlob(_BaseChunkShard, BlobShard):
-    """A shard of chunks in a blob of the cache. has_units: True if samples can't be read singly."""
-
-    def __init__(
-        self,
-        remote: Remote,
-        blob: Blob,
-        reader: ChunkReader,
-        data: ChunkData,
-        entry: ShardEntry,
-        *,
-        has_units: bool,
-    ) -> None:
-        _BaseChunkShard.__init__(self, reader, data, entry)
-        self.has_units = has_units
-        BlobShard.__init__(self, remote, blob, self.table)
-
-    def missing_parts(
-        self, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
-    ) -> ChunkParts | None:
-        """Return what must be loaded before some rows are read; None if nothing is missing, or if
-        the reader reads parts of large extents without reporting which."""
-        reader = self.reader
-        crops = crops if reader.takes_corners else {}
-        parts = reader.needs_parts(rows, fields, crops)
-        if parts is not None:
-            return data.missing_parts(*parts)
-        return data.missing_parts(reader.needs(rows, fields, crops)) if self.has_units else None

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from penstock.cache.base import Blob
-    from penstock.cache.blobs import Remote
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import ShardChunks
@@ -80,11 +79,8 @@ class ShardOpener(Protocol):
     """An object that opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError or
     FetchError."""
 
-    def open_local(self, root: bytes) -> OpenShard:
-        """Open the shard below a local folder."""
-
-    def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
-        """Open the shard from a blob of the cache."""
+    def open(self, place: ShardPlace) -> OpenShard:
+        """Open the shard in a local folder, or in a blob of the cache."""
 
 
 class Listing(Protocol):

@@ -9,20 +9,20 @@ chunk of an array).
 An open shard has one int64 table with one row per sample, because a batch gathers rows from many
 shards: one gather of 4 rows takes 0.7 us, six gathers from separate columns take 4.2 us.
 
-The samples of a blob are loaded in the same way in every format, so one `BlobShard` serves files
-and, with columns of its own, packs. The bytes come through `Remote.load`: for one shard in this
-module, for all shards of a batch in `readers.reading`.
+The bytes of a shard come from its `ByteSource`. Spans of all shards of a batch are loaded by one
+call. Rows are read by a request for each shard (`OpenShard.request`), the bytes of all requests of
+a batch are fetched by one call (`fetch`), and each shard reads its own (`read`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from penstock.cache.base import BlobSpans
+from penstock.cache.base import READ_MODE, ReadMode
 from penstock.readers.fieldtypes import array_form, has_sides
-from penstock.readers.files import advise_willneed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, ReadMode
-    from penstock.cache.blobs import Remote
-    from penstock.readers.fieldtypes import Column, Schema
+    from penstock.readers.byte_source import ByteSource, SourceSpans
+    from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -121,62 +120,84 @@ class TableColumns:
         return self.count - count
 
 
-class OpenShard(Protocol):
+@dataclass(slots=True, kw_only=True, eq=False)  # frozen would cost 1 us per shard and batch
+class RowRequest:
+    """The rows of one shard that a batch reads, of the fields that are stored by rows.
+
+    rows: in any order. dense: fields whose samples have one shape. others: other fields. crops: the
+    parts of samples that are needed, by dense field, one for each row; other fields are read
+    whole. mode: as in `Dataset.read`. spans: what must be fetched before it is read.
+    """
+
+    rows: Ints
+    dense: Sequence[str] = ()
+    others: Sequence[str] = ()
+    crops: Mapping[str, ColumnCrop] = field(default_factory=dict)
+    mode: ReadMode = READ_MODE
+    spans: Sequence[SourceSpans] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RowsOut:
+    """The memory into which the rows of one shard are read.
+
+    arrays: of the batch, by dense field. places: of the rows in them: numbers, or a slice if they
+    are consecutive. wrong: receives the reason for each bad sample, by place in the request's rows.
+    columns: receives the other fields.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    places: Places
+    wrong: dict[int, str] = field(default_factory=dict)
+    columns: dict[str, Column] = field(default_factory=dict)
+
+
+class OpenShard(ABC):
     """A shard whose samples can be read.
 
     table: the facts about each sample, int64, shape (samples, columns); `SampleLayout.table`
-    defines its columns. is_mapped: True if spans can be viewed in a map. is_file_per_sample: True
-    if one sample can be missing or changed while the others are intact.
+    defines its columns. source: the bytes of its samples, in which spans count from the first byte.
+    can_divide: True if several threads may read the rows of one request, some each.
     """
 
     table: NDArray[np.int64]
-    is_mapped: bool
-    is_file_per_sample: bool
+    source: ByteSource
+    can_divide: bool = True
 
-    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Return views of the flat data. Requires is_mapped."""
+    def request(self, request: RowRequest) -> RowRequest:
+        """Return the request with what must be fetched for it. Nothing is read."""
+        return request
 
-    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read spans of samples, each into its slot, which is one byte longer than the span.
+    @classmethod
+    def fetch(cls, requests: Sequence[tuple[Self, RowRequest]]) -> None:
+        """Fetch what the requests of shards of one dataset need, by one call. Raises as
+        `ByteSource` does."""
+        del requests
 
-        rows: of the samples. Raises CorruptShardError, IndexChangedError, DatasetError or
-        FetchError.
-        """
+    @abstractmethod
+    def read(self, request: RowRequest, out: RowsOut) -> None:
+        """Read the rows of a request. A sample that lacks a dense field gives 0. Raises as
+        `ByteSource` does."""
 
-    def gather(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        wrong: dict[int, str],
-        *,
-        corners: Ints | None = None,
-    ) -> None:
-        """Read a field that is stored by rows and whose samples have one shape: out[places] = the
-        rows.
+    def strided(self, field: str) -> StridedRows | None:
+        """Return the places of a field's rows in a map; None if they can't be copied from one."""
+        del field
+        return None
 
-        A sample that lacks the field gives 0. places: numbers, or a slice if they are consecutive.
-        wrong: receives the reason for each bad sample, by place in rows. corners: of the part of
-        each sample that is needed, which has the shape of out, int64, shape (n, dimensions); None
-        reads whole samples. Raises as read_into does.
-        """
+    def lengths(self, field: str, rows: Ints) -> Ints | None:
+        """Return the first lengths of samples of a field, int64, shape (n,), if they are known
+        without reading."""
+        del field, rows
+        return None
 
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read other fields that are stored by rows, for samples in any order. wrong: as for
-        gather. Raises as read_into does."""
-
-    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Ask the kernel to read these bytes of the flat data ahead. Returns at once."""
-
+    @abstractmethod
     def name(self, row: int) -> str:
         """Return the sample's name for messages."""
 
     def source_names(self) -> list[bytes] | None:
         """Return the samples' names in the data from which the shard was made; None if it isn't a
         copy or doesn't record them."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,37 +222,3 @@ class StridedRows:
             return True
         is_small = int(rows.max()) < self.below
         return is_small and (self.dtype.kind == "u" or int(rows.min()) >= 0)
-
-
-class BlobShard:
-    """Samples in a blob of the cache. table: START and END count from the blob's first byte."""
-
-    is_mapped = True
-    is_file_per_sample = False
-
-    def __init__(self, remote: Remote, blob: Blob, table: NDArray[np.int64]) -> None:
-        self.blob, self.table = blob, table
-        self._remote = remote
-
-    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Return views of a cached blob, or fresh memory if it isn't cached. Raises FetchError."""
-        return self._load(starts, ends, "mmap")
-
-    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read the samples and copy them into their slots."""
-        del rows
-        ends = [start + len(slot) - 1 for start, slot in zip(starts, slots, strict=True)]
-        for slot, sample in zip(slots, self._load(starts, ends, "pread"), strict=True):
-            slot[:-1] = sample
-
-    def _load(self, starts: list[int], ends: list[int], mode: ReadMode) -> list[Encoded]:
-        (samples,) = self._remote.load(
-            [BlobSpans(blob=self.blob, starts=starts, ends=ends)], mode=mode
-        )
-        return samples
-
-    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Ask the kernel to read the cached bytes ahead."""
-        address = self.blob.address()
-        if address is not None:
-            advise_willneed(address + starts, address + ends)

@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import (
     CODEC_ITEMSIZES,
     DenseColumn,
@@ -44,7 +45,6 @@ from penstock.readers.files import (
 )
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
-from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
@@ -54,15 +54,15 @@ from penstock.readers.formats.shard_summary import (
     FieldNotes,
     summarise,
 )
-from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
+from penstock.readers.formats.span_shard import SpanShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, Segment
-    from penstock.cache.blobs import Remote
+    from penstock.cache.base import Segment
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
@@ -543,32 +543,14 @@ class Sidecar:
             files=len(self.files),
         )
 
-    def open_local(self, root: bytes) -> OpenShard:
-        """Open the shard below a local folder: a file that is a shard is mapped, other files are
-        read.
-
-        Raises IndexChangedError, DatasetError.
-        """
-        files, table, rows = self.files, self._table(), self._rows()
-        if not self.is_file_per_sample and len(files) == 1:
-            return MappedShard(root, files, table, names=self.names, columns=rows)
-        return FilesShard(
-            root, files, table, names=self.names, columns=rows, are_samples=self._are_files()
-        )
-
-    def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
-        """Open the shard from a blob of the cache, in which its files lie end to end."""
-        return SpanBlob(remote, blob, self._table(), names=self.names, columns=self._rows())
-
-    def _are_files(self) -> bool:
-        """Return True if each sample is one whole file and the shard reads no other files."""
-        if len(self.spans) != 1 or len(self.files) != self.samples:
-            return False
-        (notes,) = self.spans.values()
-        return bool(
-            np.array_equal(notes.files, np.arange(self.samples))
-            and np.array_equal(notes.sizes, self.files.sizes)
-        )
+    def open(self, place: ShardPlace) -> OpenShard:
+        """Open the shard at its place. Raises IndexChangedError, DatasetError."""
+        files = self.files
+        if self.is_file_per_sample or len(files) != 1:
+            source = place.files(files)
+        else:
+            source = place.file(files.names[0], int(files.sizes[0]), is_below=False)
+        return SpanShard(source, self._table(), names=self.names, columns=self._rows())
 
     def _rows(self) -> dict[str, Column]:
         return {name: self.values[name] for name in self.layout.stored("rows")}

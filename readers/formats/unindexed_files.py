@@ -22,14 +22,14 @@ import numpy as np
 
 from penstock.cache import ordered
 from penstock.cache.base import BlobSpans
-from penstock.readers.fieldtypes import HEAD_BYTES, has_head, refusal_by_head
-from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.local_files import (
+from penstock.readers.byte_source import (
     changed_file_error,
     open_file,
     read_up_to,
     unreadable_file_error,
 )
+from penstock.readers.fieldtypes import HEAD_BYTES, has_head, refusal_by_head
+from penstock.readers.formats.candidates import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
 

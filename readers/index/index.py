@@ -17,9 +17,9 @@ import numpy as np
 
 from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
 from penstock.cache.base import BlobSource, refuse_shortage
+from penstock.readers.byte_source import REINDEX, LocalPlace
 from penstock.readers.fieldtypes import array_form, image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
-from penstock.readers.formats import REINDEX, BlobShard
 from penstock.readers.origin import LocalFolder
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.cache.base import Traffic
     from penstock.cache.blobs import Remote
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats import (
@@ -87,6 +88,10 @@ class IndexShards:
         """Return the reader of a remote dataset, None for a local one."""
         return self._origin.remote
 
+    def traffic(self) -> list[Traffic]:
+        """Return the traffic of a remote dataset; nothing for a local one."""
+        return [] if self.remote is None else [self.remote.traffic()]
+
     @property
     def chunks(self) -> DecodedChunks | None:
         """Return the cache of decoded chunks, None for a dataset without chunks."""
@@ -108,7 +113,7 @@ class IndexShards:
         if remote is None:
             if not isinstance(self._origin, LocalFolder):
                 raise TypeError(f"{self._origin.url} is neither local nor remote")
-            return self._opener(shard).open_local(self._origin.root)
+            return self._opener(shard).open(LocalPlace(self._origin.root))
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
@@ -123,8 +128,10 @@ class IndexShards:
         return self._open_remote(shard, remote)
 
     def _open_remote(self, shard: int, remote: Remote) -> OpenShard:
-        blob = remote.open(self.source(shard))
-        return self._opener(shard).open_blob(remote, blob)
+        from penstock.readers.blob_source import BlobPlace  # local data needs none of it
+
+        place = BlobPlace(remote, remote.open(self.source(shard)))
+        return self._opener(shard).open(place)
 
     def _opener(self, shard: int) -> ShardOpener:
         manifest, chunks = self._manifest, self.chunks
@@ -149,7 +156,7 @@ class IndexShards:
         if self._chunks is not None:
             self._chunks.forget(shard)
         if self.remote is not None:
-            inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
+            inode = None if opened is None else opened.source.inode
             self.remote.drop(self.source(shard), inode=inode)
 
     def is_near(self, shard: int) -> bool:

@@ -29,8 +29,8 @@ from penstock.cache import (
     PenstockWarning,
 )
 from penstock.cache.base import refuse_shortage
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import is_passed_over, make_folder, printable, write_bytes
-from penstock.readers.formats import REINDEX
 from penstock.readers.index.manifest_file import (
     MANIFEST,
     MAX_READ_BYTES,

@@ -21,8 +21,8 @@ from penstock.cache import (
     IndexChangedError,
     WriteError,
 )
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import below, locked, make_folder, printable
-from penstock.readers.formats import REINDEX
 from penstock.readers.index.index_folders import warn_of_damage
 from penstock.readers.index.manifest import SIDECARS
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.formats import Candidates, Format
-    from penstock.readers.formats.pack import PackBlob, PackShard
+    from penstock.readers.formats.pack import PackShard
     from penstock.readers.index import CandidateBatch, IndexOpener
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
     from penstock.readers.sources import Source
@@ -485,7 +485,7 @@ def _recorded(
     return names, list(facts)
 
 
-def _facts(shard: PackShard | PackBlob, name: str, rows: Ints) -> list[Facts]:
+def _facts(shard: PackShard, name: str, rows: Ints) -> list[Facts]:
     """Return the recorded facts of encoded samples of a pack's shard."""
     field = shard.columns.fields[name]
     bounds, crcs, shapes = field.bounds, field.crcs, field.shapes

@@ -278,4 +278,4 @@ class BatchSpans:
     def advise(self) -> None:
         """Let the kernel read ahead the spans that are on the local disk."""
         for shard, a, b in self.pieces():
-            shard.advise(self.starts[a:b], self.ends[a:b])
+            shard.source.advise(self.starts[a:b], self.ends[a:b])

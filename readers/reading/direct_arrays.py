@@ -16,12 +16,13 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
+from penstock.readers.byte_source import NO_BYTES, STEP_BYTES, FileSpan
 from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     CODEC_ITEMSIZES,
@@ -30,7 +31,6 @@ from penstock.readers.fieldtypes import (
     codec_number,
     to_array,
 )
-from penstock.readers.formats import STEP_BYTES, FileSpan
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
+    from penstock.readers.byte_source import Unread
     from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-    Unread = Encoded | FileSpan
 
 PART_BYTES = 16 * 2**20
 """The size of the parts that threads read: small enough that they finish together, too large for a
@@ -102,12 +102,11 @@ class DirectArrays:
     def fill(
         self, unread: list[Unread], *, threads: CopyThreads, marks: dict[int, str] | None
     ) -> tuple[list[Encoded], list[int]]:
-        """Read spans into their slots. Returns the bytes of all spans and their CRC-32C, which is 0
-        for spans without a slot. marks: collects the reasons against unreadable files of a folder,
-        by span, instead of raising. Raises as reading a span does."""
+        """Read spans into their slots. Returns the bytes of all spans and their CRC-32C; no bytes
+        and 0 for spans without a slot. marks: collects the reasons against unreadable files, by
+        span, instead of raising. Raises as reading a span does."""
         crcs = [0] * len(unread)
-        pairs = zip(unread, self.of_spans, strict=True)
-        payloads = [cast("Encoded", each) if slot is None else slot for each, slot in pairs]
+        payloads = [NO_BYTES if slot is None else slot for slot in self.of_spans]
         slots = [(span, slot) for span, slot in enumerate(self.of_spans) if slot is not None]
 
         def read(span: int, slot: Encoded, begin: int) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache import ClosedError, ordered
-from penstock.readers.formats import BlobShard
+from penstock.cache import ClosedError, CorruptShardError, ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
+
+T = TypeVar("T")
 
 # The cost is mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory
 # per sample for their tables. A plan that needs more open shards works, but reopens them often.
@@ -44,8 +45,7 @@ class OpenShards:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
-            find = self._shards.get if self._index.remote is None else self._find
-            found = [find(number) for number in numbers]
+            found = [self._find(number) for number in numbers]
             opened = [shard for shard in found if shard is not None]
             for number, shard in zip(numbers, found, strict=True):
                 if shard is not None:
@@ -70,10 +70,8 @@ class OpenShards:
     def _find(self, number: int) -> OpenShard | None:
         """Return an open shard, unless it is read past the cache and the cache has its blob by
         now."""
-        shard, remote = self._shards.get(number), self._index.remote
-        if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
-            return shard
-        return None if remote.is_whole(shard.blob.source) else shard
+        shard = self._shards.get(number)
+        return None if shard is not None and shard.source.is_outdated else shard
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Open shards, those that need the remote concurrently."""
@@ -95,21 +93,9 @@ class OpenShards:
     def give_back(self) -> None:
         """Close shards whose blobs the cache needn't keep for this dataset's jobs, or has removed,
         because other shards may be waiting for their room."""
-        remote = self._index.remote
-        if remote is None:
-            return
-        from penstock.cache.blobs import CachedBlob
-
         with self._lock:
             shards = list(self._shards.items())
-        gone = []
-        for number, shard in shards:
-            blob = shard.blob if isinstance(shard, BlobShard) else None
-            if isinstance(blob, CachedBlob) and not (
-                remote.keeps(blob.source.key) and blob.has_name
-            ):
-                gone.append(number)
-        self.release(gone)
+        self.release([number for number, shard in shards if shard.source.is_spare])
 
     def replace(self, number: int, shard: OpenShard) -> OpenShard:
         """Reopen a remote shard after dropping its damaged bytes; if several threads report it,
@@ -126,6 +112,23 @@ class OpenShards:
             (fresh,) = self.get([number])
             return fresh
 
+    def read(self, number: int, shard: OpenShard, read: Callable[[OpenShard], tuple[T, bool]]) -> T:
+        """Return what `read` returns for a shard. If bytes in the cache are wrong or unreadable,
+        they are fetched again, and then read past the cache.
+
+        read: returns also False if bytes are wrong. Raises what it raises.
+        """
+        for attempt in range(3):
+            try:
+                found, is_right = read(shard)
+            except (CorruptShardError, OSError, EOFError) as error:
+                shard.source.refuse(error, attempt)
+            else:
+                if is_right or not shard.source.has_other_bytes(attempt):
+                    return found
+            shard = self.replace(number, shard)
+        raise AssertionError("not reached")
+
     def close(self) -> None:
         """Close all shards. Safe to call twice."""
         with self._lock:
@@ -135,7 +138,4 @@ class OpenShards:
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:
     """Return True if two open shards read the same copy of the shard's bytes."""
-    if a is b:
-        return True
-    inodes = {getattr(s.blob, "inode", None) if isinstance(s, BlobShard) else None for s in (a, b)}
-    return len(inodes) == 1 and None not in inodes
+    return a is b or (a.source.inode is not None and a.source.inode == b.source.inode)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.cache import STALL_TIMEOUT_S, ClosedError, StalledError, Workers
 from penstock.cache.base import usable_cores
+from penstock.readers.formats import RowsOut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache import Outcome
+    from penstock.readers.formats import RowRequest
     from penstock.readers.reading.batch_plan import BatchRows
 
 T = TypeVar("T")
@@ -104,22 +107,27 @@ def large_fields(outs: Mapping[str, NDArray[Any]]) -> list[str]:
 
 
 def gather_large(
-    visit: BatchRows, outs: Mapping[str, NDArray[Any]], *, threads: CopyThreads
-) -> list[dict[int, str]]:
-    """Gather rows that can be read one by one, on several threads. Returns the reasons against bad
-    samples, for each shard by position in it. Raises what gathering raises."""
+    visit: BatchRows,
+    requests: Sequence[RowRequest],
+    outs: Mapping[str, NDArray[Any]],
+    wrong: Sequence[dict[int, str]],
+    *,
+    threads: CopyThreads,
+) -> None:
+    """Read large rows one by one, on several threads. wrong: receives the reasons against bad
+    samples, for each shard by position in it. Raises what reading raises."""
     pieces = list(visit.pieces())
-    wrong: list[dict[int, str]] = [{} for _ in pieces]
     order = np.arange(len(visit.rows)) if visit.order is None else visit.order
-    each = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
 
     def gather(part: tuple[str, int, int]) -> None:
         name, piece, row = part
         shard, begin, _ = pieces[piece]
-        place, found = int(order[row]), dict[int, str]()
-        shard.gather(name, visit.rows[row : row + 1], outs[name], slice(place, place + 1), found)
-        if found:
-            wrong[piece].setdefault(row - begin, found[0])
+        rows, place = visit.rows[row : row + 1], int(order[row])
+        request = replace(requests[piece], rows=rows, dense=(name,), others=())
+        out = RowsOut(arrays=outs, places=slice(place, place + 1))
+        shard.read(request, out)
+        if out.wrong:
+            wrong[piece].setdefault(row - begin, out.wrong[0])
 
-    threads.run(gather, [(name, piece, row) for name in outs for piece, row in each])
-    return wrong
+    rows = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
+    threads.run(gather, [(name, *each) for name in outs for each in rows])

@@ -119,8 +119,7 @@ class PlainRows:
             self._known = known = self._no_addresses()
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
-            find_plain = getattr(opened, "plain", None)
-            plain: StridedRows | None = None if find_plain is None else find_plain(self._name)
+            plain = opened.strided(self._name)
             if plain is None or plain.row_bytes > _MAX_ROW_BYTES or not self._is_like(plain):
                 self._is_off = True
                 return known

@@ -10,8 +10,8 @@ import numpy as np
 from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
 from penstock.readers.blocks import Blocks
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import RaggedColumn, SampleBatch, array_form
-from penstock.readers.formats import REINDEX
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
@@ -60,8 +60,8 @@ class SampleReader:
     def traffic(self) -> Traffic:
         """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
         # Rows count as read from the disk: those of remote shards are fetched to it first.
-        remote, local = self.index.remote, self._local.snapshot()
-        return local if remote is None else joined_traffic([remote.traffic(), local])
+        local = self._local.snapshot()
+        return joined_traffic([*self.index.shards.traffic(), local])
 
     def read(
         self,
@@ -101,7 +101,7 @@ class SampleReader:
                 marks=marks,
                 crops=crops or {},
             )
-            size_bytes += self._count_rows(by_rows, choice)
+            size_bytes += self._count_rows(visit, by_rows, choice)
         table = visit.table if back is None else visit.table[back]
         if marks:
             assert bad is not None
@@ -150,7 +150,9 @@ class SampleReader:
         batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         return batch.parts(bounds, array=blocks.array)
 
-    def _count_rows(self, columns: Mapping[str, Column], choice: BatchFields) -> int:
+    def _count_rows(
+        self, visit: BatchRows, columns: Mapping[str, Column], choice: BatchFields
+    ) -> int:
         """Count and return the bytes that were read by rows. Values in tables are in memory and
         aren't counted; chunks count with their stored bytes since the last call."""
         if self.index.is_self_contained:
@@ -161,8 +163,8 @@ class SampleReader:
             return 0
         chunks = self.index.shards.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
-        if self.index.remote is None:  # a remote dataset counts by tier
-            self._local.add(bytes_disk=size_bytes)
+        if visit.shards:
+            self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))
         return size_bytes
 
     def _plain_parts(
@@ -187,9 +189,7 @@ class SampleReader:
         """Return a reader of plain rows if the chosen fields may lie in them, else None."""
         choice, index = self._choice, self.index
         names = tuple(choice.dense)
-        if index.remote is not None or len(names) != 1 or choice.fields != names:
-            return None
-        if self._layout.storage[names[0]] != "chunks" or index.units is not None:
+        if len(names) != 1 or choice.fields != names or not choice.has_chunks:
             return None
         from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
@@ -220,8 +220,7 @@ class SampleReader:
         """Return the lengths if the shards know them without reading samples."""
         lengths = np.empty(len(visit.rows), np.int64)
         for shard, a, b in visit.pieces():
-            lengths_of = getattr(shard, "lengths", None)
-            known = None if lengths_of is None else lengths_of(name, visit.rows[a:b])
+            known = shard.lengths(name, visit.rows[a:b])
             if known is None:
                 return None
             lengths[visit.places(a, b)] = known

@@ -1,20 +1,17 @@
-"""Load the bytes of a batch's spans, compute their checksums, and make columns of them.
-
-Spans of local shards are loaded one shard after the other, those of blobs all at once.
-"""
+"""Read the spans of a batch from all its shards by one call, check them against their CRC-32C, and
+make columns of them."""
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import DatasetError, PenstockError
-from penstock.cache.base import BlobSpans, refuse_shortage
+from penstock.cache import DatasetError
+from penstock.readers.byte_source import NO_BYTES, FileSpan, SourceSpans
 from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     DenseColumn,
@@ -24,131 +21,67 @@ from penstock.readers.fieldtypes import (
     to_array,
 )
 from penstock.readers.files import PageAdvice
-from penstock.readers.formats import BlobShard
 from penstock.readers.reading.batch_plan import BatchSpans
 from penstock.readers.reading.row_reading import WRONG_CRC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base import ReadMode, TrafficMeter
-    from penstock.cache.blobs import Remote
     from penstock.readers.blocks import Blocks
+    from penstock.readers.byte_source import Unread
     from penstock.readers.fieldtypes import ArrayForm, Column
-    from penstock.readers.formats import FileSpan, OpenShard
+    from penstock.readers.formats import OpenShard
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
     from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.reading.row_reading import ShardAccess
     from penstock.readers.types import Encoded
 
-    Unread = Encoded | FileSpan
-    Slots = Sequence[Encoded | None]
 
-_log = logging.getLogger("penstock")
-
-
-def load_local(
-    visit: BatchSpans,
-    mode: ReadMode,
-    *,
-    advise: bool,
-    marks: dict[int, str] | None = None,
-    slots: Slots | None = None,
-) -> list[Unread]:
-    """Load the bytes of local spans: views, or read into fresh memory. A span that has a slot may
-    be returned as a FileSpan, to be read later. advise: read the views' pages ahead. marks:
-    collects the reasons against unreadable files of a folder, by span, instead of raising."""
-    first, last, rows = visit.starts.tolist(), visit.ends.tolist(), visit.rows.tolist()
-    encoded: list[Unread] = []
-    if advise and mode != "pread":
-        visit.advise()
-    for shard, a, b in visit.pieces():
-        if mode != "pread" and shard.is_mapped:
-            encoded += shard.views(first[a:b], last[a:b])
-            continue
-        file_spans = None if slots is None else getattr(shard, "file_spans", None)
-        if slots is None or file_spans is None:
-            encoded += _read(shard, range(a, b), first, last, rows, marks)
-            continue
-        others = [i for i in range(a, b) if slots[i] is None]
-        read = iter(_read(shard, others, first, last, rows, marks) if others else ())
-        sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
-        unread: list[Unread] = file_spans(rows[a:b], first[a:b], sizes)
-        encoded += [next(read) if slots[i] is None else each for i, each in enumerate(unread, a)]
-    return encoded
-
-
-def _read(
-    shard: OpenShard,
-    spans: Sequence[int],
-    first: list[int],
-    last: list[int],
-    rows: list[int],
-    marks: dict[int, str] | None,
-) -> list[Encoded]:
-    """Read some spans into memory of their own."""
-    starts = [first[i] for i in spans]
-    # An array each, so that a sample that is kept doesn't hold its whole batch; one block for all
-    # was no faster. `read_into` needs one byte more.
-    slots = [np.empty(last[i] - first[i] + 1, np.uint8) for i in spans]
-    if marks is None or not shard.is_file_per_sample:
-        shard.read_into([rows[i] for i in spans], starts, slots)
-    else:
-        for i, slot in zip(spans, slots, strict=True):
-            try:
-                shard.read_into([rows[i]], [first[i]], [slot])
-            except DatasetError as error:  # not a FetchError, which is raised
-                marks[i] = str(error)
-    samples = []
-    for slot in slots:
-        sample = slot[:-1]
-        sample.flags.writeable = False
-        samples.append(sample)
-    return samples
-
-
-def load_blobs(
-    visit: BatchSpans, mode: ReadMode, *, remote: Remote, opened: OpenShards, advise: bool
-) -> list[Encoded]:
-    """Load the bytes of spans of a remote dataset, from all shards at once. Bytes that the local
-    disk can't deliver are fetched again, and then read past the cache. Raises FetchError."""
-    if advise and mode != "pread":
-        visit.advise()
+def load_spans(visit: BatchSpans, mode: ReadMode, opened: OpenShards) -> list[Unread]:
+    """Load spans of all shards at once. Bytes that the local disk can't deliver are fetched again,
+    and then read past the cache. Raises what reading raises."""
     first, last = visit.starts.tolist(), visit.ends.tolist()
-
-    def load(pieces: Iterable[tuple[OpenShard, int, int]]) -> list[Encoded]:
-        wanted = []
-        for shard, a, b in pieces:
-            assert isinstance(shard, BlobShard), shard
-            wanted.append(BlobSpans(blob=shard.blob, starts=first[a:b], ends=last[a:b]))
-        found = remote.load(wanted, mode=mode)
-        return [sample for samples in found for sample in samples]
-
+    wanted = [SourceSpans(shard.source, first[a:b], last[a:b]) for shard, a, b in visit.pieces()]
+    if not wanted:
+        return []
+    source = wanted[0].source
     try:
-        return load(visit.pieces())
+        return [span for spans in source.load(wanted, mode) for span in spans]
     except (OSError, EOFError) as error:
-        if isinstance(error, PenstockError):  # from the network
-            raise
-        refuse_shortage(error, remote.label)
-        _log.warning("%s: the cache can't be read (%s)", remote.label, error)
+        source.refuse(error, 0)
     # One of the shards can't be read (a failing disk, a truncated file): find out which.
-    encoded: list[Encoded] = []
+    found: list[Unread] = []
     for i, (shard, a, b) in enumerate(list(visit.pieces())):
-        for attempt in range(3):
-            try:
-                encoded += load([(shard, a, b)])
-                break
-            except (OSError, EOFError) as error:
-                if isinstance(error, PenstockError) or remote.cache is None or attempt == 2:
-                    raise
-                if attempt:
-                    # Bytes that were just written can't be read: stop using that disk for a while.
-                    remote.cache.give_up(error, reads=True)
-                visit.shards[i] = shard = opened.replace(visit.numbers[i], shard)
-    return encoded
+
+        def load(shard: OpenShard, i: int = i, a: int = a, b: int = b) -> tuple[list[Unread], bool]:
+            visit.shards[i] = shard
+            (spans,) = shard.source.load([SourceSpans(shard.source, first[a:b], last[a:b])], mode)
+            return spans, True
+
+        found += opened.read(visit.numbers[i], shard, load)
+    return found
+
+
+def read_files(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[Encoded]:
+    """Read the spans that are left unread. marks: collects the reasons against unreadable files, by
+    span, instead of raising."""
+    samples: list[Encoded] = []
+    for span, each in enumerate(unread):
+        if not isinstance(each, FileSpan):
+            samples.append(each)
+            continue
+        try:
+            samples.append(each.read())
+        except DatasetError as error:  # not a FetchError, which is raised
+            if marks is None:
+                raise
+            marks[span] = str(error)
+            samples.append(NO_BYTES)
+    return samples
 
 
 def checksums(
@@ -158,12 +91,12 @@ def checksums(
     one block, each just before it is summed: memory is read once, and the bytes that were summed
     are those that are decoded, even if the file changes meanwhile."""
     sums: list[int] = []
-    copied = [mode == "copy" and _gives_views(shard) for shard in visit.shards]
+    copied = [mode == "copy" and shard.source.is_mapped for shard in visit.shards]
     sizes = [len(sample) for sample in encoded]
     needed = sum(
         sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
     )
-    room, shown = blocks.take(needed) if needed else (EMPTY, EMPTY)
+    room, shown = blocks.take(needed) if needed else (NO_BYTES, NO_BYTES)
     at = 0
     for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
         if copies:
@@ -176,16 +109,6 @@ def checksums(
         else:
             sums += map(crc32c, encoded[a:b])
     return sums
-
-
-def _gives_views(shard: OpenShard) -> bool:
-    """Return True if a shard's samples are views of a mapped file, not memory of their own."""
-    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped
-
-
-EMPTY = np.empty(0, np.uint8)
-"""Replaces bytes that a sample lacks, or that are bad."""
-EMPTY.flags.writeable = False
 
 
 def span_columns(
@@ -305,33 +228,28 @@ class SpanReader:
             )
 
             slots = DirectArrays.of(visit, choice, spans, blocks)
-        began = time.perf_counter()
         found: dict[int, str] | None = None if marks is None else {}
-        unread: list[Unread] = []
-        advise, remote = self._advice.is_on, self._reader.index.remote
-        if remote is not None:
-            if len(spans):
-                unread += load_blobs(
-                    spans, mode, remote=remote, opened=self._reader.shards, advise=advise
-                )
-            began = time.perf_counter()  # the network's time isn't the disk's
-        elif len(spans):
-            of_spans = None if slots is None else slots.of_spans
-            unread = load_local(spans, mode, advise=advise, marks=found, slots=of_spans)
+        if self._advice.is_on and mode != "pread":
+            spans.advise()
+        unread = load_spans(spans, mode, self._reader.shards)
+        began = time.perf_counter()  # the network's time isn't the disk's
         if slots is None:
-            payloads = cast("list[Encoded]", unread)
+            payloads = read_files(unread, found)
             crcs = checksums(spans, payloads, mode, blocks)
         else:
             threads = self._reader.copy_threads()
             payloads, crcs = slots.fill(unread, threads=threads, marks=found)
             others = [i for i, slot in enumerate(slots.of_spans) if slot is None]
             if others:
-                some = [payloads[i] for i in others]
+                some_marks: dict[int, str] | None = None if found is None else {}
+                some = read_files([unread[i] for i in others], some_marks)
                 sums = checksums(spans.some(np.array(others)), some, mode, blocks)
                 for i, sample, crc in zip(others, some, sums, strict=True):
                     payloads[i], crcs[i] = sample, crc
-        if self._reader.index.remote is None:
-            self._local.add(bytes_disk=size_bytes)
+                if found is not None and some_marks:
+                    found |= {others[i]: reason for i, reason in some_marks.items()}
+        if visit.shards:
+            self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))
         seconds = time.perf_counter() - began
         self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
@@ -344,7 +262,7 @@ class SpanReader:
             marks.setdefault(row, f"{prefix}{reason}")
         if spans.places is None:
             return payloads, slots, size_bytes
-        with_empty: list[Encoded] = [EMPTY] * spans.count
+        with_empty: list[Encoded] = [NO_BYTES] * spans.count
         for place, payload in zip(spans.places.tolist(), payloads, strict=True):
             with_empty[place] = payload
         return with_empty, slots, size_bytes
@@ -360,33 +278,30 @@ class SpanReader:
         slots: DirectArrays | None,
         blocks: Blocks,
     ) -> None:
-        """Fetch remote shards with wrong spans once more. Spans that are still wrong are marked, or
-        raise if marks is None."""
-        remote = self._reader.index.remote
+        """Fetch wrong spans once more if they come from a cache. Spans that are still wrong are
+        marked, or raise if marks is None."""
+        opened = self._reader.shards
         for piece, (shard, a, b) in enumerate(list(spans.pieces())):
             in_shard = [span for span in wrong if a <= span < b]
             if not in_shard:
                 continue
             number = spans.numbers[piece]
             repaired: set[int] = set()
-            if remote is not None:
-                fresh = self._reader.shards.replace(number, shard)
-                again = spans.again(number, fresh, in_shard, choice)
-                advise = self._advice.is_on
-                found = load_blobs(
-                    again, mode, remote=remote, opened=self._reader.shards, advise=advise
-                )
+            if shard.source.has_other_bytes(0):
+                again = spans.again(number, opened.replace(number, shard), in_shard, choice)
+                found = read_files(load_spans(again, mode, opened), None)
                 crcs = checksums(again, found, mode, blocks)
-                wanted = again.crcs.tolist()
-                for i, span in enumerate(in_shard):
+                for span, data, crc, right in zip(
+                    in_shard, found, crcs, again.crcs.tolist(), strict=True
+                ):
                     slot = slots.of_spans[span] if slots is not None else None
                     if slot is None:
-                        payloads[span] = found[i]
-                    elif len(found[i]) == len(slot):
-                        slot[:] = found[i]
+                        payloads[span] = data
+                    elif len(data) == len(slot):
+                        slot[:] = data
                     else:  # the new bytes hold another array
                         continue
-                    if crcs[i] == wanted[i]:
+                    if crc == right:
                         repaired.add(span)
             for span in in_shard:
                 if span in repaired or span in (marks or ()):
@@ -407,6 +322,6 @@ def make_empty(
     the batch. table: in the batch's order."""
     for row in rows:
         for field, place in enumerate(choice.places):
-            payloads[row * len(choice.places) + field] = EMPTY
+            payloads[row * len(choice.places) + field] = NO_BYTES
             if place.lengths is not None:
                 table[places[row], place.lengths : place.lengths + choice.dimensions(field)] = 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, CorruptShardError, PenstockError
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import (
     ColumnCrop,
     DenseColumn,
@@ -26,7 +27,6 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import extension, is_passed_over
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
-from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.npy_pieces import read_notes
 from penstock.readers.formats.open_shard import StridedRows
 

@@ -22,11 +22,11 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import CorruptShardError
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import ArrayWindows
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.stored_arrays import MAX_AXES, CompressedArray
 from penstock.readers.types import array_codec
 

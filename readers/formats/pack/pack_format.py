@@ -1,4 +1,4 @@
-"""Recognise packs, and open their shards: mapped local files, or blobs of the cache.
+"""Recognise packs, and open their shards.
 
 A pack consists of Arrow files. They contain everything that an index would record about them.
 """
@@ -8,16 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.files import OWN_FOLDER, below
-from penstock.readers.formats.pack.pack_file import PackShard
+from penstock.readers.files import OWN_FOLDER
+from penstock.readers.formats.pack.pack_shard import PackShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base import Blob
-    from penstock.cache.blobs import Remote
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.formats.format import Format, Indexing, ShardEntry, ShardOpener
-    from penstock.readers.formats.pack.pack_blob import PackBlob
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
@@ -60,15 +58,9 @@ class PackOpener:
 
     entry: ShardEntry
 
-    def open_local(self, root: bytes) -> PackShard:
-        """Map the shard's file."""
-        return PackShard(below(root, self.entry.name), self.entry)
-
-    def open_blob(self, remote: Remote, blob: Blob) -> PackBlob:
-        """Fetch the parts of the blob that locate the samples; samples are fetched when read."""
-        from penstock.readers.formats.pack.pack_blob import PackBlob  # local packs don't need it
-
-        return PackBlob(remote, blob, self.entry)
+    def open(self, place: ShardPlace) -> PackShard:
+        """Open the shard at its place."""
+        return PackShard(place, self.entry)
 
 
 FORMAT: Format = PackFormat()

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import CorruptShardError, MissingDependencyError, PenstockError
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, Schema, may_not_fit, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, StepCopier, place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
-from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.zarr.zarr_decoder import CodecChain, decoder_of
 from penstock.readers.formats.zarr.zarr_fields import choose_fields
 from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, hierarchy_files, in_parallel

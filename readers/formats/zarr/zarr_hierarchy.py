@@ -14,11 +14,9 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
-
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
+from penstock.readers.byte_source import FileSpan
 from penstock.readers.files import below, encoded_name, is_passed_over, printable, unsafe_reason
-from penstock.readers.formats.local_files import read_file_into
 from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
     MAX_DOCUMENT_BYTES,
@@ -103,10 +101,8 @@ class LocalHierarchyFiles:
         """Read parts of files."""
         parts: list[Encoded] = []
         for entry, start, end in ranges:
-            data = np.empty(end - start, np.uint8)
             path = below(self._origin.root, entry.name)
-            read_file_into(path, data, name=entry.name, start=start, is_rest=False)
-            parts.append(data)
+            parts.append(FileSpan(path, entry.name, start, end - start).read())
         return parts
 
     def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:

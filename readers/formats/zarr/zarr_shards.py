@@ -23,11 +23,11 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import CorruptShardError, DatasetError
+from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import ArrayWindows, unit_rows
 from penstock.readers.formats.candidates import part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.zarr.zarr_fields import WindowedArray
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 

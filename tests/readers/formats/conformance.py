@@ -15,7 +15,7 @@ import pytest
 from crc32c import crc32c
 
 from penstock.cache import CorruptShardError, DatasetError
-from penstock.readers import Dataset, open_index
+from penstock.readers import Dataset, byte_source, open_index
 from penstock.readers.files import OWN_FOLDER
 from penstock.readers.formats import (
     Candidates,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.cache.base import ReadMode
     from penstock.readers import Encoded
     from penstock.readers.formats import Format, Indexing, OpenShard
     from penstock.readers.index import Index
@@ -112,19 +113,18 @@ class FormatConformance:
         index = self.index(root)
         for number in range(len(index.sizes)):
             shard = index.shards.open(number)
-            assert shard.is_file_per_sample == self.format.is_file_per_sample
+            assert shard.source.is_mapped != self.format.is_file_per_sample
             start, end, crc, *_ = index.layout.table.spans["image"]
             starts, ends = shard.table[:, start], shard.table[:, end]
-            read = read_into(shard, starts, ends)
+            read = read_spans(shard, starts, ends, "pread")
             assert [crc32c(sample) for sample in read] == shard.table[:, crc].tolist()
             names = {shard.name(row) for row in range(len(shard.table))}
             assert len(names) == len(shard.table)
             source_names = shard.source_names()
             assert source_names is None or len(source_names) == len(shard.table)
-            shard.advise(starts, ends)
-            if shard.is_mapped:
-                views = shard.views(starts.tolist(), ends.tolist())
-                assert list(map(bytes, views)) == list(map(bytes, read))
+            shard.source.advise(starts, ends)
+            views = read_spans(shard, starts, ends, "mmap")
+            assert list(map(bytes, views)) == list(map(bytes, read))
 
     def test_a_missing_file_is_an_error(self, root: Path) -> None:
         index = self.index(root)
@@ -136,7 +136,7 @@ class FormatConformance:
 
     def _read_first(self, index: Index) -> None:
         shard, (start, end, *_) = index.shards.open(0), index.layout.table.spans["image"]
-        read_into(shard, shard.table[:, start], shard.table[:, end])
+        read_spans(shard, shard.table[:, start], shard.table[:, end], "pread")
 
     @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
     def test_blobs_hold_the_same_samples_and_their_keys_follow_from_the_manifest(
@@ -244,10 +244,10 @@ def local(root: Path) -> Origin:
     return locate(root, storage_options=None, scratch=Scratch())
 
 
-def read_into(
-    shard: OpenShard, starts: NDArray[np.int64], ends: NDArray[np.int64]
+def read_spans(
+    shard: OpenShard, starts: NDArray[np.int64], ends: NDArray[np.int64], mode: ReadMode
 ) -> list[Encoded]:
-    """Return all samples of a shard, read into slots."""
-    slots = [np.empty(size + 1, np.uint8) for size in (ends - starts).tolist()]
-    shard.read_into(list(range(len(slots))), starts.tolist(), slots)
-    return [slot[:-1] for slot in slots]
+    """Return all samples of a shard."""
+    wanted = byte_source.SourceSpans(shard.source, starts.tolist(), ends.tolist())
+    (found,) = shard.source.load([wanted], mode)
+    return [each.read() if isinstance(each, byte_source.FileSpan) else each for each in found]

@@ -11,7 +11,7 @@ import pytest
 from penstock.cache import DiskCache, FetchError, IndexChangedError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import DenseColumn
-from penstock.readers.formats import ChunkBlob, ChunkShard
+from penstock.readers.formats import ChunkShard
 from tests.readers.formats import blocks
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def test_a_missing_object_may_stand_for_fill_values(
                 assert y[place_] == (0 if is_gone else blocks.value("y", i))
         assert len(calls) == (1 if max_bytes > 1 else 2)
         shard = dataset.index.shards.open(2)
-        assert isinstance(shard, ChunkBlob)
+        assert isinstance(shard, ChunkShard)
         assert [len(each) for each in shard.data.read([0, 4])] == [0, 0]
         assert [len(each) for each in shard.data.read_parts([0], [3], [7])] == [0]
         if max_bytes > 1 and mode != "pread":

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import IndexChangedError
-from penstock.readers import Dataset
-from penstock.readers.formats import chunk_data
+from penstock.readers import Dataset, byte_source
 from penstock.readers.formats.npy import npy_format
 from tests.readers.formats.npy.arrays import check_rows
 
@@ -25,13 +24,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every part as large; record the bytes of each read into a slot."""
     monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
     recorded: list[int] = []
-    read_into = chunk_data.LocalChunkData.read_into
+    fill = byte_source.LocalFiles.fill
 
-    def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
+    def counted(self: Any, starts: Any, slots: Any, mode: Any) -> None:
         recorded.extend(len(slot) for slot in slots)
-        read_into(self, extents, starts, slots)
+        fill(self, starts, slots, mode)
 
-    monkeypatch.setattr(chunk_data.LocalChunkData, "read_into", counted)
+    monkeypatch.setattr(byte_source.LocalFiles, "fill", counted)
     return recorded
 
 

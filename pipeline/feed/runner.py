@@ -86,17 +86,19 @@ class ReadAhead:
         least_ahead: int = 0,
         most_ahead: int | None = None,
         turn: int = 1,
+        together: int = 1,
     ) -> None:
         """pool: the reading threads. depth: batches in DALI at once. least_ahead, most_ahead: the
         least and the most batches of a local dataset that are read ahead. turn: batches that a
-        thread reads at once; 1 with a prefetch, which counts batches."""
+        thread reads at once; 1 with a prefetch, which counts batches. together: turns of a local
+        dataset that are started at once, when so many are missing."""
         self._pipeline = pipeline
         self._position = position
         self._pool = pool
         self._depth, self._least_ahead, self._most_ahead = depth, least_ahead, most_ahead
         self._prefetch = prefetch
         self._timeout_s = timeout_s
-        self._turn = turn
+        self._turn, self._together = turn, together
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
@@ -106,12 +108,12 @@ class ReadAhead:
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. `stop` must have been called after an earlier start."""
         ahead = self._depth + max(READ_AHEAD, self._least_ahead)
-        together = 1 if self._pipeline.graphs or self._turn > 1 else STARTED_TOGETHER
+        ahead += self._together - 1
         if self._most_ahead is not None:
-            ahead = min(ahead + together - 1, max(1, self._most_ahead))
+            ahead = min(ahead, max(1, self._most_ahead))
         if self._turn > 1:
             ahead = max(2, ahead // self._turn)
-        self._wanted, self._few = 0, ahead - min(together, ahead)
+        self._wanted, self._few = 0, ahead - min(self._together, (ahead + 1) // 2)
         if self._prefetch is not None:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
@@ -383,6 +385,7 @@ class PipelineRunner:
             least_ahead=least_ahead,
             most_ahead=most_ahead,
             turn=turn,
+            together=1 if pipeline.graphs or turn > 1 else STARTED_TOGETHER,
         )
         self._decoding = BatchDecoder(pipeline, read_ahead, depth=depth)
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead

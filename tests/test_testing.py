@@ -4,6 +4,8 @@ format that violates its contract."""
 from __future__ import annotations
 
 import io
+import json
+import struct
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from penstock.testing import FormatConformance
 from tests import field_sets, images, tars
 from tests.layers import ROOT
 from tests.readers.formats import blocks
-from tests.readers.formats.guests import RECORD_BYTES, Cifar, install
+from tests.readers.formats.guests import RECORD_BYTES, Cifar, Frames, Points, install
 from tests.readers.formats.test_record_format import GUESTS
 
 if TYPE_CHECKING:
@@ -35,8 +37,10 @@ def _guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from penstock.readers.formats import format_registry
     from tests.readers.formats import guests
 
-    monkeypatch.setattr(guests, "CIFAR", Cifar(), raising=False)
-    install(monkeypatch, cifar=f"{GUESTS}:CIFAR")
+    for each in (Cifar, Frames, Points):
+        monkeypatch.setattr(guests, each.name.upper(), each(), raising=False)
+    names = [each.name for each in (Cifar, Frames, Points)]
+    install(monkeypatch, **{name: f"{GUESTS}:{name.upper()}" for name in names})
     yield
     format_registry.format_named.cache_clear()
 
@@ -138,6 +142,68 @@ class TestTar(FormatConformance):
                 values["caption"] = each.caption
             found[f"street-{each.number % 2}.tar/{each.name}.png"] = values
         return found
+
+
+@pytest.mark.usefixtures("_guests")
+class TestFrames(FormatConformance):
+    format = "frames"
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir()
+        for number, some in enumerate(np.array_split(np.arange(COUNT), 2)):
+            data = b""
+            for values in map(self.values, some.tolist()):
+                small = values.pop("small", b"")
+                facts = {name: value for name, value in values.items() if name != "image"}
+                head = json.dumps({**facts, "small": len(small)}).encode()
+                content = small + values["image"]
+                data += struct.pack("<II", len(head), len(content)) + head + content
+            (folder / f"{number}.frames").write_bytes(data)
+        return folder
+
+    @staticmethod
+    def values(n: int) -> dict[str, Any]:
+        found = {"image": images.jpeg(n), "small": images.jpeg(n + 50, 8, 8), "score": n / 2}
+        found["caption"] = f"photo {n}"
+        lacking = ("small", "caption", "score", "")[n % 4]
+        return {name: value for name, value in found.items() if name != lacking}
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        first = COUNT - COUNT // 2
+        names = [f"{n // first}.frames[{n % first}]" for n in range(COUNT)]
+        return {name: self.values(n) for n, name in enumerate(names)}
+
+
+@pytest.mark.usefixtures("_guests")
+class TestPoints(FormatConformance):
+    format = "points"
+    options: Mapping[str, Any] = {"format": "points"}  # files in subfolders aren't recognised
+    has_checksums = False
+
+    def write(self, folder: Path) -> Path:
+        for name, values in self.samples().items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            rows = [" ".join(map(str, row)) for row in values["points"].tolist()]
+            (folder / name).write_text("\n".join([values.get("title", ""), *rows]))
+        return folder
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        random = np.random.default_rng(4)
+        found: dict[str, dict[str, Any]] = {}
+        for n in range(COUNT):
+            points = random.integers(0, 99, (2 + n % 3, 3)).astype(np.float32) / 4
+            found[f"{'ab'[n % 2]}/{n}.xyz"] = {"points": points}
+            if n % 3:
+                found[f"{'ab'[n % 2]}/{n}.xyz"]["title"] = f"cloud {n}"
+        return found
+
+    def test_an_invalid_file_is_left_out(self, root: Path) -> None:
+        (root / "a" / "bad.xyz").write_text("a title\n1 2")
+        with self.open(root, allow_left_out=1) as dataset:
+            assert len(dataset) == COUNT
+        (root / "a" / "odd.xyz").write_bytes(b"\xff")
+        with self.open(root, allow_left_out=1) as dataset:
+            assert sum(dataset.left_out.values()) == 2
 
 
 class TestFolder(FormatConformance):

@@ -113,12 +113,14 @@ class RecordFormat(SpanFormat, ABC):
     accompany a file of records, such as a text index: `photos.bin` and `photos.txt`.
     least_sample_bytes: of a record, at least 1. is_file_per_sample: False if each file at the
     dataset's root is a shard. True if the files are small, such as one for each sample: they may
-    lie in subfolders, many of them are one shard, and an invalid file is left out.
+    lie in subfolders, samples of about shard_bytes (None: 64 MiB) are one shard, and an invalid
+    file is left out.
     """
 
     name: ClassVar[str]
     suffix: ClassVar[str]
     beside: ClassVar[tuple[str, ...]] = ()
+    shard_bytes: ClassVar[int | None] = None
 
     @abstractmethod
     def schema(self, origin: Origin) -> Mapping[str, FieldType]:
@@ -209,7 +211,8 @@ class RecordListing(SpanListing):
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return the records of some files, file by file."""
-        schema = Schema({**self._format.schema(self.origin), **self.given})
+        given, fields = self.given, self._format.schema(self.origin)
+        schema = Schema({name: given.get(name, type) for name, type in fields.items()})
         is_grouped = self._format.is_file_per_sample
 
         def read(file: DataFile, entry: Entry) -> Records | QuarantineEntry:
@@ -246,6 +249,7 @@ class RecordListing(SpanListing):
             },
             types={name: schema[name] for name in records[0].spans},
             shard_of=None if is_grouped else numbers,
+            shard_bytes=self._format.shard_bytes,
             rejected={
                 first + row: reason
                 for first, each in zip(firsts, records, strict=False)

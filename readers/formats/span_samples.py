@@ -18,7 +18,13 @@ from penstock.cache import ConfigError, PenstockWarning
 from penstock.readers.fieldtypes import ClassLabel, MultiLabel, Schema, Value
 from penstock.readers.files import printable
 from penstock.readers.formats import candidates as shard_sizes
-from penstock.readers.formats.candidates import Candidates, Grouping, Spans, virtual_shards
+from penstock.readers.formats.candidates import (
+    Candidates,
+    Grouping,
+    Spans,
+    column_bytes,
+    virtual_shards,
+)
 from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
@@ -54,7 +60,8 @@ class SpanSamples:
     names: one for each sample. files: all files that spans lie in. spans: of each field that lies
     in files. types: of all fields, in order. values, present: of the fields that are known already;
     present only of those that some samples lack. shard_of: the number of each sample's file, which
-    is its shard, ascending, int64, shape (n,); None groups the samples by a hash of their names.
+    is its shard, ascending, int64, shape (n,); None groups the samples by a hash of their names,
+    into shards of about shard_bytes, by default 64 MiB.
     rejected: the reason for each rejected sample, by number. quarantined: other data that can't be
     samples. passed_over: counts of files that belong to no sample, by extension. notes: one
     sentence for each decision. hints: one for each decision that may be wrong. left_out: one for
@@ -69,6 +76,7 @@ class SpanSamples:
     values: Mapping[str, Column] = field(default_factory=dict)
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     shard_of: NDArray[np.int64] | None = None
+    shard_bytes: int | None = None
     rejected: Mapping[int, str] = field(default_factory=dict)
     quarantined: Sequence[QuarantineEntry] = ()
     passed_over: Mapping[str, int] = field(default_factory=dict)
@@ -143,15 +151,16 @@ class SpanSamples:
                     "Text()."
                 )
         types = {**self.types, **{n: t for n, t in given.items() if n in self.spans}}
+        shard_bytes = None
         if self.shard_of is None:
-            # Only of fetched bytes: values lie in the index.
-            sizes = [int(each.sizes.sum()) for each in self.spans.values()]
-            shard_bytes: int | None = shard_sizes.PART_BYTES
-            shards = virtual_shards(self.names, sizes, shard_bytes=shard_sizes.PART_BYTES)
+            # Of fetched bytes, if there are any: values lie in the index.
+            sizes = [each.sizes for each in self.spans.values()]
+            sizes = sizes or [column_bytes(column) for column in self.values.values()]
+            shard_bytes = self.shard_bytes or shard_sizes.PART_BYTES
+            shards = virtual_shards(self.names, np.sum(sizes), shard_bytes=shard_bytes)
         else:
             bounds = np.searchsorted(self.shard_of, np.arange(len(self.files) + 1))
             shards = Grouping(order=np.arange(len(self.names)), bounds=bounds)
-            shard_bytes = None
         return Candidates(
             schema=Schema(types),
             files=self.files,

@@ -187,12 +187,6 @@ class IndexBuilder:
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
             raise DatasetNotFoundError(no_good_sample_message(self.origin.url, quarantined))
-        if not self.origin.is_local and not all(each.files for each in draft.summaries):
-            raise DatasetError(
-                f"{self.origin.url}: a shard of it has samples without a file, because their "
-                "values are in a table. Such samples are read from local folders only. Copy the "
-                "dataset to a local folder."
-            )
         left_out = count_left_out(quarantined, has_stray_files=candidates.has_stray_files)
         manifest = join_manifest(
             draft.names,

@@ -393,7 +393,7 @@ def test_names_that_no_file_can_have() -> None:
     with pytest.raises(ConfigError, match='fields\\["image"\\]'):
         parse_field_place("image", "im\ud800")
     table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")
-    listed = ListedTable(table=table, folders=[b""], paths=("path",))
+    listed = ListedTable(table=table, folders=[b""], files={"path": "image"})
     with pytest.raises(DatasetError, match="jsonl, line 1"):
         listed_samples("here", {}, listed, {})
 

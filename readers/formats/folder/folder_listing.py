@@ -125,7 +125,7 @@ class FolderFiles(SpanListing):
                 if all(b"/" in file.name for file in self._metadata):
                     check_splits(url, names)
                 tables = zip(self._metadata, read(self._metadata), strict=True)
-                return listed(metadata_table([(file.name, data) for file, data in tables]))
+                return listed(metadata_table([(f.name, data) for f, data in tables], schema))
         if "label" not in schema:
             check_layout(url, names)
         samples = class_folder_samples(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,8 +39,6 @@ from penstock.readers.origin import QuarantineEntry, left_out_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
 
@@ -51,6 +49,7 @@ UNREAD_METADATA = b"metadata.parquet"
 _PATHS = ("path", "file_name", "filename", "file", "image")
 _SUFFIX = "_file_name"
 _FIELDS = {Image: "image", Array: "array", Text: "text", Audio: "audio", Video: "video"}
+_OWN_FILE = ""  # the field of the sample's own file, until the files' names decide it
 _SHOWN = 8
 _MANIFESTS = ("csv", "tsv", "jsonl", "ndjson")
 
@@ -59,17 +58,17 @@ _MANIFESTS = ("csv", "tsv", "jsonl", "ndjson")
 class ListedTable:
     """A table of samples.
 
-    folders: for each row, the folder to which its names are relative. paths: possible names of the
-    column of the sample's own file. files: the columns that name files if the user named the
-    fields; the table's columns then have the fields' names. is_whole: the table is supposed to list
-    all images of the dataset. labels: columns that are classes unless the schema gives another
-    type.
+    folders: for each row, the folder to which its names are relative. files: the field of each
+    column that names files; the sample's own file comes first. is_named: the user named the fields,
+    and the table's columns have these names; otherwise the content decides the first field's name.
+    is_whole: the table is supposed to list all images of the dataset. labels: columns that are
+    classes unless the schema gives another type.
     """
 
     table: TextTable
     folders: Sequence[bytes]
-    paths: tuple[str, ...]
-    files: tuple[str, ...] | None = None
+    files: Mapping[str, str]
+    is_named: bool = False
     is_whole: bool = False
     labels: tuple[str, ...] = ()
 
@@ -97,84 +96,79 @@ def manifest_table(
 
     places: the fields and their columns, if the user named them. Raises ConfigError, DatasetError.
     """
-    table = read_table(data, name=name)
+    table, types = read_table(data, name=name), schema or {}
     folders = [b""] * len(table)
     if not places:
-        return ListedTable(table=table, folders=folders, paths=_PATHS)
-    places = [(field, _column_of(column, table)) for field, column in places]
-    unknown = [column for _, column in places if column not in table.columns]
+        files = _file_columns(table, _PATHS, types)
+        return ListedTable(table=table, folders=folders, files=files)
+    columns = {field: _column_of(column, table) for field, column in places}
+    unknown = [column for column in columns.values() if column not in table.columns]
     if unknown:
         raise ConfigError(
             f'fields: got the column "{unknown[0]}", but {name} has {list(table.columns)[:_SHOWN]}.'
         )
-    types = schema or {}
-    files = [
-        field
-        for field, column in places
+    files = {
+        field: field
+        for field, column in columns.items()
         if field == "image"
         or column in _PATHS
         or column.endswith(_SUFFIX)
         or (field in types and _is_of_files(table.columns[column], types[field]))
-    ]
+    }
     if not files:
         raise ConfigError(
-            f"fields: got {dict(places)}, and none of these columns names files. Columns of files "
-            f"are called {', '.join(_PATHS)}, or end in {_SUFFIX}. Call the field of the files "
+            f"fields: got {columns}, and none of these columns names files. Columns of files are "
+            f"called {', '.join(_PATHS)}, or end in {_SUFFIX}. Call the field of the files "
             f'"image", or give its type: schema={{"{places[0][0]}": Image()}}.'
         )
-    renamed = replace(table, columns={field: table.columns[column] for field, column in places})
-    # Hugging Face's models take the column "label" under the name "labels".
-    labels = tuple(f for f, column in places if column == LABEL and f in LABELS)
     return ListedTable(
-        table=renamed, folders=folders, paths=_PATHS, files=tuple(files), labels=labels
+        table=replace(table, columns={f: table.columns[column] for f, column in columns.items()}),
+        folders=folders,
+        files=files,
+        is_named=True,
+        # Hugging Face's models take the column "label" under the name "labels".
+        labels=tuple(f for f, column in columns.items() if column == LABEL and f in LABELS),
     )
 
 
 def _column_of(name: str, table: TextTable) -> str:
     """Return the column that a user names, by its own name or by that of its field."""
+    paths = [path for path in _PATHS if path in table.columns]
     if name in table.columns:
         return name
     if name + _SUFFIX in table.columns:
         return name + _SUFFIX
-    paths = [path for path in _PATHS if path in table.columns]
     return paths[0] if len(paths) == 1 and name in _FIELDS.values() else name
 
 
-def metadata_table(files: Sequence[tuple[bytes, bytes]]) -> ListedTable:
+def metadata_table(
+    files: Sequence[tuple[bytes, bytes]], schema: Mapping[str, FieldType]
+) -> ListedTable:
     """Read Hugging Face's metadata files as one table. files: names and bytes, in order.
 
-    Raises DatasetError if there are files of both kinds.
+    Raises DatasetError if there are files of both kinds, or no column of paths.
     """
-    kinds = {extension(name) for name, _ in files}
-    if len(kinds) > 1:
+    if len({extension(name) for name, _ in files}) > 1:
         raise DatasetError(
             f"{printable(files[0][0])} and {printable(files[-1][0])}: metadata must be .csv in "
             "all folders, or .jsonl in all folders. Remove one file, or convert it."
         )
     tables = [read_table(data, name=printable(name)) for name, data in files]
-    folders = [
-        name.rpartition(b"/")[0]
-        for (name, _), table in zip(files, tables, strict=True)
-        for _ in range(len(table))
-    ]
-    return ListedTable(table=_joined(tables), folders=folders, paths=("file_name",), is_whole=True)
-
-
-def _joined(tables: Sequence[TextTable]) -> TextTable:
-    if len(tables) == 1:
-        return tables[0]
-    names = dict.fromkeys(name for table in tables for name in table.columns)
-    return TextTable(
-        source="metadata",
-        columns={
-            name: [
-                value for table in tables for value in table.columns.get(name, [None] * len(table))
-            ]
-            for name in names
-        },
-        places=[f"{t.source}, {t.place(row)}" for t in tables for row in range(len(t))],
-        unit="row",
-        is_text=tables[0].is_text,
+    table = tables[0]
+    if len(tables) > 1:
+        names = dict.fromkeys(name for each in tables for name in each.columns)
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        for each in tables:
+            for name, values in columns.items():
+                values += each.columns.get(name, [None] * len(each))
+        places = [f"{t.source}, {t.place(row)}" for t in tables for row in range(len(t))]
+        table = replace(table, source="metadata", columns=columns, places=places, unit="row")
+    lengths = zip(files, tables, strict=True)
+    return ListedTable(
+        table=table,
+        folders=[n.rpartition(b"/")[0] for (n, _), t in lengths for _ in range(len(t))],
+        files=_file_columns(table, ("file_name",), schema),
+        is_whole=True,
     )
 
 
@@ -190,44 +184,54 @@ def listed_samples(
 
     found: all files by name. root: of a local dataset; paths may start with it.
 
-    Raises DatasetNotFoundError (the table has no rows), DatasetError (no column of paths, a path
-    outside of the dataset, or none of the files exists).
+    Raises DatasetNotFoundError (the table has no rows), DatasetError (a path outside of the
+    dataset, or none of the files exists).
     """
-    table = listed.table
-    if listed.files is None:
-        columns = _file_columns(table, listed.paths, schema)
-    else:
-        columns = {field: field for field in listed.files}
+    table, columns = listed.table, dict(listed.files)
     names = {column: _names(table, column, listed.folders, root) for column in columns}
     types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
     main = next(iter(columns))
-    if main in listed.paths and listed.files is None:
+    if columns[main] == _OWN_FILE and not listed.is_named:
         columns[main] = _FIELDS.get(type(types[main]), "file")
     if not len(table):
         raise DatasetNotFoundError(f"{url}: {table.source} has no rows, so it lists no samples.")
-    missing = _missing(table, names, columns, main, found)
+    missing: dict[int, QuarantineEntry] = {}
+    number_of: dict[bytes, int] = {}
+    numbers = {field: np.full(len(table), MISSING, np.int64) for field in columns.values()}
+    for column, field in columns.items():
+        for row, name in enumerate(names[column]):
+            if name is not None and name in found:
+                numbers[field][row] = number_of.setdefault(name, len(number_of))
+            elif name is not None or column == main:
+                where = f"{table.source}, {table.place(row)}"
+                reason = f"the row names no file ({where})"
+                if name is not None:
+                    reason = f"{field}: the file isn't there ({where})"
+                entry = QuarantineEntry(name=name or where.encode(), reason=reason)
+                missing.setdefault(row, entry)
     if len(missing) == len(table):
+        example, remedy = _similar(missing[0].name, found, url)
         raise DatasetError(
-            f"{url}: none of the {len(table):,} rows of {table.source} names an existing file"
-            f'{_example(missing[0], found)}. Paths in "{main}" are relative to the dataset\'s '
-            "root; those of a metadata file, to its folder."
-            + _remedy_for(missing[0].name, found, url)
+            f"{url}: none of the {len(table):,} rows of {table.source} names an existing file "
+            f"({printable(missing[0].name)}: {missing[0].reason}{example}). Paths in "
+            f'"{main}" are relative to the dataset\'s root; those of a metadata file, to its '
+            f"folder.{remedy}"
         )
-    kept = [row for row in range(len(table)) if row not in missing]
-    files, places = _places(names, kept, found)
+    kept = np.array([row for row in range(len(table)) if row not in missing], np.int64)
+    files = [found[name] for name in number_of]
     in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
     given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
     values = fields_of(
-        table.without(*columns).take(kept), {n: t for n, t in given.items() if n not in in_files}
+        table.without(*columns).take(kept.tolist()),
+        {name: type for name, type in given.items() if name not in in_files},
     )
     unlisted = []
     if listed.is_whole:
-        named = {file.name for file in files}
-        unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
+        unlisted = [n for n in found if kind_of(n) == "image" and n not in number_of]
     samples = SpanSamples(
-        names=[name for row in kept if (name := names[main][row]) is not None],
+        names=[files[number].name for number in numbers[columns[main]][kept].tolist()],
         files=files,
-        spans={columns[column]: whole_files(each, files) for column, each in places.items()},
+        spans={field: whole_files(each[kept], files) for field, each in numbers.items()},
         types=in_files,
         quarantined=list(missing.values()),
         left_out=[
@@ -278,12 +282,11 @@ def _file_columns(
             f"names each row's file: {', '.join(paths)}, or a name that ends in {_SUFFIX}. For a "
             'manifest, you can name it with fields={"image": "its column", …}.'
         )
-    columns = {name: "image" for name in mains}  # `listed_samples` adapts it to the files
+    columns = dict.fromkeys(mains, _OWN_FILE)
     columns |= {name: name.removesuffix(_SUFFIX) for name in others}
-    repeated = [f for f, count in Counter(columns.values()).items() if count > 1]
-    repeated += [
-        f for c, f in columns.items() if f != c and f in table.columns and f not in columns
-    ]
+    fields = ["image" if field == _OWN_FILE else field for field in columns.values()]
+    fields += [name for name in table.columns if name not in columns]
+    repeated = [field for field, count in Counter(fields).items() if count > 1]
     if repeated:
         raise DatasetError(
             f'{table.source}: the field "{repeated[0]}" comes from two columns. Rename one.'
@@ -331,70 +334,27 @@ def _names(
     ]
 
 
-def _missing(
-    table: TextTable,
-    names: Mapping[str, Sequence[bytes | None]],
-    columns: Mapping[str, str],
-    main: str,
-    found: Mapping[bytes, Entry],
-) -> dict[int, QuarantineEntry]:
-    """Return a quarantine entry for each row that can't be a sample.
-
-    Either a file that it names doesn't exist, or it doesn't name the sample's own file.
-    """
-    missing: dict[int, QuarantineEntry] = {}
-    for column, field in columns.items():
-        for row, name in enumerate(names[column]):
-            where = f"{table.source}, {table.place(row)}"
-            if name is not None and name not in found:
-                reason = f"{field}: the file isn't there ({where})"
-            elif name is None and column == main:
-                name, reason = where.encode(), f"the row names no file ({where})"
-            else:
-                continue
-            missing.setdefault(row, QuarantineEntry(name=name, reason=reason))
-    return missing
-
-
-def _example(missing: QuarantineEntry, found: Mapping[bytes, Entry]) -> str:
-    """Return a missing file, and a file of the same name in another folder if there is one."""
-    base = missing.name.rpartition(b"/")[2]
-    bases = ((name, name.rpartition(b"/")[2]) for name in found)
-    same = next((name for name, own in bases if base in (own, stem(own))), None)
-    exists = "" if same is None else f"; {printable(same)} exists"
-    return f" ({printable(missing.name)}: {missing.reason}{exists})"
-
-
-def _remedy_for(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
-    """Return a remedy if an existing file resembles a missing one, else ""."""
+def _similar(name: bytes, found: Mapping[bytes, Entry], url: str) -> tuple[str, str]:
+    """Return a hint at an existing file that resembles a missing one, and a remedy; both may be
+    empty."""
+    base = name.rpartition(b"/")[2]
+    bases = ((each, each.rpartition(b"/")[2]) for each in found)
+    same = next((each for each, own in bases if base in (own, stem(own))), None)
     if name.replace(b"\\", b"/") in found:
-        return " Write / instead of \\ in the table."
-    for each in found:
-        if stem(each) == name:
-            return f" {printable(each)} exists: write names with their extension."
-        folder, _, base = each.rpartition(b"/")
-        if base == name:
-            return (
-                f" {printable(each)} exists: give {url.rstrip('/')}/{printable(folder)} as the "
-                "URL, and the table's full path as manifest=."
-            )
-    return ""
-
-
-def _places(
-    names: Mapping[str, Sequence[bytes | None]], kept: Sequence[int], found: Mapping[bytes, Entry]
-) -> tuple[list[Entry], dict[str, NDArray[np.int64]]]:
-    """Return the named files, each once, and their numbers in each kept row."""
-    number_of: dict[bytes, int] = {}
-    places = {}
-    for column, all_names in names.items():
-        numbers = np.full(len(kept), MISSING, np.int64)
-        for i, row in enumerate(kept):
-            name = all_names[row]
-            if name is not None:
-                numbers[i] = number_of.setdefault(name, len(number_of))
-        places[column] = numbers
-    return [found[name] for name in number_of], places
+        return "", " Write / instead of \\ in the table."
+    if same is None:
+        return "", ""
+    folder, shown = printable(same.rpartition(b"/")[0]), printable(same)
+    if stem(same) == name:
+        remedy = f" {shown} exists: write names with their extension."
+    elif same.endswith(b"/" + name):
+        remedy = (
+            f" {shown} exists: give {url.rstrip('/')}/{folder} as the URL, and the table's full "
+            "path as manifest=."
+        )
+    else:
+        remedy = ""
+    return f"; {shown} exists", remedy
 
 
 def _hints(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fieldtypes import Array, ClassLabel, Image, Schema
+from penstock.readers.fieldtypes import Array, ClassLabel, Image, Schema, Text, Value
 from penstock.readers.formats import RecordFormat, Records, RecordSpans, format_registry
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DataFile
     from penstock.readers.origin import Entry, Origin
 
@@ -51,6 +54,56 @@ class Cifar(RecordFormat):
         return Records(
             spans={"pixels": RecordSpans(starts, sizes, codec="|u1")}, values={"label": data[:, 0]}
         )
+
+
+class Frames(RecordFormat):
+    """Records of two lengths, JSON and an image. Some lack a caption, a score or a second image."""
+
+    name = "frames"
+    suffix = ".frames"
+    least_sample_bytes = 8
+
+    def schema(self, origin: Origin) -> Mapping[str, FieldType]:
+        del origin
+        return {"image": Image(), "small": Image(), "caption": Text(), "score": Value("float32")}
+
+    def records(self, file: DataFile, entry: Entry, beside: Mapping[str, bytes]) -> Records:
+        del beside
+        at, rows = 0, []
+        while at < entry.size_bytes:
+            head, size = struct.unpack("<II", file.read_at(at, 8))
+            facts = json.loads(file.read_at(at + 8, head))
+            small = facts.get("small", 0)
+            start = at + 8 + head
+            rows.append((start + small, size - small, start if small else -1, small, facts))
+            at = start + size
+        starts, sizes, small_starts, small_sizes, facts_of = zip(*rows, strict=True)
+        return Records(
+            spans={
+                "image": RecordSpans(starts, sizes),
+                "small": RecordSpans(small_starts, small_sizes),
+            },
+            values={name: [each.get(name) for each in facts_of] for name in ("caption", "score")},
+        )
+
+
+class Points(RecordFormat):
+    """A text file for each sample: a title, then a line of three numbers for each point."""
+
+    name = "points"
+    suffix = ".xyz"
+    is_file_per_sample = True
+    shard_bytes = 300
+
+    def schema(self, origin: Origin) -> Mapping[str, FieldType]:
+        del origin
+        return {"points": Array("float32", (None, 3)), "title": Text()}
+
+    def records(self, file: DataFile, entry: Entry, beside: Mapping[str, bytes]) -> Records:
+        del beside
+        title, *lines = file.read_at(0, entry.size_bytes).decode().splitlines()
+        points = [[float(number) for number in line.split()] for line in lines]
+        return Records(values={"points": [points], "title": [title or None]})
 
 
 class Strip(RecordFormat):

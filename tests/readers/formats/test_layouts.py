@@ -71,7 +71,8 @@ def rows(
 
 
 def in_metadata(files: Mapping[str, str], *names: str, **schema: FieldType) -> Candidates:
-    listed = metadata_table([(name.encode(), text.encode()) for name, text in files.items()])
+    pairs = [(name.encode(), text.encode()) for name, text in files.items()]
+    listed = metadata_table(pairs, schema)
     found = {file.name: file for file in entries(*names)}
     return made(listed_samples("data", found, listed, schema), schema)
 

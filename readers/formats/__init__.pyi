@@ -4,8 +4,13 @@ from . import chunk_data as chunk_data
 from . import chunk_files as chunk_files
 from . import format_registry as format_registry
 from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
-from .array_windows import PartCopier as PartCopier, StepCopier as StepCopier
-from .array_windows import place_numbers as place_numbers, unit_rows as unit_rows
+from .array_reader import ArrayReader as ArrayReader, ChunkDecoder as ChunkDecoder
+from .array_reader import CodecChain as CodecChain
+from .array_windows import (
+    PartCopier as PartCopier,
+    place_numbers as place_numbers,
+    unit_rows as unit_rows,
+)
 from .array_windows import windows_of as windows_of
 from .block_format import Block as Block, BlockFormat as BlockFormat
 from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ColumnCrop
+    from penstock.readers.formats.chunked import ShardData
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
+    from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
 
@@ -55,6 +57,28 @@ class ArrayWindows:
     stride: Shape
     is_step: bool = False
     repeat: int = 1
+
+    @classmethod
+    def parse(
+        cls,
+        shape: Sequence[int],
+        window: Sequence[int],
+        stride: Sequence[int],
+        is_step: object,
+        repeat: int,
+    ) -> ArrayWindows:
+        """Return windows as an index records them. Raises ValueError or TypeError if they don't fit
+        the shape."""
+        axes = zip(shape, window, stride, strict=True)
+        if repeat < 1 or any(not 0 <= part <= length or step < 1 for length, part, step in axes):
+            raise ValueError(f"it has invalid windows {window} of an array of shape {shape}")
+        return cls(
+            shape=tuple(map(int, shape)),
+            window=tuple(map(int, window)),
+            stride=tuple(map(int, stride)),
+            is_step=bool(is_step),
+            repeat=int(repeat),
+        )
 
     @cached_property
     def counts(self) -> Shape:
@@ -311,70 +335,40 @@ _LARGE_BYTES = 2**13
 expression would make first."""
 
 
-class StepCopier:
-    """Copies steps along the first axis out of chunks that are whole along all other axes.
-
-    Each step lies in one chunk. begins: start of each step, counted from the first element of its
-    chunk, int64, shape (n, dimensions). lengths: of a step. out: shape (…, *lengths). places: of
-    the steps in out, int64, shape (n,).
-    """
-
-    def __init__(
-        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
-    ) -> None:
-        self._out, self._places, self._steps = out[:, 0], places, begins[:, 0]
-        self._are_large = math.prod(lengths) * out.itemsize >= _LARGE_BYTES
-        self._listed = (places.tolist(), self._steps.tolist()) if self._are_large else ([], [])
-
-    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
-        """Copy the steps [low, high), which lie in this chunk."""
-        if not self._are_large:
-            self._out[self._places[low:high]] = chunk[self._steps[low:high]]
-            return
-        out, (places, steps) = self._out, self._listed
-        for number in range(low, high):
-            out[places[number]] = chunk[steps[number]]
-
-
 class PartCopier:
-    """Copies parts of an array out of all chunks that they overlap.
+    """Copies parts of an array out of the chunks that they overlap.
 
-    Its arguments are those of StepCopier. A begin is negative if its part begins in an earlier
-    chunk.
+    begins: start of each part, counted from the first element of a chunk that it overlaps, negative
+    if it begins in an earlier chunk, int64, shape (n, dimensions). lengths: of a part. out: shape
+    (…, *lengths). places: of the parts in out, int64, shape (n,). chunk: shape of a chunk.
     """
 
     def __init__(
-        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+        self, begins: Ints, lengths: Shape, out: NDArray[Any], places: Ints, chunk: Shape
     ) -> None:
         self._begins, self._lengths, self._out, self._places = begins, lengths, out, places
+        self._are_small = math.prod(lengths) * out.itemsize < _LARGE_BYTES
+        # Each part is one step of a chunk, which is whole along all other axes.
+        self.are_steps = lengths == (1, *chunk[1:]) and not begins[:, 1:].any()
 
     def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
-        """Copy from a chunk the overlap with the parts [low, high)."""
-        begins, places = self._begins[low:high], self._places[low:high]
-        ends = begins + np.array(self._lengths, np.int64)
-        are_inside = ((begins >= 0) & (ends <= np.array(chunk.shape, np.int64))).all(axis=1)
-        if are_inside.all():
-            _copy_whole(chunk, begins, self._lengths, self._out, places)
+        """Copy from a chunk its overlap with the parts [low, high)."""
+        begins, places, out = self._begins[low:high], self._places[low:high], self._out
+        if self.are_steps:
+            out, steps = out[:, 0], begins[:, 0]
+            if self._are_small:
+                out[places] = chunk[steps]
+                return
+            for place, step in zip(places.tolist(), steps.tolist(), strict=True):
+                out[place] = chunk[step]
             return
-        if are_inside.any():
-            whole = begins[are_inside]
-            _copy_whole(chunk, whole, self._lengths, self._out, places[are_inside])
-        across = ~are_inside
-        for place, begin in zip(places[across].tolist(), begins[across].tolist(), strict=True):
-            _copy_overlap(chunk, begin, self._lengths, self._out[place])
-
-
-def _copy_whole(
-    chunk: NDArray[Any], begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
-) -> None:
-    """Copy parts that lie in the chunk as a whole."""
-    if math.prod(lengths) * out.itemsize < _LARGE_BYTES and len(places) > 1:
-        windows = sliding_window_view(chunk, tuple(lengths))
-        out[places] = windows[tuple(begins.T)]
-        return
-    for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
-        part = tuple(slice(low, low + length) for low, length in zip(begin, lengths, strict=True))
-        out[place] = chunk[part]
+        if self._are_small and high - low > 1:
+            last = np.array(chunk.shape, np.int64) - np.array(self._lengths, np.int64)
+            if ((begins >= 0) & (begins <= last)).all():
+                out[places] = sliding_window_view(chunk, self._lengths)[tuple(begins.T)]
+                return
+        for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
+            _copy_overlap(chunk, begin, self._lengths, out[place])
 
 
 def _copy_overlap(
@@ -393,3 +387,69 @@ def place_numbers(places: Places, count: int) -> Ints:
     if isinstance(places, slice):
         return np.arange(*places.indices(places.stop if places.stop is not None else count))
     return np.asarray(places, np.int64)
+
+
+_MAX_RANGES = 4096
+RANGE_COST_BYTES = 2**16
+"""The cost of one more range, expressed as unneeded bytes that could be read in the same time."""
+
+DIRECT_BYTES = 2**14
+"""Parts of at least this size that are one range are read directly into their slots."""
+
+
+class PartRanges:
+    """Computes the byte ranges that cover parts of one shape in an array of bare numbers.
+
+    A part takes one range, or one range for each run of consecutive numbers, whichever costs less.
+    shape: of the array, row-major. lengths: of a part, along each axis.
+    """
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], lengths: Sequence[int]) -> None:
+        self._dtype, self._lengths, item = dtype, tuple(lengths), dtype.itemsize
+        self._strides = [math.prod(shape[axis + 1 :]) * item for axis in range(len(shape))]
+        # One range covers this axis and all behind it; each step along the others is a range.
+        axes = [n for n in range(len(shape) + 1) if math.prod(lengths[:n]) <= _MAX_RANGES]
+        self._axis = axis = min(axes, key=self._cost)
+        self._range_bytes = self._covered_bytes(axis)
+        steps = np.indices(self._lengths[:axis]).reshape(axis, math.prod(lengths[:axis]))
+        self._offsets: Ints = np.array(self._strides[:axis], np.int64) @ steps
+
+    def read_into(
+        self, data: ShardData, extents: Sequence[int], starts: Ints, out: NDArray[Any], places: Ints
+    ) -> bool:
+        """Read parts directly into out[places]; return False, without effect, unless each part is
+        exactly one range that is large enough for a read of its own.
+
+        extents: of each part. Raises the errors of `ShardData.read_into`.
+        """
+        size_bytes = math.prod(self._lengths) * self._dtype.itemsize
+        is_one_range = not self._axis and self._range_bytes == size_bytes >= DIRECT_BYTES
+        if not is_one_range or out.dtype != self._dtype or not out[:1].flags.c_contiguous:
+            return False
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        slots = [flat[place] for place in places.tolist()]
+        data.read_into(extents, self.bounds(starts)[0], slots)
+        return True
+
+    def _covered_bytes(self, axis: int) -> int:
+        """Return the bytes from the first to the last number of one range that covers this axis and
+        all behind it."""
+        axes = zip(self._lengths[axis:], self._strides[axis:], strict=True)
+        return sum((length - 1) * stride for length, stride in axes) + self._dtype.itemsize
+
+    def _cost(self, axis: int) -> int:
+        ranges = math.prod(self._lengths[:axis])
+        return ranges * (self._covered_bytes(axis) + RANGE_COST_BYTES)
+
+    def bounds(self, starts: Ints) -> tuple[list[int], list[int]]:
+        """Return the first and end bytes of the ranges of the parts that begin at these places,
+        part by part."""
+        strides = np.array(self._strides, np.int64)
+        begins = ((starts @ strides)[:, None] + self._offsets).reshape(-1)
+        return begins.tolist(), (begins + self._range_bytes).tolist()
+
+    def copy(self, encoded: Iterator[Encoded], slot: NDArray[Any]) -> None:
+        """Copy the ranges of the next part into its slot."""
+        inner, strides = self._lengths[self._axis :], tuple(self._strides[self._axis :])
+        for place in np.ndindex(self._lengths[: self._axis]):
+            slot[place] = np.ndarray(inner, self._dtype, next(encoded).data, 0, strides)

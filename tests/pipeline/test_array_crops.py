@@ -14,7 +14,7 @@ from penstock.augment import ArrayDraws, check_array_crops
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline.feed import wanted_share
 from penstock.readers.fieldtypes import Array, Value
-from penstock.readers.formats.zarr import ZarrReader
+from penstock.readers.formats import ArrayReader
 from tests import tars
 from tests.files import npy
 from tests.pipeline.feed.memory import Memory
@@ -210,13 +210,13 @@ def test_parts_alone_are_decoded_into_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, ...]] = []
-    real = ZarrReader.gather
+    real = ArrayReader.gather
 
-    def gather(self: ZarrReader, field: str, rows: Any, out: Any, *args: Any, **more: Any) -> None:
+    def gather(self: ArrayReader, field: str, rows: Any, out: Any, *args: Any, **more: Any) -> None:
         seen.append(out.shape[1:])
         real(self, field, rows, out, *args, **more)
 
-    monkeypatch.setattr(ZarrReader, "gather", gather)
+    monkeypatch.setattr(ArrayReader, "gather", gather)
     with (
         Dataset(zarr_of(tmp_path / "set.zarr"), fields=("x", "y", "id")) as dataset,
         loader(dataset) as loaded,

@@ -10,17 +10,15 @@ import fnmatch
 import logging
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, ClassLabel, FieldType, Schema, Value, is_field_name
+from penstock.readers.fieldtypes import Schema, is_field_name
 from penstock.readers.files import extension, printable
+from penstock.readers.formats.array_fields import check_samples, field_type
 from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
-from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ _log = logging.getLogger("penstock")
 
 FIELD = "array"
 """The field's name of arrays in .npy files."""
-
-EXTENSIONS = frozenset(("npy", "npz"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,36 +158,33 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
     Raises ConfigError, DatasetError (the files don't belong to one dataset) or DatasetNotFoundError
     (there are no samples).
     """
-    sampling = Sampling.of(origin.arrangement)
-    groups, is_by_file = _unit(origin.url, groups, sampling)
+    url, sampling = origin.url, Sampling.of(origin.arrangement)
+    groups, is_by_file = _unit(url, groups, sampling)
     fields, types = groups[0].arrays, given_types(origin.arrangement)
     shapes = {name: array.shape for name, array in fields.items()}
-    sampling.check_arrays(shapes, types, url=origin.url)
+    sampling.check_arrays(shapes, types, url=url)
     for group in groups[1:]:
         _check_alike(groups[0], group, is_by_file=is_by_file)
     groups = [replace(g, arrays={name: g.arrays[name] for name in fields}) for g in groups]
     windowed = [_windowed(group, sampling, is_by_file=is_by_file) for group in groups]
     nonempty = [each for each in windowed if each.samples]
-    total = sum(each.samples for each in nonempty)
-    if not total:
+    if not nonempty:
         raise DatasetNotFoundError(
-            f"{origin.url}: there are no samples: {printable(groups[0].name)} holds "
-            f"{_shapes(groups[0])}. Samples run along the first axis; {_FILE_HINT}."
+            f"{url}: there are no samples: {printable(groups[0].name)} holds {_shapes(groups[0])}. "
+            f"Samples run along the first axis; {_FILE_HINT}."
         )
-    if total > MAX_SAMPLES:
-        raise DatasetError(
-            f"{origin.url}: the dataset has {total:,} samples, expected at most {MAX_SAMPLES:,}. "
-            "Use longer strides (stride=)."
-        )
-    own = {name: _type(name, nonempty, is_by_file=is_by_file) for name in fields}
-    schema = {name: _given(types.get(name), own[name], name, origin.url) for name in fields}
-    kind = "files" if is_by_file else "windows" if sampling.sample else "rows"
+    total = sum(each.samples for each in nonempty)
+    check_samples(total, what=f"{url}: the dataset")
+    schema = {}
+    for name, array in fields.items():
+        shape = _sample_shape(name, nonempty)
+        schema[name] = field_type(types.get(name), array.codec.native, shape, name=name, url=url)
     _log.info(
         "%s: %d files of arrays, %d samples, which are %s; %s",
-        origin.url,
+        url,
         len(groups),
         total,
-        kind,
+        "files" if is_by_file else "windows" if sampling.sample else "rows",
         'sample="row" makes each step along the first axis a sample' if is_by_file else _FILE_HINT,
     )
     short = {
@@ -230,16 +223,7 @@ def _unit(
             _shapes(odd),
         )
         return groups, True
-    groups = [_rows_only(url, group) for group in groups]
-    for group in groups:
-        for name, array in group.arrays.items():
-            if array.is_fortran and array.packed is None:
-                raise DatasetError(
-                    f"{printable(array.entry.name)}: {name!r} of shape {array.shape} is stored "
-                    "column by column (Fortran order), so its samples aren't contiguous. Write "
-                    f"np.ascontiguousarray(…). Whole files can be read: {_FILE_HINT}."
-                )
-    return groups, False
+    return [_rows_only(url, group) for group in groups], False
 
 
 def _has_no_rows(group: ArrayGroup, *, several: bool) -> bool:
@@ -251,7 +235,8 @@ def _has_no_rows(group: ArrayGroup, *, several: bool) -> bool:
 
 
 def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
-    """Return a group without its single numbers, which have no rows."""
+    """Return a group without its single numbers, which have no rows. Raises DatasetError if rows
+    can't be read."""
     arrays = {name: array for name, array in group.arrays.items() if array.shape}
     if not arrays:
         raise DatasetError(
@@ -260,11 +245,14 @@ def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
         )
     for name in group.arrays.keys() - arrays.keys():
         _log.info("%s: %s of %s isn't a field: a single number", url, name, printable(group.name))
+    for name, array in arrays.items():
+        if array.is_fortran and array.packed is None:
+            raise DatasetError(
+                f"{printable(array.entry.name)}: {name!r} of shape {array.shape} is stored "
+                "column by column (Fortran order), so its samples aren't contiguous. Write "
+                f"np.ascontiguousarray(…). Whole files can be read: {_FILE_HINT}."
+            )
     return replace(group, arrays=arrays)
-
-
-def _native(array: StoredArray) -> np.dtype[Any]:
-    return array.codec.dtype.newbyteorder("=")
 
 
 def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> None:
@@ -283,28 +271,27 @@ def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> N
         else:
             is_alike = array.shape[1:] == other.shape[1:]
             rule = "The rows of a dataset have the same dtype and shape"
-        if is_alike and _native(array) == _native(other):
+        if is_alike and array.codec.native == other.codec.native:
             continue
         files = "" if array.entry == other.entry else ' or one field: fields={"x": "x.npy", …}'
         raise DatasetError(
-            f"{printable(array.entry.name)}: {name!r} is {_native(array).name} of shape "
-            f"{array.shape}, and {_native(other).name} of shape {other.shape} in "
+            f"{printable(array.entry.name)}: {name!r} is {array.codec.name} of shape "
+            f"{array.shape}, and {other.codec.name} of shape {other.shape} in "
             f"{printable(other.entry.name)}. {rule}; {_FILE_HINT}{files}."
         )
 
 
 def _windowed(group: ArrayGroup, sampling: Sampling, *, is_by_file: bool) -> WindowedGroup:
-    if is_by_file:
-        whole = {name: _whole(array.shape) for name, array in group.arrays.items()}
-        return WindowedGroup(group=group, windows=whole)
     windows = {
-        name: _windows(name, array.shape, sampling, f"{name!r} of {printable(group.name)}")
+        name: _whole(array.shape)
+        if is_by_file
+        else _windows(name, array.shape, sampling, f"{name!r} of {printable(group.name)}")
         for name, array in group.arrays.items()
     }
     lead = max(windows, key=lambda name: (windows[name].samples, len(windows[name].shape)))
     fitted = {}
     for name, own in windows.items():
-        following = own.following(windows[lead])
+        following = own if is_by_file else own.following(windows[lead])
         if following is None:
             raise DatasetError(
                 f"{printable(group.name)}: {lead!r} of shape {windows[lead].shape} has "
@@ -331,39 +318,19 @@ def _windows(name: str, shape: tuple[int, ...], sampling: Sampling, what: str) -
     return windows_of(shape, window, stride, what=what, is_named=name in sampling.sample)
 
 
-def _type(name: str, groups: Sequence[WindowedGroup], *, is_by_file: bool) -> FieldType:
-    """Return the type of a field as it is stored."""
-    dtype = _native(groups[0].group.arrays[name]).name
+def _sample_shape(name: str, groups: Sequence[WindowedGroup]) -> tuple[int | None, ...]:
+    """Return the shape of a field's samples; None for a length that differs. Raises
+    DatasetError."""
     shapes = {each.windows[name].sample_shape for each in groups}
-    shape: tuple[int | None, ...] = next(iter(shapes))
-    if is_by_file:
-        shape = tuple(
-            lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
-        )
+    shape = tuple(
+        lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
+    )
     if 0 in shape:
         raise DatasetError(
             f"{printable(groups[0].group.name)}: the samples of {name!r} are empty, of shape "
             f"{shape}. Remove the file from the dataset, or name other arrays: fields=."
         )
-    return Array(dtype, shape) if shape or np.dtype(dtype).itemsize > 8 else Value(dtype)
-
-
-def _given(given: FieldType | None, own: FieldType, name: str, url: str) -> FieldType:
-    """Return the type that the user gives, if the samples can have it. Raises ConfigError."""
-    if given is None:
-        return own
-    assert isinstance(own, Array | Value)
-    dtype = np.dtype(own.dtype)
-    if isinstance(given, ClassLabel) and isinstance(own, Value) and dtype.kind in "iub":
-        return given
-    if isinstance(given, Value) and isinstance(own, Value):
-        if np.can_cast(dtype, np.dtype(given.dtype), "same_kind"):
-            return given
-    elif isinstance(given, Array) and isinstance(own, Array):
-        type = Array(given.dtype or own.dtype, own.shape if given.shape is None else given.shape)
-        if type.shape == own.shape and np.can_cast(dtype, np.dtype(type.dtype), "same_kind"):
-            return type
-    raise ConfigError(f'schema["{name}"]: got {given!r}, and the samples of {url} are {own!r}.')
+    return shape
 
 
 def _shapes(group: ArrayGroup) -> str:

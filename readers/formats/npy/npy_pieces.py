@@ -4,135 +4,59 @@ A shard is a contiguous part of large files, or several small files. It contains
 windows need, including those behind the first row of its last sample, so it can be read without its
 neighbours.
 
-A piece is a run of samples of one group of arrays. For each field it has a slab, which is a part of
-an array along its first axis or a whole compressed array. The extents of a shard are sorted by
-piece, then by field.
+A piece is a run of samples of one group of arrays. For each field it has an extent: a part of an
+array along its first axis, or a whole compressed array. The extents of a shard are sorted by piece,
+then by field.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from dataclasses import dataclass
+import zlib
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
-from penstock.cache import CorruptShardError
-from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import printable
-from penstock.readers.formats.array_windows import ArrayWindows
+from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece, CodecChain
+from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.npy.stored_arrays import MAX_AXES, CompressedArray
+from penstock.readers.formats.npy.stored_arrays import MAX_AXES
 from penstock.readers.types import array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.npy.npy_fields import ChosenArrays, WindowedGroup
     from penstock.readers.formats.npy.stored_arrays import StoredArray
     from penstock.readers.origin import Entry
-    from penstock.readers.types import ArrayCodec
+    from penstock.readers.types import Encoded
 
 _VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slab:
-    """A piece's part of one array.
-
-    rows: first and end row of the array that the extent holds. windows: the samples of the whole
-    array. packed: see `StoredArray`.
-    """
-
-    codec: ArrayCodec
-    rows: tuple[int, int]
-    windows: ArrayWindows
-    packed: CompressedArray | None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the rows that the extent holds."""
-        return (self.rows[1] - self.rows[0], *self.windows.shape[1:])
-
-    @property
-    def numbers_bytes(self) -> int:
-        """The bytes of those rows, decompressed."""
-        return math.prod(self.shape) * self.codec.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A run of samples of one group of arrays.
-
-    name: of its file, for messages. first: number of its first sample in the group. slabs: one for
-    each field.
-    """
-
-    name: str
-    samples: int
-    first: int
-    slabs: Sequence[Slab]
-
-
-def write_notes(pieces: Sequence[Piece], *, is_by_file: bool) -> bytes:
-    """Encode the pieces of a shard as the notes of its index entry."""
-    rows = [
-        [piece.name, piece.samples, piece.first, [_slab_to_json(slab) for slab in piece.slabs]]
-        for piece in pieces
-    ]
-    return json.dumps([_VERSION, is_by_file, rows], separators=(",", ":")).encode()
-
-
-def _slab_to_json(slab: Slab) -> list[Any]:
-    windows, packed = slab.windows, slab.packed
-    values: list[Any] = [
-        slab.codec.dtype.str + ":F" * slab.codec.is_fortran,
-        windows.shape,
-        slab.rows,
-        windows.window,
-        windows.stride,
-        int(windows.is_step),
-        windows.repeat,
-    ]
-    if packed is not None:
-        values.append([packed.size_bytes, packed.head_bytes, packed.crc32])
-    return values
-
-
-def read_notes(notes: bytes, *, fields: int, samples: int) -> tuple[list[Piece], bool]:
-    """Decode the pieces of a shard, and whether each file is one sample.
-
-    fields, samples: counts that the notes must match. Raises CorruptShardError.
-    """
-    try:
-        version, is_by_file, rows = json.loads(notes)
-        if version != _VERSION:
-            raise ValueError(f"version {version!r}, expected {_VERSION}")
-        pieces = [_piece(*row, fields=fields) for row in rows]
-        if (total := sum(piece.samples for piece in pieces)) != samples:
-            raise ValueError(f"{total:,} samples, expected {samples:,}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CorruptShardError(
-            f"The index entry of a shard of arrays is damaged ({error}). {REINDEX}"
-        ) from error
+def read_notes(shard: ChunkedShardFacts) -> tuple[list[ArrayPiece], bool]:
+    """Decode the pieces of a shard, and whether each file is one sample. Raises as
+    `ChunkFormat.reader` does."""
+    version, is_by_file, rows = shard.note
+    if version != _VERSION:
+        raise ValueError(f"version {version!r}, expected {_VERSION}")
+    sizes, pieces = iter(shard.extents.sizes.tolist()), []
+    for name, samples, first, slabs in rows:
+        parts = [_part(next(sizes, -1), *slab) for slab in slabs]
+        if samples < 1 or first < 0 or any(first + samples > p.windows.samples for p in parts):
+            raise ValueError(f"it has the samples [{first}, {first + samples}) of an array")
+        named = dict(zip(shard.schema, parts, strict=True))
+        pieces.append(ArrayPiece(name=name, samples=samples, first=first, parts=named))
     return pieces, bool(is_by_file)
 
 
-def _piece(name: str, samples: int, first: int, slabs: list[list[Any]], *, fields: int) -> Piece:
-    parsed = [_parse_slab(*slab) for slab in slabs]
-    if len(parsed) != fields or samples < 1 or first < 0:
-        raise ValueError(f"{samples} samples of {len(parsed)} fields, the first one {first}")
-    if any(first + samples > slab.windows.samples for slab in parsed):
-        raise ValueError("it has samples behind the end of an array")
-    return Piece(name=str(name), samples=int(samples), first=int(first), slabs=parsed)
-
-
-def _parse_slab(
+def _part(
+    size_bytes: int,
     codec: str,
     shape: list[int],
     rows: list[int],
@@ -141,55 +65,85 @@ def _parse_slab(
     is_step: int,
     repeat: int,
     packed: list[int] | None = None,
-) -> Slab:
+) -> ArrayPart:
+    """Decode the notes on an extent of this size: the rows of an array that it holds, and the
+    samples of the whole array. packed: see `CompressedArray`; None for bare numbers."""
     parsed = array_codec(codec)
-    axes = [*zip(shape, window, stride, strict=True)]
     low, high = rows
-    if parsed is None or not 1 <= len(axes) <= MAX_AXES or repeat < 1:
-        raise ValueError(f"an array of {codec!r} with {len(axes)} axes")
-    if any(not 0 <= part <= length or step < 1 for length, part, step in axes):
-        raise ValueError(f"windows {window} of an array of shape {shape}")
-    if not 0 <= low <= high <= shape[0]:
-        raise ValueError(f"rows {rows} of an array of shape {shape}")
-    member = None
+    if parsed is None or not 1 <= len(shape) <= MAX_AXES or not 0 <= low <= high <= shape[0]:
+        raise ValueError(f"rows {rows} of an array of {codec!r} of shape {shape}")
+    windows = ArrayWindows.parse(shape, window, stride, is_step, repeat)
+    held = (int(high) - int(low), *windows.shape[1:])
+    numbers_bytes = math.prod(held) * parsed.dtype.itemsize
+    axes = tuple(range(len(held)))
+    steps: Any = ()
     if packed is not None:
         size_bytes, head_bytes, crc32 = packed
-        if head_bytes < 0 or size_bytes - head_bytes != math.prod(shape) * parsed.dtype.itemsize:
-            raise ValueError(f"{size_bytes} bytes for an array of shape {shape}")
-        member = CompressedArray(
-            size_bytes=int(size_bytes), head_bytes=int(head_bytes), crc32=int(crc32)
-        )
-    return Slab(
-        codec=parsed,
-        rows=(int(low), int(high)),
-        windows=ArrayWindows(
-            shape=tuple(map(int, shape)),
-            window=tuple(map(int, window)),
-            stride=tuple(map(int, stride)),
-            is_step=bool(is_step),
-            repeat=int(repeat),
-        ),
-        packed=member,
+        steps = (partial(_inflated, size_bytes, head_bytes, crc32),)
+        size_bytes -= head_bytes
+    if size_bytes != numbers_bytes:
+        raise ValueError(f"{size_bytes} bytes for an array of shape {held}")
+    chain = CodecChain(
+        steps=steps,
+        stored=parsed.dtype,
+        shape=held,
+        order=axes[::-1] if parsed.is_fortran else axes,
+        checks_bools=False,
     )
+    return ArrayPart(
+        windows=windows,
+        grid=ChunkGrid(shape=held, chunk=tuple(max(1, length) for length in held)),
+        first_row=int(low),
+        numbers=np.zeros(1, np.int64),
+        dtype=parsed.dtype,
+        open_decoder=lambda: chain,
+        is_ranged=packed is None and not parsed.is_fortran,
+    )
+
+
+def _inflated(
+    size_bytes: int, head_bytes: int, crc32: int, data: Encoded, out: Encoded | None
+) -> Encoded:
+    """Decompress a member of an archive, and remove the array's header. Raises ValueError if it is
+    damaged."""
+    try:
+        whole = zlib.decompressobj(-15).decompress(data.data, size_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(whole) != size_bytes or zlib.crc32(whole) != crc32:
+        raise ValueError("its length or CRC-32 differs from the archive's directory")
+    numbers = np.frombuffer(whole, np.uint8, offset=head_bytes)
+    if out is None:
+        return numbers
+    out[:] = numbers
+    return out
 
 
 _MIN_SAMPLE_BYTES = 16
 """A sample counts as at least this many bytes, so that no shard has too many samples."""
 
 
+class _Piece(NamedTuple):
+    """A piece that isn't in a shard yet. notes: see `_part`; extents: file, first byte, size, by
+    field."""
+
+    samples: int
+    notes: list[Any]
+    extents: list[tuple[Entry, int, int]]
+
+
 def cut_shards(chosen: ChosenArrays) -> Iterator[ChunkedShard]:
     """Yield the shards of a dataset, in order."""
-    pieces = [(piece, group) for group in chosen.groups for piece in _pieces(group)]
-    sizes = []
-    for piece, group in pieces:
-        arrays = group.group.arrays.values()
-        spans = (_span(slab, array) for slab, array in zip(piece.slabs, arrays, strict=True))
-        sizes.append(max(sum(size for _, size in spans), piece.samples * _MIN_SAMPLE_BYTES))
+    pieces = [piece for group in chosen.groups for piece in _pieces(group)]
+    sizes = [
+        max(sum(size for *_, size in piece.extents), piece.samples * _MIN_SAMPLE_BYTES)
+        for piece in pieces
+    ]
     for low, high in pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist()):
         yield _shard(pieces[low:high], is_by_file=chosen.is_by_file)
 
 
-def _pieces(group: WindowedGroup) -> Iterator[Piece]:
+def _pieces(group: WindowedGroup) -> Iterator[_Piece]:
     """Yield the pieces of a group, cut between windows along the first axis."""
     arrays, windows = group.group.arrays, group.windows
     lead = max(windows.values(), key=lambda each: len(each.counts))
@@ -202,55 +156,46 @@ def _pieces(group: WindowedGroup) -> Iterator[Piece]:
         count = max(1, min(steps, round(weight / PART_BYTES)))
     for number in range(count):
         first, end = steps * number // count * inner, steps * (number + 1) // count * inner
-        yield Piece(
-            name=printable(group.group.name),
-            samples=end - first,
-            first=first,
-            slabs=[_slab_of(arrays[name], windows[name], first, end) for name in windows],
-        )
+        slabs = [_slab(arrays[name], windows[name], first, end) for name in windows]
+        notes = [printable(group.group.name), end - first, first, [note for note, _ in slabs]]
+        yield _Piece(end - first, notes, [extent for _, extent in slabs])
 
 
-def _slab_of(array: StoredArray, windows: ArrayWindows, first: int, end: int) -> Slab:
-    rows = (0, array.shape[0] if array.shape else 1)
+def _slab(
+    array: StoredArray, windows: ArrayWindows, first: int, end: int
+) -> tuple[list[Any], tuple[Entry, int, int]]:
+    """Return the notes on the part of an array that samples [first, end) need, and its extent."""
+    rows, extent = (0, windows.shape[0]), (array.entry, array.start, array.size_bytes)
     if array.packed is None and array.shape and not array.is_fortran:
-        begins = windows.starts(np.array([first, end - 1], np.int64))[:, 0].tolist()
-        rows = (begins[0], begins[1] + windows.window[0])
-    return Slab(codec=array.codec, rows=rows, windows=windows, packed=array.packed)
+        low, last = windows.starts(np.array([first, end - 1], np.int64))[:, 0].tolist()
+        rows = (low, last + windows.window[0])
+        row_bytes = math.prod(array.shape[1:]) * array.codec.dtype.itemsize
+        extent = (array.entry, array.start + low * row_bytes, (rows[1] - low) * row_bytes)
+    codec = array.codec.dtype.str + ":F" * array.codec.is_fortran
+    notes: list[Any] = [codec, windows.shape, rows, windows.window, windows.stride]
+    notes += [int(windows.is_step), windows.repeat]
+    if array.packed is not None:
+        notes.append([array.packed.size_bytes, array.packed.head_bytes, array.packed.crc32])
+    return notes, extent
 
 
-def _span(slab: Slab, array: StoredArray) -> tuple[int, int]:
-    """Return the first byte of a slab in its file, and its size in bytes."""
-    if array.packed is not None or not array.shape:
-        return array.start, array.size_bytes
-    low, high = slab.rows
-    row_bytes = math.prod(array.shape[1:]) * array.codec.dtype.itemsize
-    return array.start + low * row_bytes, (high - low) * row_bytes
-
-
-def _shard(placed: Sequence[tuple[Piece, WindowedGroup]], *, is_by_file: bool) -> ChunkedShard:
+def _shard(pieces: Sequence[_Piece], *, is_by_file: bool) -> ChunkedShard:
     files: dict[bytes, Entry] = {}
     numbers: dict[bytes, int] = {}
     columns: list[tuple[int, int, int, int]] = []
-    is_packed = False
-    for piece, group in placed:
-        arrays = group.group.arrays.values()
-        for field, (slab, array) in enumerate(zip(piece.slabs, arrays, strict=True)):
-            name = array.entry.name
-            files[name] = array.entry
-            number = numbers.setdefault(name, len(numbers))
-            columns.append((number, *_span(slab, array), field))
-            is_packed = is_packed or array.packed is not None
+    for piece in pieces:
+        for field, (entry, start, size) in enumerate(piece.extents):
+            files[entry.name] = entry
+            number = numbers.setdefault(entry.name, len(numbers))
+            columns.append((number, start, size, field))
     table = np.array(columns, np.int64).reshape(-1, 4).T
-    pieces = [piece for piece, _ in placed]
-    notes = write_notes(pieces, is_by_file=is_by_file)
-    identity = [[os.fsdecode(e.name), e.size_bytes, e.version] for e in files.values()]
-    checksum = crc32c(json.dumps(identity).encode(), crc32c(notes))
+    rows = [piece.notes for piece in pieces]
+    is_packed = any(len(slab) > 7 for *_, slabs in rows for slab in slabs)
     return ChunkedShard(
         samples=sum(piece.samples for piece in pieces),
         files=list(files.values()),
         extents=Extents(files=table[0], starts=table[1], sizes=table[2], fields=table[3]),
-        checksum=crc32c(np.ascontiguousarray(table, "<i8"), checksum),
         # A compressed array is decoded as a whole; samples of others can be read one by one.
         units=[piece.samples for piece in pieces] if is_packed and not is_by_file else (),
-        note=notes,
+        note=[_VERSION, is_by_file, rows],
     )

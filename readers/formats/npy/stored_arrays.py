@@ -185,15 +185,25 @@ class _Archive:
     """Reads the directory and the headers of one archive."""
 
     def __init__(self, origin: Origin, entry: Entry) -> None:
-        self._origin, self._entry = origin, entry
+        self._origin, self._entry, self._size = origin, entry, entry.size_bytes
 
     def _read(self, spans: list[_ByteRange]) -> list[bytes]:
         parts = [(self._entry, start, end) for start, end in spans]
         return read_file_parts(self._origin, parts, workers=1)
 
     def read(self) -> StoredFile:
-        members, refused = self._members()
-        places = self._places(members)
+        first = max(0, self._size - _TAIL_BYTES)
+        (tail,) = self._read([(first, self._size)]) if self._size else [b""]
+        with zipfile.ZipFile(_Tail(self, first, tail, self._size)) as archive:
+            ends = _ends(archive.infolist(), archive.start_dir)
+        members, refused = [], dict[str, str]()
+        for member in ends:
+            reason = _refusal(member)
+            if reason is None:
+                members.append(member)
+            elif not member.is_dir():
+                refused[member.filename.removesuffix(".npy")] = reason
+        places = self._places(members, ends)
         arrays: dict[str, StoredArray] = {}
         for member, place, head in zip(members, places, self._heads(members, places), strict=True):
             name = member.filename.removesuffix(".npy")
@@ -206,58 +216,37 @@ class _Archive:
                 arrays[name] = array
         return StoredFile(entry=self._entry, arrays=arrays, refused=refused)
 
-    def _members(self) -> tuple[list[zipfile.ZipInfo], dict[str, str]]:
-        """Return the members that are .npy files, in the order of the directory, and why others
-        aren't read, by name."""
-        size = self._entry.size_bytes
-        first = max(0, size - _TAIL_BYTES)
-        (tail,) = self._read([(first, size)]) if size else [b""]
-        with zipfile.ZipFile(_Tail(self, first, tail, size)) as archive:
-            self._all_members = archive.infolist()
-            self._directory = archive.start_dir
-        members, refused = [], dict[str, str]()
-        for member in self._all_members:
-            reason = _refusal(member)
-            if reason is None:
-                members.append(member)
-            elif not member.is_dir():
-                refused[member.filename.removesuffix(".npy")] = reason
-        return members, refused
-
-    def _places(self, members: list[zipfile.ZipInfo]) -> list[_ByteRange]:
+    def _places(
+        self, members: list[zipfile.ZipInfo], ends: Mapping[zipfile.ZipInfo, int]
+    ) -> list[_ByteRange]:
         """Return the byte ranges of the members' contents, which begin behind the members' own
         headers.
 
-        Raises ValueError if a member can't be where the directory states.
+        ends: where each member ends at the latest. Raises ValueError if a member can't be where the
+        directory states.
         """
-        size = self._entry.size_bytes
-        order = sorted(self._all_members, key=lambda member: member.header_offset)
-        ends = [*(member.header_offset for member in order[1:]), self._directory]
-        for member, end in zip(order, ends, strict=True):
-            if not 0 <= member.header_offset <= min(end, size) - _LOCAL.size - member.compress_size:
-                raise ValueError(
-                    f"{member.filename!r} overlaps another member or ends behind the file"
-                )
         names = [
             member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
             for member in members
         ]
+        begins = [member.header_offset + _LOCAL.size for member in members]
         spans = [
-            (member.header_offset, min(member.header_offset + _LOCAL.size + len(name), size))
-            for member, name in zip(members, names, strict=True)
+            (begin - _LOCAL.size, min(begin + len(name), self._size))
+            for begin, name in zip(begins, names, strict=True)
         ]
-        limits = {member.header_offset: end for member, end in zip(order, ends, strict=True)}
         places = []
-        for member, name, data in zip(members, names, self._read(spans), strict=True):
+        for member, name, begin, data in zip(
+            members, names, begins, self._read(spans), strict=True
+        ):
             magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data[: _LOCAL.size])
             if data[_LOCAL.size :] != name or name_bytes != len(name):
                 raise ValueError(
                     f"the header of {member.filename!r} has another name than its entry in the "
                     "directory"
                 )
-            start = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
+            start = begin + name_bytes + extra_bytes
             end = start + member.compress_size
-            if magic != b"PK\3\4" or end > limits[member.header_offset]:
+            if magic != b"PK\3\4" or end > ends[member]:
                 raise ValueError(
                     f"{member.filename!r} has no header where the directory expects one"
                 )
@@ -313,6 +302,18 @@ class _Archive:
             shape=header.shape,
             packed=packed,
         )
+
+
+def _ends(members: list[zipfile.ZipInfo], directory: int) -> dict[zipfile.ZipInfo, int]:
+    """Return where each member ends at the latest: at the next one, or at the directory. Raises
+    ValueError if members overlap."""
+    order = sorted(members, key=lambda member: member.header_offset)
+    ends = [*(member.header_offset for member in order[1:]), directory]
+    for member, end in zip(order, ends, strict=True):
+        if not 0 <= member.header_offset <= end - _LOCAL.size - member.compress_size:
+            raise ValueError(f"{member.filename!r} overlaps another member or ends behind the file")
+    latest = dict(zip(order, ends, strict=True))
+    return {member: latest[member] for member in members}
 
 
 def _refusal(member: zipfile.ZipInfo) -> str | None:

@@ -1,10 +1,7 @@
 from . import zarr_codecs as zarr_codecs
-from . import zarr_decoder as zarr_decoder
 from . import zarr_format as zarr_format
-from .zarr_codecs import DecodedSize as DecodedSize, Shuffle as Shuffle, lzma_codec as lzma_codec
-from .zarr_decoder import CodecChain as CodecChain, Decoder as Decoder
-from .zarr_decoder import ZarrPythonDecoder as ZarrPythonDecoder, decoder_of as decoder_of
-from .zarr_format import ZarrReader as ZarrReader
+from .zarr_codecs import DecodedSize as DecodedSize, ZarrPythonDecoder as ZarrPythonDecoder
+from .zarr_codecs import decoder_of as decoder_of, lzma_decompressor as lzma_decompressor
 from .zarr_metadata import ArrayMetadata as ArrayMetadata, MAX_DOCUMENT_BYTES as MAX_DOCUMENT_BYTES
 from .zarr_metadata import Node as Node, RefusedArray as RefusedArray, Sharding as Sharding
 from .zarr_metadata import fill_value as fill_value, parse_array as parse_array

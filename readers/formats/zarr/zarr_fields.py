@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, Value, array_form, is_field_name, number_dtype
-from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, windows_of
+from penstock.readers.fieldtypes import Schema, is_field_name
+from penstock.readers.formats.array_fields import check_samples, field_type
+from penstock.readers.formats.array_windows import ArrayWindows, windows_of
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyReader
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy, HierarchyFiles
     from penstock.readers.formats.zarr.zarr_metadata import Node
     from penstock.readers.origin import Origin
@@ -36,9 +33,6 @@ ROOT_FIELD = "array"
 
 IMAGE_FIELD = "image"
 """The field's name of the finest level of an OME-Zarr image."""
-
-MAX_SAMPLE_BYTES = 2**36
-"""The largest sample of one field."""
 
 _MAX_NAMES = 8
 
@@ -53,18 +47,6 @@ class WindowedArray:
     array: ArrayMetadata
     windows: ArrayWindows
 
-    @property
-    def grid(self) -> ChunkGrid:
-        """The chunks that the array consists of."""
-        return ChunkGrid(shape=self.array.shape, chunk=self.array.chunk_shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrayField(WindowedArray):
-    """An array that is a field. type: of one sample."""
-
-    type: FieldType
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenFields:
@@ -74,46 +56,39 @@ class ChosenFields:
     reason.
     """
 
-    fields: list[ArrayField]
+    schema: Schema
+    fields: list[WindowedArray]
     hierarchy: Hierarchy
     left_out: dict[str, str]
 
 
-def choose_fields(origin: Origin, store: HierarchyFiles) -> ChosenFields:
+def choose_fields(origin: Origin, files: HierarchyFiles) -> ChosenFields:
     """Choose the fields of a dataset: those that the user names, else all arrays that can be
     tensors and follow the largest one.
 
     Raises ConfigError, DatasetError, DatasetNotFoundError or FetchError.
     """
     places = dict(origin.arrangement.places)
-    reader = HierarchyReader(store, origin.url)
-    chooser = _Chooser(origin, reader, is_named=bool(places))
+    chooser = _Chooser(origin, HierarchyReader(files, origin.url), is_named=bool(places))
     if places:
-        hierarchy = reader.read_some(places.values())
+        hierarchy = chooser.reader.read_some(places.values())
         arrays = {name: chooser.named(name, path, hierarchy) for name, path in places.items()}
     else:
-        hierarchy = reader.read()
+        hierarchy = chooser.reader.read()
         arrays = chooser.candidates(hierarchy)
-    fields = chooser.fields(arrays, hierarchy)
-    return ChosenFields(fields=fields, hierarchy=hierarchy, left_out=chooser.left_out)
+    if not arrays:
+        raise chooser.no_arrays(hierarchy)
+    return chooser.choose(arrays, hierarchy)
 
 
 class _Chooser:
     """Chooses the fields of one dataset. is_named: the user names them."""
 
     def __init__(self, origin: Origin, reader: HierarchyReader, *, is_named: bool) -> None:
-        self._url, self._reader, self._is_named = origin.url, reader, is_named
+        self._url, self.reader, self._is_named = origin.url, reader, is_named
         self._sampling = Sampling.of(origin.arrangement)
         self._types = given_types(origin.arrangement)
         self._refused: dict[str, str] = {}
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """The arrays that aren't fields, by the name that their field would have, and the
-        reason."""
-        return {
-            path.replace("/", ".") or ROOT_FIELD: reason for path, reason in self._refused.items()
-        }
 
     # -- arrays
 
@@ -123,27 +98,20 @@ class _Chooser:
         node = hierarchy.nodes.get(plain)
         if node is not None and node.kind == "group" and (level := finest_level(node)) is not None:
             plain = f"{plain}/{level}" if plain else level
-            node = self._reader.read_some([plain]).nodes.get(plain)
+            node = self.reader.read_some([plain]).nodes.get(plain)
         if node is None or node.kind != "array":
-            names = [array.name for array in self._reader.read().arrays]
+            names = [array.name for array in self.reader.read().arrays]
             raise ConfigError(
                 f'fields: got {{"{name}": {path!r}}}, and {self._url} has no such array. '
                 f"Its arrays: {_some(names)}."
             )
-        array = parse_array(node)
-        if not isinstance(array, ArrayMetadata):
-            raise array.error()
-        if not array.shape:
+        found = _parsed(node)
+        if isinstance(found, str):
             raise DatasetError(
-                f"{self._url}: {path!r} is a single number, expected an array. Name other arrays: "
-                "fields=."
+                f"{path or 'The array'}: {found}. Choose other fields (fields=), or write it as "
+                "numbers with at least one axis."
             )
-        if 0 in array.shape[1:]:
-            raise DatasetError(
-                f"{self._url}: the samples of {path!r} are empty: its shape is {array.shape}. Name "
-                "other arrays: fields=."
-            )
-        return array
+        return found
 
     def candidates(self, hierarchy: Hierarchy) -> dict[str, ArrayMetadata]:
         """Return every array that can be a field, by field; of an OME-Zarr image, only its finest
@@ -158,59 +126,67 @@ class _Chooser:
             if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
                 group, *parts = node.name.split("/")
                 name = "".join([group, *(f"[{part!r}]" for part in parts)])
-            array = parse_array(node)
-            if not isinstance(array, ArrayMetadata):
-                self._refused[node.name] = array.reason
-            elif not array.shape:
-                self._refused[node.name] = "it is a single number"
-            elif 0 in array.shape[1:]:
-                self._refused[node.name] = f"its samples are empty: its shape is {array.shape}"
+            found = _parsed(node)
+            if isinstance(found, str):
+                self._refused[node.name] = found
             elif not is_field_name(name) or name in arrays:
                 self._refused[node.name] = "no field can have its name: pass fields={name: path}"
             else:
-                arrays[name] = array
+                arrays[name] = found
         return arrays
 
     # -- samples
 
-    def fields(self, arrays: Mapping[str, ArrayMetadata], hierarchy: Hierarchy) -> list[ArrayField]:
-        """Return the arrays whose samples belong together as fields."""
-        if not arrays:
-            raise self._no_arrays(hierarchy)
-        sampling = self._sampling
+    def choose(self, arrays: Mapping[str, ArrayMetadata], hierarchy: Hierarchy) -> ChosenFields:
+        """Choose the arrays whose samples belong together."""
+        sampling, url = self._sampling, self._url
         shapes = {name: array.shape for name, array in arrays.items()}
-        sampling.check_arrays(shapes, self._types, url=self._url)
+        sampling.check_arrays(shapes, self._types, url=url)
         lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
-        dimensions = arrays[lead].dimension_names
-        along = dimensions[0] if dimensions else None
-        followers = {
-            name: array
-            for name, array in arrays.items()
-            if self._is_named or along is None or self._follows(array, along)
-        }
         windows = {
             name: windows_of(
                 array.shape,
                 sampling.window(name),
                 sampling.step(name),
-                what=f"{name!r} of {self._url}",
+                what=f"{name!r} of {url}",
                 is_named=name in sampling.sample,
             )
-            for name, array in followers.items()
+            for name, array in arrays.items()
+            if self._follows(array, arrays[lead])
         }
-        fitted = {name: self._fitted(name, lead, followers, windows) for name in followers}
-        for name, reason in self._refused.items():
-            _log.info("%s: %s isn't a field: %s", self._url, name, reason)
-        self._check_count(lead, windows[lead])
-        return [
-            self._field(name, followers[name], window)
-            for name, window in fitted.items()
-            if window is not None
+        fields = [
+            WindowedArray(name=name, array=arrays[name], windows=fitted)
+            for name in windows
+            if (fitted := self._fitted(name, lead, arrays, windows)) is not None
         ]
+        for name, reason in self._refused.items():
+            _log.info("%s: %s isn't a field: %s", url, name, reason)
+        check_samples(windows[lead].samples, what=f"{url}: {lead!r} of shape {shapes[lead]}")
+        if not windows[lead].samples:
+            raise DatasetNotFoundError(f"{url}: {lead!r} has no samples: shape {shapes[lead]}.")
+        schema = {
+            each.name: field_type(
+                self._types.get(each.name),
+                each.array.dtype,
+                each.windows.sample_shape,
+                name=each.name,
+                url=url,
+            )
+            for each in fields
+        }
+        return ChosenFields(
+            schema=Schema(schema),
+            fields=fields,
+            hierarchy=hierarchy,
+            left_out={
+                path.replace("/", ".") or ROOT_FIELD: why for path, why in self._refused.items()
+            },
+        )
 
-    def _follows(self, array: ArrayMetadata, along: str) -> bool:
-        names = array.dimension_names
-        if names is None or names[0] in (along, None):
+    def _follows(self, array: ArrayMetadata, lead: ArrayMetadata) -> bool:
+        """Return True unless the names of dimensions say that an array has other samples."""
+        names, along = array.dimension_names, (lead.dimension_names or (None,))[0]
+        if self._is_named or along is None or names is None or names[0] in (along, None):
             return True
         self._refused[array.name] = (
             f"its first axis is {names[0]!r}, and samples run along {along!r}"
@@ -240,39 +216,8 @@ class _Chooser:
             f'fields={{"{lead}": "{arrays[lead].name}"}}, or pass the path of a group.'
         )
 
-    def _check_count(self, name: str, windows: ArrayWindows) -> None:
-        if windows.samples > MAX_SAMPLES:
-            raise DatasetError(
-                f"{self._url}: {name!r} of shape {windows.shape} has {windows.samples:,} "
-                f"samples, expected at most {MAX_SAMPLES:,}. Use longer strides (stride=)."
-            )
-        if not windows.samples:
-            raise DatasetNotFoundError(
-                f"{self._url}: {name!r} has no samples: its shape is {windows.shape}."
-            )
-
-    def _field(self, name: str, array: ArrayMetadata, windows: ArrayWindows) -> ArrayField:
-        size_bytes = math.prod(windows.window) * array.dtype.itemsize
-        if size_bytes > MAX_SAMPLE_BYTES:
-            raise DatasetError(
-                f"{self._url}: a sample of {name!r} takes {size_bytes:,} bytes, expected at most "
-                f"{MAX_SAMPLE_BYTES:,}. Use smaller windows (sample=)."
-            )
-        dtype, shape = array.dtype, windows.sample_shape
-        is_array = shape or dtype.itemsize > 8
-        own = Array(dtype.name, shape) if is_array else Value(dtype.name)
-        type = self._types.get(name, own)
-        if not _can_deliver(type, dtype, shape):
-            raise ConfigError(
-                f'schema["{name}"]: got {type!r}, and the samples of {self._url} are {own!r}.'
-            )
-        if isinstance(type, Array) and not type.is_settled and isinstance(own, Array):
-            type = replace(
-                type, dtype=own.dtype if type.dtype == "auto" else type.dtype, shape=own.shape
-            )
-        return ArrayField(name=name, array=array, type=type, windows=windows)
-
-    def _no_arrays(self, hierarchy: Hierarchy) -> DatasetError:
+    def no_arrays(self, hierarchy: Hierarchy) -> DatasetError:
+        """Return the error for a hierarchy without any array that can be a field."""
         if self._refused:
             reasons = "; ".join(
                 f"{name or ROOT_FIELD}: {reason}" for name, reason in self._refused.items()
@@ -285,6 +230,18 @@ class _Chooser:
             f"{self._url}: there are no arrays, only groups: {_some(hierarchy.groups)}. Pass the "
             "path of a hierarchy that has arrays."
         )
+
+
+def _parsed(node: Node) -> ArrayMetadata | str:
+    """Return the metadata of an array, or why it can't be a field. Raises DatasetError."""
+    array = parse_array(node)
+    if not isinstance(array, ArrayMetadata):
+        return array.reason
+    if not array.shape:
+        return "it is a single number"
+    if 0 in array.shape[1:]:
+        return f"its samples are empty: its shape is {array.shape}"
+    return array
 
 
 def finest_level(group: Node) -> str | None:
@@ -307,25 +264,6 @@ def _is_variable(array: ArrayMetadata) -> bool:
     """Return True unless an array is the coordinate of the dimension that has its name."""
     names = array.dimension_names
     return names is None or names != (array.name.rpartition("/")[2],)
-
-
-def _can_deliver(type: FieldType, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-    """Return True if samples of this dtype and shape can be delivered as a type."""
-    number, form = number_dtype(type), array_form(type)
-    if number is not None:
-        return not shape and _can_cast(dtype, number)
-    if form is not None:
-        return form.shape == shape and _can_cast(dtype, form.dtype)
-    if isinstance(type, Array):
-        return type.shape in (None, shape) and (
-            type.dtype == "auto" or _can_cast(dtype, np.dtype(type.dtype))
-        )
-    return False
-
-
-def _can_cast(dtype: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    is_integer = dtype.kind in "iu" and wanted.kind in "iu"
-    return is_integer or np.can_cast(dtype, wanted, "same_kind")
 
 
 def _some(names: list[str]) -> str:

@@ -10,13 +10,12 @@ group never descends into its arrays, which may have a million chunks.
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
-from penstock.readers.byte_source import FileSpan
 from penstock.readers.files import below, encoded_name, is_passed_over, printable, unsafe_reason
+from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
     MAX_DOCUMENT_BYTES,
@@ -38,75 +37,59 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from penstock.readers.formats.unindexed_files import Part
     from penstock.readers.formats.zarr.zarr_metadata import Kind
     from penstock.readers.origin import Origin
-    from penstock.readers.types import Encoded
-
-Range = tuple[Entry, int, int]
-"""A file, and the first and end byte of a part of it."""
 
 
-class HierarchyFiles(Protocol):
-    """The files of a hierarchy. Names are relative to its root. Methods raise FetchError or
-    DatasetError."""
+class HierarchyFiles:
+    """The files of a hierarchy, in a local folder or a remote store. Names are relative to its
+    root. Methods raise FetchError or DatasetError."""
 
-    def entry(self, name: bytes) -> Entry | None:
-        """Return a file, or None if it doesn't exist."""
-
-    def folders(self, name: bytes) -> list[bytes]:
-        """Return the names of the folders directly in a folder, sorted."""
-
-    def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """Yield all files in a folder and in at most `depth` levels of folders below it; none if it
-        doesn't exist."""
-
-    def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Read parts of files, remote ones all at once."""
-
-
-def hierarchy_files(origin: Origin) -> HierarchyFiles:
-    """Return the files of a dataset."""
-    if isinstance(origin, LocalFolder):
-        return LocalHierarchyFiles(origin)
-    if isinstance(origin, RemoteFolder):
-        return RemoteHierarchyFiles(origin)
-    raise TypeError(f"unknown origin {origin!r}")
-
-
-class LocalHierarchyFiles:
-    """The files of a hierarchy in a local folder."""
-
-    def __init__(self, origin: LocalFolder) -> None:
+    def __init__(self, origin: Origin) -> None:
         self._origin = origin
 
     def entry(self, name: bytes) -> Entry | None:
         """Return a file, or None if it doesn't exist."""
         return self._origin.entry(name)
 
+    def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """Read parts of files, remote ones all at once."""
+        if isinstance(self._origin, LocalFolder):
+            for entry, _, _ in parts:
+                below(self._origin.root, entry.name)
+        return read_file_parts(self._origin, parts, workers=1)
+
     def folders(self, name: bytes) -> list[bytes]:
         """Return the names of the folders directly in a folder, sorted."""
-        return sorted(entry.name for entry in self._scan(name) if leads_to_folder(entry))
+        if isinstance(self._origin, RemoteFolder):
+            _, found = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
+            names = [os.fsencode(each) for each in found]
+        else:
+            names = [each.name for each in self._scan(name) if leads_to_folder(each)]
+        return sorted(each for each in names if not is_passed_over(each))
 
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """Yield all files in a folder and in at most `depth` levels of folders below it."""
+        """Yield all files in a folder and in the folders below it, from a local folder down to
+        `depth` levels; none if it doesn't exist."""
+        if isinstance(self._origin, RemoteFolder):
+            for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
+                path, size_bytes = os.fsencode(listed.path), listed.size_bytes
+                if unsafe_reason(path) is None:
+                    yield Entry(
+                        name=path, size_bytes=size_bytes, mtime_ns=0, version=listed.version
+                    )
+            return
         for scanned in self._scan(name):
             path = os.path.join(name, scanned.name)
-            if not leads_to_folder(scanned):
-                if (entry := _file(path, scanned)) is not None:
-                    yield entry
-            elif depth > 0:
-                yield from self.walk(path, depth - 1)
-
-    def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Read parts of files."""
-        parts: list[Encoded] = []
-        for entry, start, end in ranges:
-            path = below(self._origin.root, entry.name)
-            parts.append(FileSpan(path, entry.name, start, end - start).read())
-        return parts
+            if leads_to_folder(scanned):
+                if depth > 0:
+                    yield from self.walk(path, depth - 1)
+            elif (entry := self.entry(path)) is not None:
+                yield entry
 
     def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:
-        path = os.path.join(self._origin.root, name) if name else self._origin.root
+        path = self._origin.file(name, size_bytes=None, version="")
         try:
             with os.scandir(path) as entries:
                 return [entry for entry in entries if not is_passed_over(entry.name)]
@@ -114,48 +97,6 @@ class LocalHierarchyFiles:
             if error.errno in NOT_FOUND:
                 return []
             raise cannot_examine(path, error, is_folder=True) from error
-
-
-def _file(name: bytes, scanned: os.DirEntry[bytes]) -> Entry | None:
-    try:
-        facts = scanned.stat()
-    except OSError as error:
-        if error.errno in NOT_FOUND:
-            return None
-        raise cannot_examine(scanned.path, error) from error
-    if not stat.S_ISREG(facts.st_mode):
-        return None
-    return Entry(name=name, size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, version="")
-
-
-class RemoteHierarchyFiles:
-    """The objects of a hierarchy in a folder of a remote store."""
-
-    def __init__(self, origin: RemoteFolder) -> None:
-        self._origin = origin
-
-    def entry(self, name: bytes) -> Entry | None:
-        """Return an object, or None if it doesn't exist."""
-        return self._origin.entry(name)
-
-    def folders(self, name: bytes) -> list[bytes]:
-        """Return the names of the folders directly in a folder, sorted."""
-        _, folders = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
-        return sorted(name for name in map(os.fsencode, folders) if not is_passed_over(name))
-
-    def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """Yield all objects below a folder, at any depth."""
-        del depth
-        for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
-            path = os.fsencode(listed.path)
-            if unsafe_reason(path) is None:
-                yield Entry(
-                    name=path, size_bytes=listed.size_bytes, mtime_ns=0, version=listed.version
-                )
-
-    def read(self, ranges: Sequence[Range]) -> list[Encoded]:
-        """Read parts of objects without caching them."""
-        return self._origin.read_ranges(ranges)
 
 
 V3, CONSOLIDATED, GROUP, ARRAY, ATTRIBUTES = (
@@ -213,8 +154,8 @@ class HierarchyReader:
     """Reads the documents of one hierarchy. url: for messages. Methods raise FetchError or
     DatasetError."""
 
-    def __init__(self, store: HierarchyFiles, url: str) -> None:
-        self._store, self._url = store, url
+    def __init__(self, files: HierarchyFiles, url: str) -> None:
+        self._store, self._url = files, url
         self._documents: list[Entry] = []
 
     def read(self) -> Hierarchy:
@@ -314,7 +255,7 @@ class HierarchyReader:
         self._documents.append(entry)
         (data,) = self._store.read([(entry, 0, entry.size_bytes)])
         name = self._name(entry)
-        return read_document(data.tobytes(), name=name, is_consolidated=is_consolidated)
+        return read_document(data, name=name, is_consolidated=is_consolidated)
 
     def _name(self, entry: Entry) -> str:
         return f"{self._url}/{printable(entry.name)}"

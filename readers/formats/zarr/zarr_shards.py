@@ -13,30 +13,33 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, DatasetError
-from penstock.readers.byte_source import REINDEX
+from penstock.cache import DatasetError, PenstockError
 from penstock.readers.files import printable
+from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece
 from penstock.readers.formats.array_windows import ArrayWindows, unit_rows
 from penstock.readers.formats.candidates import part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.zarr.zarr_codecs import decoder_of
 from penstock.readers.formats.zarr.zarr_fields import WindowedArray
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.zarr.zarr_fields import ArrayField, ChosenFields
+    from penstock.readers.formats.chunked import ChunkedShardFacts
+    from penstock.readers.formats.zarr.zarr_fields import ChosenFields
     from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyFiles
     from penstock.readers.formats.zarr.zarr_metadata import Sharding
     from penstock.readers.origin import Entry
@@ -63,126 +66,89 @@ class StoredChunks:
     sizes: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrayFiles:
-    """The existing files of an array. numbers: in the grid of files, ascending, int64."""
-
-    files: list[Entry]
-    numbers: Ints
-
-
-def list_files(store: HierarchyFiles, array: ArrayMetadata) -> ArrayFiles:
-    """List the files of an array with one listing. Raises DatasetError or FetchError."""
-    files = dict(_numbered_files(store, array))
-    numbers = np.sort(np.fromiter(files, np.int64, len(files)))
-    return ArrayFiles(files=[files[number] for number in numbers.tolist()], numbers=numbers)
-
-
-def _numbered_files(store: HierarchyFiles, array: ArrayMetadata) -> Iterator[tuple[int, Entry]]:
-    root = array.name.encode("utf-8", "surrogateescape")
-    folder, keys = root, array.keys
-    if keys.prefix and keys.separator == "/":
-        folder = b"/".join(part for part in (root, keys.prefix.encode()) if part)
-    rank, counts = len(array.shape), array.files
-    number = rb"(0|[1-9]\d{0,18})"
-    separator = re.escape(keys.separator.encode())
-    parts = [re.escape(keys.prefix.encode())] if keys.prefix else []
-    above = re.escape(root) + b"/" if root else b""
-    pattern = re.compile(above + separator.join([*parts, *([number] * rank)]))
-    depth = rank - 1 if keys.separator == "/" else 0
+def list_files(store: HierarchyFiles, array: ArrayMetadata) -> dict[int, Entry]:
+    """List the files of an array with one listing, by number in the grid of files, ascending.
+    Raises DatasetError or FetchError."""
+    folder, prefix, separator = _encoded(array.name), array.keys.prefix, array.keys.separator
+    depth = 0
+    if separator == "/":
+        depth = len(array.shape) - 1
+        folder = os.path.join(folder, _encoded(prefix)).rstrip(b"/")
+    parts = [*([prefix] if prefix else []), *([r"(0|[1-9]\d{0,18})"] * len(array.shape))]
+    name = re.escape(separator).join(parts)
+    above = re.escape(_encoded(array.name)) + b"/" if array.name else b""
+    pattern, found = re.compile(above + name.encode()), {}
     for entry in store.walk(folder, depth):
         match = pattern.fullmatch(entry.name)
-        if match is None:
-            continue
-        file = 0
-        for place, count in zip(map(int, match.groups()), counts, strict=True):
-            if place >= count:
-                break
-            file = file * count + place
-        else:
-            yield file, entry
+        place = () if match is None else tuple(map(int, match.groups()))
+        if place and all(n < count for n, count in zip(place, array.files, strict=True)):
+            found[int(np.ravel_multi_index(place, array.files))] = entry
+    return dict(sorted(found.items()))
 
 
-def stored_chunks(store: HierarchyFiles, array: ArrayMetadata, listed: ArrayFiles) -> StoredChunks:
+def _encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+
+def stored_chunks(
+    store: HierarchyFiles, array: ArrayMetadata, listed: Mapping[int, Entry]
+) -> StoredChunks:
     """Return the locations of an array's chunks. If its files are shards, their indexes are read,
     many at a time from a remote store.
 
     Raises DatasetError or FetchError.
     """
+    files = list(listed.values())
     if array.sharding is None:
-        return StoredChunks(
-            files=listed.files,
-            numbers=listed.numbers,
-            places=np.arange(len(listed.files)),
-            starts=np.zeros(len(listed.files), np.int64),
-            sizes=np.array([entry.size_bytes for entry in listed.files], np.int64),
-        )
-    parts = list(_indexed_chunks(store, array, array.sharding, listed))
-    numbers, places, starts, sizes = (
-        np.concatenate([np.empty(0, np.int64), *columns])
-        for columns in (zip(*parts, strict=True) if parts else [()] * 4)
-    )
-    order = np.argsort(numbers, kind="stable")
-    return StoredChunks(
-        files=listed.files,
-        numbers=numbers[order],
-        places=places[order],
-        starts=starts[order],
-        sizes=sizes[order],
-    )
+        columns = np.array(
+            [(number, place, 0, files[place].size_bytes) for place, number in enumerate(listed)],
+            np.int64,
+        ).reshape(-1, 4)
+    else:
+        parts = list(_indexed_chunks(store, array, array.sharding, listed))
+        columns = np.concatenate([np.empty((0, 4), np.int64), *parts])
+        columns = columns[np.argsort(columns[:, 0], kind="stable")]
+    numbers, places, starts, sizes = columns.T
+    return StoredChunks(files=files, numbers=numbers, places=places, starts=starts, sizes=sizes)
 
 
 def _indexed_chunks(
-    store: HierarchyFiles, array: ArrayMetadata, sharding: Sharding, listed: ArrayFiles
-) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+    store: HierarchyFiles, array: ArrayMetadata, sharding: Sharding, listed: Mapping[int, Entry]
+) -> Iterator[Ints]:
     """Read the indexes of an array's shards; yield the numbers, files, starts and sizes of the
-    chunks of each shard."""
+    chunks of each shard, int64, shape (chunks, 4)."""
     inner = np.indices(sharding.counts).reshape(len(sharding.counts), -1).T
     step = max(1, _BATCH_BYTES // max(1, sharding.index_bytes))
-    for first in range(0, len(listed.files), step):
-        entries = listed.files[first : first + step]
-        ranges = []
-        for entry in entries:
-            try:
+    files = [*enumerate(listed.items())]
+    for first in range(0, len(files), step):
+        some = files[first : first + step]
+        try:
+            ranges = []
+            for _, (_, entry) in some:
                 ranges.append((entry, *sharding.index_range(entry.size_bytes)))
-            except ValueError as error:
-                raise _damaged(entry, error) from None
-        for place, data in enumerate(store.read(ranges), first):
-            entry = listed.files[place]
-            try:
-                index = sharding.parse_index(data, entry.size_bytes).reshape(-1, 2)
-            except ValueError as error:
-                raise _damaged(entry, error) from None
-            corner = np.array(np.unravel_index(listed.numbers[place], array.files), np.int64)
-            chunks = corner * np.array(sharding.counts, np.int64) + inner
-            # Shards at the end of the array have chunks outside of it.
-            is_stored = (index[:, 0] >= 0) & (chunks < np.array(array.chunks)).all(axis=1)
-            numbers = np.ravel_multi_index(tuple(chunks[is_stored].T), array.chunks)
-            starts, sizes = index[is_stored].T
-            yield numbers, np.full(len(numbers), place), starts, sizes
-
-
-def _damaged(entry: Entry, error: ValueError) -> DatasetError:
-    return DatasetError(f"{printable(entry.name)}: {error}. Write or fetch this shard again.")
+            for (place, (number, entry)), data in zip(some, store.read(ranges), strict=True):
+                index = sharding.parse_index(np.frombuffer(data, np.uint8), entry.size_bytes)
+                index = index.reshape(-1, 2)
+                corner = np.array(np.unravel_index(number, array.files), np.int64)
+                chunks = corner * np.array(sharding.counts, np.int64) + inner
+                # Shards at the end of the array have chunks outside of it.
+                counts = array.grid.counts
+                is_stored = (index[:, 0] >= 0) & (chunks < np.array(counts)).all(axis=1)
+                numbers = np.ravel_multi_index(tuple(chunks[is_stored].T), counts)
+                places = np.full(len(numbers), place)
+                yield np.column_stack([numbers, places, index[is_stored]])
+        except ValueError as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise DatasetError(
+                f"{printable(entry.name)}: {error}. Write or fetch this shard again."
+            ) from None
 
 
 _LENGTH_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardNotes:
-    """The index's notes on one shard.
-
-    first: the number of its first sample in the dataset. chunks: for each field, the numbers of the
-    chunks in its extents, ascending.
-    """
-
-    fields: tuple[WindowedArray, ...]
-    first: int
-    chunks: list[Ints]
-
-
-def _encode_fields(fields: Sequence[ArrayField]) -> bytes:
+def _encode_fields(fields: Sequence[WindowedArray]) -> bytes:
     """Encode the fields, which are the same in all shards, as JSON."""
     values = [
         {
@@ -205,31 +171,44 @@ def _encode_fields(fields: Sequence[ArrayField]) -> bytes:
 
 
 def write_notes(fields: bytes, first: int, chunks: Sequence[Ints]) -> bytes:
-    """Encode the notes on a shard. fields: encoded."""
+    """Encode the notes on a shard.
+
+    fields: encoded. first: the number of its first sample in the dataset. chunks: for each field,
+    the numbers of the chunks in its extents, ascending.
+    """
     numbers = [first, *map(len, chunks)]
     flat = np.concatenate([np.array(numbers, np.int64), *chunks]).astype("<i8")
     return len(fields).to_bytes(_LENGTH_BYTES, "little") + fields + flat.tobytes()
 
 
-def read_notes(notes: bytes) -> ShardNotes:
-    """Decode notes that `write_notes` encoded. Raises CorruptShardError."""
-    try:
-        end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
-        fields = _parse_fields(notes[_LENGTH_BYTES:end])
-        flat = np.frombuffer(notes, "<i8", offset=end).astype(np.int64, copy=False)
-        first, counts, rest = int(flat[0]), flat[1 : len(fields) + 1], flat[len(fields) + 1 :]
-        if counts.min() < 0 or counts.sum() != len(rest) or first < 0:
-            raise ValueError("it lists another number of chunks than it states")
-        chunks = np.split(rest, np.cumsum(counts)[:-1])
-        if any((np.diff(numbers) <= 0).any() for numbers in chunks):
-            raise ValueError("its chunks aren't sorted")
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise CorruptShardError(
-            f"The index entry of a Zarr shard is damaged ({error}). {REINDEX}"
-        ) from error
-    return ShardNotes(fields=fields, first=first, chunks=chunks)
+def read_notes(shard: ChunkedShardFacts) -> ArrayPiece:
+    """Decode notes that `write_notes` encoded. Raises as `ChunkFormat.reader` does."""
+    notes = shard.notes
+    end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
+    fields = _parse_fields(notes[_LENGTH_BYTES:end])
+    flat = np.frombuffer(notes, "<i8", offset=end).astype(np.int64, copy=False)
+    first, counts, rest = int(flat[0]), flat[1 : len(fields) + 1], flat[len(fields) + 1 :]
+    if counts.min() < 0 or counts.sum() != len(rest) or first < 0:
+        raise ValueError("it lists another number of chunks than it states")
+    chunks = np.split(rest, np.cumsum(counts)[:-1])
+    if any((np.diff(numbers) <= 0).any() for numbers in chunks):
+        raise ValueError("its chunks aren't sorted")
+    return ArrayPiece(
+        name=fields[0].array.name or fields[0].name,
+        samples=shard.samples,
+        first=first,
+        parts={
+            field.name: ArrayPart(
+                windows=field.windows,
+                grid=field.array.grid,
+                numbers=numbers,
+                fill=field.array.fill_value,
+                dtype=field.array.dtype,
+                open_decoder=partial(decoder_of, field.array),
+            )
+            for field, numbers in zip(fields, chunks, strict=True)
+        },
+    )
 
 
 @lru_cache(maxsize=16)
@@ -244,16 +223,9 @@ def _parse_field(values: dict[str, Any]) -> WindowedArray:
     array = parse_array(node)
     if not isinstance(array, ArrayMetadata):
         raise array.error()
-    windows = ArrayWindows(
-        shape=array.shape,
-        window=tuple(values["window"]),
-        stride=tuple(values["stride"]),
-        is_step=bool(values["is_step"]),
-        repeat=int(values["repeat"]),
+    windows = ArrayWindows.parse(
+        array.shape, values["window"], values["stride"], values["is_step"], values["repeat"]
     )
-    axes = zip(windows.shape, windows.window, windows.stride, strict=True)
-    if windows.repeat < 1 or any(not 1 <= b <= a or c < 1 for a, b, c in axes):
-        raise ValueError(f"it has invalid windows of {array.name!r}")
     return WindowedArray(name=values["name"], array=array, windows=windows)
 
 
@@ -296,12 +268,12 @@ def cut_shards(
         ) from None
 
 
-def _units(fields: list[ArrayField]) -> Ints:
+def _units(fields: list[WindowedArray]) -> Ints:
     """Return the numbers of samples that are decoded together, by the array with the largest
     chunks."""
     lead = max(fields, key=lambda field: field.array.chunk_bytes)
     units = unit_rows(
-        lead.windows, lead.grid, max_bytes=UNIT_BYTES, itemsize=lead.array.dtype.itemsize
+        lead.windows, lead.array.grid, max_bytes=UNIT_BYTES, itemsize=lead.array.dtype.itemsize
     )
     if units.max(initial=0) <= _MAX_UNIT_ROWS:
         return units
@@ -311,9 +283,9 @@ def _units(fields: list[ArrayField]) -> Ints:
     return cut
 
 
-def _bytes_before(field: ArrayField, stored: StoredChunks, samples: Ints) -> Floats:
+def _bytes_before(field: WindowedArray, stored: StoredChunks, samples: Ints) -> Floats:
     """Estimate how many stored bytes of a field precede each sample along the first axis."""
-    windows, grid = field.windows, field.grid
+    windows, grid = field.windows, field.array.grid
     rows = stored.numbers // math.prod(grid.counts[1:])
     sizes = np.bincount(rows, weights=stored.sizes, minlength=1) if len(rows) else np.zeros(1)
     borders = np.arange(len(sizes) + 1) * grid.chunk[0]
@@ -335,7 +307,7 @@ def _shard(
     columns: list[tuple[Ints, Ints, Ints, Ints]] = []
     files: list[Entry] = []
     for number, (field, of_field) in enumerate(zip(chosen.fields, stored, strict=True)):
-        needed, _ = field.grid.uses(field.windows, rows.start, rows.stop)
+        needed, _ = field.array.grid.uses(field.windows, rows.start, rows.stop)
         low, high = np.searchsorted(of_field.numbers, (needed[0], needed[-1] + 1)).tolist()
         is_needed = np.isin(of_field.numbers[low:high], needed, assume_unique=True)
         at = low + np.flatnonzero(is_needed)

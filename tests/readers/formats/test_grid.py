@@ -19,7 +19,6 @@ from penstock.readers.formats import (
     PartCopier,
     SampleLayout,
     SpanNotes,
-    StepCopier,
     part_bounds,
     place_numbers,
     unit_rows,
@@ -143,15 +142,12 @@ def copied(array: NDArray[Any], windows: ArrayWindows, grid: ChunkGrid) -> NDArr
     out = np.full((windows.samples, *windows.window), -1, array.dtype)
     starts = windows.starts(np.arange(windows.samples))
     touched = grid.touched(starts, windows.window)
-    are_steps = windows.window == (1, *grid.chunk[1:])
-    are_steps = are_steps and not (starts[:, 1:] % np.array(grid.chunk[1:], np.int64)).any()
-    copier = StepCopier if are_steps else PartCopier
     for number in np.unique(touched.chunks).tolist():
         rows = touched.samples[touched.chunks == number]
         low = np.array(np.unravel_index(number, grid.counts)) * grid.chunk
         part = array[tuple(map(slice, low, low + grid.chunk))]
         pad = [(0, b - length) for b, length in zip(grid.chunk, part.shape, strict=True)]
-        copy = copier(starts[rows] - low, windows.window, out, rows).copy
+        copy = PartCopier(starts[rows] - low, windows.window, out, rows, grid.chunk).copy
         copy(np.pad(part, pad), 0, len(rows) // 2)
         copy(np.pad(part, pad), len(rows) // 2, len(rows))
     return out

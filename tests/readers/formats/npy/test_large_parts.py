@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cache import IndexChangedError
 from penstock.readers import Dataset, byte_source
-from penstock.readers.formats.npy import npy_format
+from penstock.readers.formats import array_windows
 from tests.readers.formats.npy.arrays import check_rows
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ X = np.random.default_rng(5).normal(size=(80, 3, 5)).astype("f4")
 @pytest.fixture(autouse=True)
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every part as large; record the bytes of each read into a slot."""
-    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", 1)
+    monkeypatch.setattr(array_windows, "DIRECT_BYTES", 1)
     recorded: list[int] = []
     fill = byte_source.LocalFiles.fill
 
@@ -79,7 +79,7 @@ def test_parts_of_several_ranges_or_another_byte_order_are_copied(
 def test_removed_and_truncated_files_are_named(
     root: Path, cost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(npy_format, "RANGE_COST_BYTES", cost)
+    monkeypatch.setattr(array_windows, "DIRECT_BYTES", cost)
     write(root)
     with Dataset(root / "*.npy", sample="file") as dataset:
         rows = dataset.rows(np.arange(80))

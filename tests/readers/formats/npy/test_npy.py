@@ -245,7 +245,7 @@ HOSTILE = {
     "overflow": (head(shape="(4294967296, 4294967296, 4294967296)"), ""),
     "negative": (head(shape="(-3,)") + b"\0" * 12, "shape"),
     "huge and empty": (head(shape="(0, 9999999999999999)"), "shape"),
-    "no shape": (head(shape="'x'") + b"\0" * 12, "shape"),
+    "no shape": (head(shape="'x'") + b"\0" * 12, "header"),
     "code": (head(shape="__import__('os').getpid()") + b"\0" * 12, "header"),
     "deep": (head(shape="(" * 5000 + ")" * 5000), "header"),
     "long header": (b"\x93NUMPY\2\0" + struct.pack("<I", 2**31) + b" " * 2000, "header"),

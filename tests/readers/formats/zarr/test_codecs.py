@@ -16,14 +16,8 @@ import zarr.codecs.numcodecs as guests
 from numcodecs.abc import Codec as GuestCodec
 
 from penstock.cache import DatasetError, MissingDependencyError
-from penstock.readers.formats.zarr import (
-    CodecChain,
-    DecodedSize,
-    Shuffle,
-    ZarrPythonDecoder,
-    decoder_of,
-    lzma_codec,
-)
+from penstock.readers.formats import CodecChain
+from penstock.readers.formats.zarr import ZarrPythonDecoder, decoder_of, lzma_decompressor
 from tests.readers.formats.zarr.zarr_files import chunks, metadata_of, read, written
 
 if TYPE_CHECKING:
@@ -154,7 +148,6 @@ def test_version_3_with_every_filter_and_byte_order() -> None:
 def test_other_chains_are_decoded_by_zarr() -> None:
     shards = v3.ShardingCodec(chunk_shape=(2, 3, 5))
     for options in (
-        {"zarr_format": 2, "filters": [numcodecs.Base64()], "compressors": numcodecs.Zstd()},
         {"serializer": shards, "compressors": [v3.GzipCodec()]},
         {"serializer": v3.BytesCodec(endian="big"), "filters": [guests.Delta(dtype="i4")]},
         {"filters": [guests.Quantize(digits=3), v3.TransposeCodec(order=(2, 0, 1))]},
@@ -169,14 +162,6 @@ def test_other_chains_are_decoded_by_zarr() -> None:
 @pytest.mark.parametrize("version", [2, 3])
 def test_an_array_of_no_dimensions_is_one_chunk(version: int) -> None:
     check(np.array(3.5), zarr_format=version)
-
-
-@pytest.mark.parametrize("itemsize", range(1, 18))
-def test_unshuffled_bytes_equal_those_of_numcodecs(itemsize: int) -> None:
-    values = np.random.default_rng(0).integers(0, 256, itemsize * 40_000, np.uint8)
-    wanted = np.frombuffer(numcodecs.Shuffle(itemsize).decode(values), np.uint8)
-    size = DecodedSize(len(values), is_exact=True)
-    assert (Shuffle(itemsize).decode(values, size, None) == wanted).all()
 
 
 def damaged(files: dict[str, bytes]) -> tuple[Any, NDArray[np.uint8]]:
@@ -247,10 +232,8 @@ def test_lzma_of_every_format_within_its_memory_limit() -> None:
     values = np.arange(1000, dtype="u1")
     raw = [{"id": 0x21, "dict_size": 2**16}]
     for options in ({"format": 1}, {"format": 2}, {"format": 3, "filters": raw}):
-        data = np.frombuffer(numcodecs.LZMA(**options).encode(values), np.uint8)
-        assert (
-            lzma_codec(options).decode(data, DecodedSize(1000, is_exact=True), None) == values
-        ).all()
+        data = numcodecs.LZMA(**options).encode(values)
+        assert lzma_decompressor(options)().decompress(data) == values.tobytes()
     for options in (
         {"format": 9},
         {"format": 3},
@@ -258,7 +241,7 @@ def test_lzma_of_every_format_within_its_memory_limit() -> None:
         {"format": 3, "filters": [{"id": 99}]},
     ):
         with pytest.raises(ValueError, match="lzma"):
-            lzma_codec(options)
+            lzma_decompressor(options)
 
 
 def renamed(files: dict[str, bytes], **codec: Any) -> dict[str, bytes]:
@@ -301,12 +284,11 @@ class Inverted(GuestCodec):  # type: ignore[misc]
         return ~np.frombuffer(buf, "u1")
 
 
-def test_a_codec_of_another_package_is_called_by_zarr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_of_another_package_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(numcodecs.registry.codec_registry, "inverted", Inverted)
     values = np.arange(24, dtype="f4").reshape(4, 6)
-    assert isinstance(
-        check(values, chunks=(2, 6), zarr_format=2, compressors=Inverted()), ZarrPythonDecoder
-    )
+    check(values, chunks=(2, 6), zarr_format=2, compressors=Inverted())
+    check(values, chunks=(2, 6), zarr_format=2, filters=[numcodecs.Base64()])
     files, _ = written(values, chunks=(2, 6), zarr_format=2, compressors=Inverted())
     decoder, data = damaged(files)
     with pytest.raises(ValueError, match="too short to be turned"):
@@ -319,7 +301,6 @@ def test_a_codec_of_another_package_is_called_by_zarr(monkeypatch: pytest.Monkey
     "codec",
     [
         {"name": "transpose", "configuration": {"order": [0, 0]}},
-        {"name": "numcodecs.shuffle", "configuration": {"elementsize": 0}},
         {"name": "numcodecs.crc32", "configuration": {"location": "middle"}},
         {"name": "numcodecs.delta", "configuration": {"dtype": "O"}},
         {"name": "numcodecs.delta", "configuration": {"dtype": "<i7"}},

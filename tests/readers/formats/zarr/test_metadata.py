@@ -87,7 +87,7 @@ def test_an_array_has_a_shape_chunks_and_names() -> None:
         assert found.name == "group/x"
         assert found.shape == (10, 4)
         assert found.chunk_shape == found.file_shape == (3, 4)
-        assert found.chunks == found.files == (4, 1)
+        assert found.grid.counts == found.files == (4, 1)
         assert found.chunk_bytes == 48
         assert found.dtype == np.float32
         assert found.dimension_names is not None
@@ -113,7 +113,7 @@ def test_a_chunk_has_a_key() -> None:
 
 
 def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
-    assert parsed(v2(shape=[0, 4], chunks=[0, 4])).chunks == (0, 1)
+    assert parsed(v2(shape=[0, 4], chunks=[0, 4])).grid.counts == (0, 1)
 
 
 @pytest.mark.parametrize("version", [2, 3])

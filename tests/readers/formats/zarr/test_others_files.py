@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.readers.formats.zarr import CodecChain, parse_array, read_document, v2_consolidated
+from penstock.readers.formats import CodecChain
+from penstock.readers.formats.zarr import parse_array, read_document, v2_consolidated
 from tests.readers.formats.zarr.make_fixtures import values
 from tests.readers.formats.zarr.zarr_files import Files, chunks, metadata_of, read
 
@@ -41,7 +42,7 @@ def test_chunks_of_fill_values_arent_stored() -> None:
         metadata = metadata_of(files, name)
         places = [place for place, _ in chunks(files, metadata)]
         assert places
-        assert len(places) < np.prod(metadata.chunks)
+        assert len(places) < np.prod(metadata.grid.counts)
 
 
 def test_consolidated_metadata_of_zarr_2() -> None:

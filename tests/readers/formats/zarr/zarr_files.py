@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.zarr import Decoder
+    from penstock.readers.formats import ChunkDecoder
 
 Files = dict[str, bytes]
 
@@ -78,17 +78,17 @@ def chunks(
                 yield tuple(offset.tolist()), data[start : start + size]
 
 
-def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], Decoder]:
+def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], ChunkDecoder]:
     """Read a whole array; decode each chunk into a new array and into a given one."""
     metadata = metadata_of(files, name)
     decoder = decoder_of(metadata)
-    shape = np.multiply(metadata.chunks, metadata.chunk_shape)
+    shape = np.multiply(metadata.grid.counts, metadata.chunk_shape)
     whole = np.full(shape, metadata.fill_value, metadata.dtype)
     for place, data in chunks(files, metadata):
         buffer = np.empty(metadata.chunk_shape, metadata.dtype)
         assert decoder.decode(data, buffer) is buffer
         found = decoder.decode(data)
-        assert found.dtype == metadata.dtype
+        assert found.dtype.newbyteorder("=") == metadata.dtype
         np.testing.assert_array_equal(found, buffer)
         corner = np.multiply(place, metadata.chunk_shape)
         if np.all(corner < shape):

@@ -1,34 +1,26 @@
 """Check the arguments of an operation.
 
-Each function returns the checked value, or raises a RecipeError that names the argument (`what`),
-what it got and what it wanted.
+A check is a function of (what, value). It returns the checked value, or raises a RecipeError that
+names the argument (`what`), what it got and what it wanted. Some functions return a check.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, TypeGuard
 
 from penstock.cache import RecipeError
 
+Check = Callable[[str, Any], Any]
 MAX_SIZE_PX = 65_535  # libjpeg's own limit; a larger output is a typing error
 MAX_LENGTH, MAX_AXES = 2**40, 32  # of arrays
 
 
-def check_argument(op: object, name: str, check: Callable[..., object], **options: object) -> None:
-    """Replace an argument of a frozen operation by its checked value, while the operation is
-    created.
-
-    check: called as check("Operation(name=...)", value, **options).
-    """
-    value = check(f"{type(op).__name__}({name}=...)", getattr(op, name), **options)
-    object.__setattr__(op, name, value)
-
-
-def is_finite_number(value: object) -> bool:
+def is_finite_number(value: object) -> TypeGuard[float]:
     """Return True for a finite real number that isn't a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -50,27 +42,36 @@ def integer(value: Any) -> int | None:
         return None
 
 
-def one_of(what: str, value: object, *, allowed: tuple[str, ...]) -> str:
-    """Return the value if it is one of `allowed`."""
-    if value in allowed:
-        return value
-    names = ", ".join(f'"{name}"' for name in allowed)
-    raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
+def one_of(*allowed: str) -> Check:
+    """Return the check of names, or of an enum of torchvision whose values are these names."""
+
+    def check(what: str, value: Any) -> str:
+        name = getattr(value, "value", value)
+        if name in allowed:
+            return str(name)
+        names = ", ".join(f'"{name}"' for name in allowed)
+        raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
+
+    return check
 
 
-def enum_name(what: str, value: object, *, allowed: tuple[str, ...]) -> str:
-    """Return the checked name that a value of an enum of torchvision has, or that is the value."""
-    return one_of(what, getattr(value, "value", value), allowed=allowed)
+def only(supported: object, remedy: str) -> Check:
+    """Return the check of an argument that torchvision also has, with its only supported value."""
+
+    def check(what: str, value: Any) -> Any:
+        if value is supported:
+            return value
+        raise RecipeError(f"{what}: got {value!r}, and only {supported!r} is supported: {remedy}.")
+
+    return check
 
 
-def single_value(what: str, value: object, *, only: object, remedy: str) -> object:
-    """Return the only supported value of an argument that torchvision also has."""
-    if value is only:
-        return value
-    raise RecipeError(f"{what}: got {value!r}, and only {only!r} is supported: {remedy}.")
+def optional(check: Check) -> Check:
+    """Return the check of an argument that may be None."""
+    return lambda what, value: None if value is None else check(what, value)
 
 
-def as_tuple(value: object) -> tuple[object, ...]:
+def as_tuple(value: object) -> tuple[Any, ...]:
     """Return the items of a sequence or an array; an empty tuple for anything else."""
     value = python_value(value)
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
@@ -118,12 +119,16 @@ def axis_lengths(what: str, value: object) -> tuple[int | None, ...]:
     )
 
 
-def positive_range(what: str, value: object, *, most: float) -> tuple[float, float]:
-    """Return a checked pair 0 < low <= high <= most."""
-    pair = numbers(what, value)
-    if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
-        return pair[0], pair[1]
-    raise RecipeError(f"{what}: got {value!r}, wanted a pair 0 < low <= high <= {most:g}.")
+def positive_range(most: float) -> Check:
+    """Return the check of a pair 0 < low <= high <= most."""
+
+    def check(what: str, value: Any) -> tuple[float, float]:
+        pair = numbers(what, value)
+        if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
+            return pair[0], pair[1]
+        raise RecipeError(f"{what}: got {value!r}, wanted a pair 0 < low <= high <= {most:g}.")
+
+    return check
 
 
 def numbers(what: str, value: object) -> tuple[float, ...]:
@@ -134,55 +139,71 @@ def numbers(what: str, value: object) -> tuple[float, ...]:
         if numbers and all(is_finite_number(number) for number in numbers):
             return tuple(float(number) for number in numbers)
     elif is_finite_number(value):
-        return (float(cast("float", value)),)
+        return (float(value),)
     raise RecipeError(f"{what}: got {value!r}, wanted a number per channel.")
 
 
 def probability(what: str, value: object) -> float:
     """Return a checked number from 0 to 1."""
-    if is_finite_number(value) and 0 <= cast("float", value) <= 1:
-        return float(cast("float", value))
+    if is_finite_number(value) and 0 <= value <= 1:
+        return float(value)
     raise RecipeError(f"{what}: got {value!r}, wanted a probability from 0 to 1.")
 
 
-def whole_number(what: str, value: object, *, low: int, high: int) -> int:
-    """Return a checked whole number from low to high."""
-    number = integer(value)
-    if number is not None and low <= number <= high:
-        return number
-    raise RecipeError(f"{what}: got {value!r}, wanted a whole number from {low} to {high}.")
+def whole_number(low: int, high: int) -> Check:
+    """Return the check of a whole number from low to high."""
+
+    def check(what: str, value: Any) -> int:
+        number = integer(value)
+        if number is not None and low <= number <= high:
+            return number
+        raise RecipeError(f"{what}: got {value!r}, wanted a whole number from {low} to {high}.")
+
+    return check
 
 
-def range_around(
-    what: str, value: object, *, around: float, low: float, high: float
-) -> tuple[float, float]:
-    """Return the range of torchvision's float or pair: a number x means around - x to around + x.
+def number(low: float, high: float) -> Check:
+    """Return the check of a number from low to high."""
 
-    The range of a number is cut at `low`; a pair must be between `low` and `high`.
+    def check(what: str, value: Any) -> float:
+        if is_finite_number(value) and low <= value <= high:
+            return float(value)
+        raise RecipeError(f"{what}: got {value!r}, wanted a number from {low:g} to {high:g}.")
+
+    return check
+
+
+def range_around(around: float, *, low: float, high: float) -> Check:
+    """Return the check of torchvision's float or pair: a number x means around - x to around + x.
+
+    The range of a number is cut at `low`; a pair must be between `low` and `high`. None means no
+    change, as in torchvision's ColorJitter.
     """
-    value = python_value(value)
-    if value is None:  # as in torchvision's ColorJitter: no change
-        return around, around
-    if is_finite_number(value):
-        reach = float(cast("float", value))
-        if reach >= 0 and around + reach <= high:
-            return max(around - reach, low), around + reach
-    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        first, last = value
-        if is_finite_number(first) and is_finite_number(last) and low <= first <= last <= high:
-            return float(first), float(last)
-    raise RecipeError(
-        f"{what}: got {value!r}, wanted a number from 0 to {high - around:g}, or a pair "
-        f"low <= high from {low:g} to {high:g}."
-    )
+
+    def check(what: str, value: Any) -> tuple[float, float]:
+        value = python_value(value)
+        if value is None:
+            return around, around
+        if is_finite_number(value) and value >= 0 and around + value <= high:
+            return max(around - value, low), float(around + value)
+        pair = as_tuple(value)
+        is_pair = len(pair) == 2 and all(map(is_finite_number, pair))
+        if is_pair and low <= pair[0] <= pair[1] <= high:
+            return float(pair[0]), float(pair[1])
+        raise RecipeError(
+            f"{what}: got {value!r}, wanted a number from 0 to {high - around:g}, or a pair "
+            f"low <= high from {low:g} to {high:g}."
+        )
+
+    return check
 
 
 def fill_value(what: str, value: object) -> float:
     """Return the value of pixels outside an image, 0..255; 0 for None, as in torchvision."""
     if value is None:
         return 0.0
-    if is_finite_number(value) and 0 <= cast("float", value) <= 255:
-        return float(cast("float", value))
+    if is_finite_number(value) and 0 <= value <= 255:
+        return float(value)
     raise RecipeError(f"{what}: got {value!r}, wanted one number from 0 to 255, for all channels.")
 
 
@@ -194,3 +215,18 @@ def field_names(what: str, names: object) -> tuple[str, ...] | None:
     if isinstance(given, Sequence) and given and all(isinstance(name, str) for name in given):
         return tuple(given)
     raise RecipeError(f"{what}: got {names!r}, wanted names of fields, or None for all.")
+
+
+def arguments(**checks: Check) -> Mapping[str, Check]:
+    """Return the checks of an operation's arguments by name."""
+    return MappingProxyType(checks)
+
+
+COMMON_CHECKS = arguments(
+    p=probability,
+    fill=fill_value,
+    mask_fill=whole_number(-(2**31), 2**31 - 1),
+    fields=field_names,
+    inplace=boolean,
+)
+"""The checks of arguments that mean the same in each operation."""

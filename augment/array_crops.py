@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.augment.draw_keys import draw_base, keyed_draws
-from penstock.augment.operations import CenterCrop, RandomCrop
+from penstock.augment.draw_keys import Uniform, draw_base
+from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.recipe import operations_of
 from penstock.cache import RecipeError
 from penstock.readers.fieldtypes import (
@@ -48,7 +48,7 @@ class ArrayCrop:
     if they differ. shape: shape of the cropped part. salt: part of the key of its draws.
     """
 
-    op: RandomCrop | CenterCrop
+    op: FixedCrop
     index: int
     sides: tuple[int | None, ...]
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class ArrayCrop:
     @property
     def is_random(self) -> bool:
         """True if a sample's crop differs from epoch to epoch."""
-        return isinstance(self.op, RandomCrop)
+        return self.op.is_random
 
     @property
     def axes(self) -> range:
@@ -69,7 +69,7 @@ def is_array_crop(
     op: object, of: str | None, schema: Mapping[str, FieldType], fields: Sequence[str]
 ) -> bool:
     """Return True if an operation crops arrays only. of: the field whose list contains it."""
-    if not isinstance(op, RandomCrop | CenterCrop):
+    if not isinstance(op, FixedCrop):
         return False
     names = _cropped_fields(op, of, schema, fields)
     return bool(names) and all(name in names for name in op.fields or ())
@@ -91,7 +91,7 @@ def check_array_crops(
     lists = augment if isinstance(augment, Mapping) else {None: augment}
     for of, recipe in lists.items():
         for index, op in enumerate(operations_of(recipe)):
-            if not isinstance(op, RandomCrop | CenterCrop):
+            if not isinstance(op, FixedCrop):
                 continue
             names = _cropped_fields(op, of, schema, fields)
             if not names and of is op.fields is None and not _has_images(schema, fields):
@@ -121,10 +121,7 @@ def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
 
 
 def _cropped_fields(
-    op: RandomCrop | CenterCrop,
-    of: str | None,
-    schema: Mapping[str, FieldType],
-    selected: Sequence[str],
+    op: FixedCrop, of: str | None, schema: Mapping[str, FieldType], selected: Sequence[str]
 ) -> list[str]:
     """Return the names of the arrays that an operation crops. of: the field whose list contains
     it."""
@@ -142,14 +139,14 @@ def _has_images(schema: Mapping[str, FieldType], selected: Sequence[str]) -> boo
     return any(isinstance(schema.get(name), Image) for name in selected)
 
 
-def _fits(op: RandomCrop | CenterCrop, type: FieldType) -> bool:
+def _fits(op: FixedCrop, type: FieldType) -> bool:
     assert isinstance(type, Array)
     return type.of is None and type.shape is not None and len(type.shape) >= len(op.lengths)
 
 
-def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: FieldType) -> ArrayCrop:
+def _checked_crop(op: FixedCrop, index: int, name: str, type: FieldType) -> ArrayCrop:
     assert isinstance(type, Array)
-    if isinstance(op, RandomCrop) and (op.padding or op.pad_if_needed):
+    if op.padding_px or op.pad_if_needed:
         raise RecipeError(
             f'{op}: only images can be padded, and "{name}" is {type}. Leave the padding out, or '
             "crop images by another RandomCrop."
@@ -182,7 +179,7 @@ def _checked_crop(op: RandomCrop | CenterCrop, index: int, name: str, type: Fiel
     return ArrayCrop(op=op, index=index, sides=sides, shape=tuple(shape))
 
 
-def _check_equal_sides(op: RandomCrop | CenterCrop, crops: Mapping[str, ArrayCrop]) -> None:
+def _check_equal_sides(op: FixedCrop, crops: Mapping[str, ArrayCrop]) -> None:
     """Raise RecipeError unless the fields of one crop have the same lengths along cropped axes:
     they have the same corner."""
     cropped = [
@@ -256,17 +253,16 @@ class ArrayDraws:
         self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]
     ) -> Ints:
         """Return the first index along each axis, int64, shape (n, dimensions)."""
-        lengths = np.array(crop.shape, np.int64)
-        room = np.broadcast_to(np.asarray(sides, np.int64) - lengths, (len(ids), len(lengths)))
-        found = np.zeros((len(ids), len(lengths)), np.int64)
-        if not crop.is_random:
-            found[:] = np.rint(np.maximum(room, 0) / 2)
-            return found
-        axes = crop.axes
-        base = draw_base(self.seed, epoch, ids, salt=crop.salt)
-        places = keyed_draws(base, crop.index, list(range(len(axes))))
-        for number, axis in enumerate(axes):
-            found[:, axis] = places[number] * (np.maximum(room[:, axis], 0) + 1)
+        found = np.zeros((len(ids), len(crop.shape)), np.int64)
+        whole = np.broadcast_to(np.asarray(sides, np.int64), found.shape)
+        places = np.zeros((len(crop.axes), 1))
+        if crop.is_random:
+            base = draw_base(self.seed, epoch, ids, salt=crop.salt)
+            places = Uniform(base, crop.index)(len(crop.axes))
+        for number, axis in enumerate(crop.axes):
+            length = crop.shape[axis]
+            side = np.maximum(whole[:, axis], length)  # of a sample that is too small: any index
+            found[:, axis] = crop.op.corner(side, length, places[number])
         return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.augment.field_operations import Pad, SanitizeBoxes, Unpack
+    from penstock.augment.field_operations import ColumnOperation, SanitizeBoxes
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers.fieldtypes import Array, Boxes, Keypoints, Mask
 
@@ -40,14 +40,14 @@ class FieldRecipes:
     """The checked operations on each selected field. Only `check_recipes` creates it.
 
     fields: names of a batch's values, in order. images: recipe of each image field. followers:
-    masks, boxes, keypoints, and arrays that lose rows with boxes. pads: operations by the field
-    that they make dense, or ragged. A field in none of these is delivered as stored.
+    masks, boxes, keypoints, and arrays that lose rows with boxes. columns: operations on the
+    form of a field's column, by field. A field in none of these is delivered as stored.
     """
 
     fields: tuple[str, ...]
     images: Mapping[str, CheckedRecipe]
     followers: Mapping[str, Follower]
-    pads: Mapping[str, Pad | Unpack]
+    columns: Mapping[str, ColumnOperation]
 
     @property
     def followed(self) -> frozenset[str]:

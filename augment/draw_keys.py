@@ -10,24 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache.base import keyed_hash, splitmix64, unit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-
-
-class Uniform(Protocol):
-    """A function of `count` that returns keyed draws in [0, 1), float64, shape (count, n), always
-    the same ones."""
-
-    def __call__(self, count: int, /) -> Floats: ...
-
 
 _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32
 
@@ -72,11 +67,27 @@ def entry_salts(recipes: Any) -> dict[str, int]:
     return salts
 
 
-def keyed_draws(base: NDArray[np.uint64], index: int, numbers: list[int]) -> Floats:
-    """Return draws in [0, 1) for the operation at `index`, shape (numbers, n).
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """The draws in [0, 1) of the operation at one place of a recipe, always the same ones.
 
-    base: from `draw_base`, shape (n,). numbers: numbers of the draws. Row k is
-    unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k])) if salt and occurrence are 0.
+    base: of the samples, from `draw_base`, uint64, (n,). index: the operation's place.
     """
-    keys = np.array(numbers, np.uint64)[:, None] + np.uint64(index << 32)
-    return unit(splitmix64(base ^ keys))
+
+    base: NDArray[np.uint64]
+    index: int
+
+    def __call__(self, count: int, /) -> Floats:
+        """Return the draws 0 to count - 1, float64, shape (count, n)."""
+        return self.numbered(range(count))
+
+    def numbered(self, numbers: Sequence[int]) -> Floats:
+        """Return the draws of these numbers, shape (numbers, n). Row k is
+        unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k])) if salt and occurrence are
+        0."""
+        keys = np.array(numbers, np.uint64)[:, None] + np.uint64(self.index << 32)
+        return unit(splitmix64(self.base ^ keys))
+
+    def of(self, rows: NDArray[np.int64]) -> Uniform:
+        """Return the draws of some of the samples."""
+        return Uniform(self.base[rows], self.index)

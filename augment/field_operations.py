@@ -1,4 +1,4 @@
-"""Define the operations on whole fields, which need no image: Map, Pad, Unpack, SanitizeBoxes.
+"""Define the operations on fields, which need no image: Map, Pad, Unpack, SanitizeBoxes.
 
 Map calls a user's function on the stored values, before anything is decoded or resized. So it must
 precede all other operations: after a crop it would seem to get the crop. Pad turns fields whose
@@ -15,23 +15,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from penstock.augment.argument_checks import (
+    arguments,
     as_tuple,
     boolean,
-    check_argument,
-    field_names,
     integer,
     is_finite_number,
+    optional,
     whole_number,
 )
-from penstock.cache import RecipeError, explain_arguments
+from penstock.augment.operation import FieldOperation, Operation, Stage, operation
+from penstock.cache import ConfigError, RecipeError
 from penstock.readers.fieldtypes import (
     PRESENT,
     Array,
     Audio,
+    Boxes,
+    DenseColumn,
     FieldType,
     Image,
+    Keypoints,
+    RaggedColumn,
     Schema,
+    Tokens,
     Value,
     Video,
     is_number,
@@ -39,16 +47,36 @@ from penstock.readers.fieldtypes import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes import SampleBatch
+
+    Names = Callable[[list[int]], list[str]]
 
 MAX_PROCESSES = 1024
 _ENCODED = (Image, Audio, Video)
 
 
-@explain_arguments(RecipeError)
-@dataclass(frozen=True, slots=True)
-class Map:
+def _map_fields(what: str, fields: Any) -> tuple[str, ...]:
+    names = (fields,) if isinstance(fields, str) else fields
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        raise RecipeError(f"{what}: got {fields!r}, wanted a field's name, or several.")
+    if len(set(names)) < len(names):
+        raise RecipeError(f"{what}: got {list(names)}, wanted each field once.")
+    return tuple(names)
+
+
+def _map_returns(what: str, returns: object) -> dict[str, FieldType]:
+    if isinstance(returns, Mapping) and returns:
+        return dict(returns)
+    raise RecipeError(
+        f"{what}: got {returns!r}, wanted the type of each field that fn returns, such as "
+        '{"tokens": Tokens("int64")}.'
+    )
+
+
+@operation
+class Map(Operation):
     """Apply a function of yours to fields of each sample. It precedes all other operations.
 
     fn: gets one positional argument for each field: a str for Text; bytes for Bytes and encoded
@@ -77,15 +105,18 @@ class Map:
     batched: bool = False
     processes: int = 0
 
+    stage = Stage.MAP
+    checks = arguments(
+        fields=optional(_map_fields),
+        returns=optional(_map_returns),
+        batched=boolean,
+        processes=whole_number(0, MAX_PROCESSES),
+    )
+
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise RecipeError(f"Map(fn=...): got {self.fn!r}, wanted a function.")
-        if self.fields is not None:
-            check_argument(self, "fields", _map_fields)
-        check_argument(self, "batched", boolean)
-        check_argument(self, "processes", whole_number, low=0, high=MAX_PROCESSES)
-        if self.returns is not None:
-            check_argument(self, "returns", _map_returns)
+        Operation.__post_init__(self)
 
     @property
     def name(self) -> str:
@@ -260,30 +291,32 @@ def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None
         )
 
 
-def _map_fields(what: str, fields: Any) -> tuple[str, ...]:
-    names = (fields,) if isinstance(fields, str) else fields
-    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
-        raise RecipeError(f"{what}: got {fields!r}, wanted a field's name, or several.")
-    if len(set(names)) < len(names):
-        raise RecipeError(f"{what}: got {list(names)}, wanted each field once.")
-    return tuple(names)
-
-
-def _map_returns(what: str, returns: object) -> dict[str, FieldType]:
-    if isinstance(returns, Mapping) and returns:
-        return dict(returns)
-    raise RecipeError(
-        f"{what}: got {returns!r}, wanted the type of each field that fn returns, such as "
-        '{"tokens": Tokens("int64")}.'
-    )
-
-
 MAX_PADDED_LENGTH = 2**31
 
 
-@explain_arguments(RecipeError)
-@dataclass(frozen=True, slots=True)
-class Pad:
+class ColumnOperation(FieldOperation):
+    """Base class of operations that change the form of one field's column, on any thread. It has
+    the argument `field`."""
+
+    __slots__ = ()
+
+    field: str
+
+    def fits_field(self, name: str, _type: FieldType) -> bool:
+        """Return True for the list of its own field."""
+        return name == self.field
+
+    def check_types(self, selected: Mapping[str, FieldType], /) -> None:
+        """Raise RecipeError for fields of other types than it needs."""
+        raise NotImplementedError
+
+    def column(self, content: SampleBatch, names: Names, /) -> DenseColumn | RaggedColumn:
+        """Return the changed column of a batch. names: returns names of samples by id."""
+        raise NotImplementedError
+
+
+@operation
+class Pad(ColumnOperation):
     """Pad each sample of a field at its end, so that a batch of the field is one tensor.
 
     field: a field whose samples differ in length, such as boxes or tokens. to: the first length of
@@ -315,7 +348,44 @@ class Pad:
         if not is_finite_number(self.value) and not isinstance(self.value, bool):
             raise RecipeError(f"Pad({self.field!r}): got value={self.value!r}, wanted a number.")
 
-    def shape(self, dimensions: int) -> tuple[int | None, ...]:
+    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+        """Raise RecipeError unless samples of the field differ in length."""
+        type = selected[self.field]
+        ragged = isinstance(type, Boxes | Keypoints | Tokens)
+        if not ragged and not (isinstance(type, Array) and type.is_ragged):
+            raise RecipeError(
+                f'{self}: samples of "{self.field}" ({type.__class__.__name__}) don\'t differ in '
+                "length. Leave Pad out."
+            )
+
+    def column(self, content: SampleBatch, names: Names) -> DenseColumn:
+        """Return the padded column. Raises ConfigError for a sample that is too long."""
+        column = content.columns[self.field]
+        assert isinstance(column, RaggedColumn), self.field
+        several = column.shapes
+        shapes = np.diff(column.offsets)[:, None] if several is None else several
+        longest = shapes.max(axis=0, initial=0).tolist()
+        wanted = self._lengths(shapes.shape[1])
+        to = [long if each is None else each for each, long in zip(wanted, longest, strict=True)]
+        if len(longer := np.flatnonzero((shapes > to).any(axis=1))):
+            row, sample_id = int(longer[0]), int(content.ids[longer[0]])
+            raise ConfigError(
+                f"{self}: sample {sample_id} ({names([sample_id])[0]}) is longer: its shape is "
+                f"{column.sample(row).shape}. Nothing is cut off: pass a larger to=, or to=None "
+                "for the longest of each batch."
+            )
+        dtype = column.values.dtype
+        out = np.full((len(column), *to, *column.values.shape[1:]), self._fill(dtype), dtype)
+        if several is not None:
+            for row, shape in enumerate(shapes.tolist()):
+                out[row][tuple(map(slice, shape))] = column.sample(row)
+            return DenseColumn(out)
+        lengths = shapes[:, 0]
+        rows = np.repeat(np.arange(len(column)), lengths)
+        out[rows, np.arange(len(rows)) - np.repeat(column.offsets[:-1], lengths)] = column.values
+        return DenseColumn(out)
+
+    def _lengths(self, dimensions: int) -> tuple[int | None, ...]:
         """Return each sample's padded lengths; None: the longest length of the batch.
 
         dimensions: number of a sample's lengths that differ. Raises RecipeError if `to` has another
@@ -332,10 +402,23 @@ class Pad:
             )
         return lengths
 
+    def _fill(self, dtype: np.dtype[Any]) -> Any:
+        """Return the padding value in a column's dtype. Raises RecipeError if it can't hold it."""
+        with np.errstate(all="ignore"):
+            try:
+                value = np.array(self.value).astype(dtype)
+            except OverflowError:
+                value = None
+        if value is None or (dtype.kind in "biu" and value != self.value):
+            raise RecipeError(
+                f"{self}: {dtype} can't hold value={self.value!r}. Choose another value, or store "
+                f"{self.field!r} in a wider type."
+            )
+        return value
 
-@explain_arguments(RecipeError)
-@dataclass(frozen=True, slots=True)
-class Unpack:
+
+@operation
+class Unpack(ColumnOperation):
     """Cut the sequences of a batch into their documents, for attention that doesn't cross them.
 
     field: a field of sequences of one length, such as "tokens" or "position". by: the field of the
@@ -359,10 +442,39 @@ class Unpack:
         if self.field == self.by:
             raise RecipeError(f'Unpack("{self.field}"): got by="{self.by}", the field itself.')
 
+    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+        """Raise RecipeError unless both fields are sequences of the same length."""
+        types = [selected[self.field], selected.get(self.by)]
+        shapes = [
+            each.shape if isinstance(each, Array) and not each.is_ragged else None for each in types
+        ]
+        if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
+            raise RecipeError(
+                f"{self}: got {types[0]!r} and {types[1]!r}, wanted two selected fields of "
+                'sequences of one length, as a dataset of tokens with documents="pack" has.'
+            )
 
-@explain_arguments(RecipeError)
-@dataclass(frozen=True, slots=True)
-class SanitizeBoxes:
+    def column(self, content: SampleBatch, _names: Names) -> RaggedColumn:
+        """Return the documents. The tokens of a document are contiguous."""
+        column, documents = content.columns[self.field], content.columns[self.by]
+        assert isinstance(column, DenseColumn)
+        assert isinstance(documents, DenseColumn)
+        numbers = documents.values
+        begins = np.ones(numbers.shape, np.bool_)
+        np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
+        is_token = numbers >= 0
+        firsts = np.flatnonzero(begins[is_token])
+        return RaggedColumn(column.values[is_token], np.append(firsts, int(is_token.sum())))
+
+
+def _least_pixels(what: str, value: Any) -> float:
+    if is_finite_number(value) and value >= 0:
+        return float(value)
+    raise RecipeError(f"{what}: got {value!r}, wanted pixels, 0 or more.")
+
+
+@operation
+class SanitizeBoxes(FieldOperation):
     """Drop boxes of which too little is left, and their rows of fields `of` them.
 
     It comes anywhere after crops, resizes and flips, and checks the final boxes, clipped to their
@@ -377,10 +489,12 @@ class SanitizeBoxes:
     _: KW_ONLY
     fields: str | Sequence[str] | None = None
 
-    def __post_init__(self) -> None:
-        check_argument(self, "min_size", _least_pixels)
-        check_argument(self, "min_area", _least_pixels)
-        check_argument(self, "fields", field_names)
+    needs_final_boxes = True
+    checks = arguments(min_size=_least_pixels, min_area=_least_pixels)
+
+    def fits_field(self, _name: str, type: FieldType) -> bool:
+        """Return True for the list of boxes."""
+        return isinstance(type, Boxes)
 
     def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return True for each box to keep, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape
@@ -388,9 +502,3 @@ class SanitizeBoxes:
         width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
         large = (width >= self.min_size) & (height >= self.min_size)
         return large & (width * height >= self.min_area)
-
-
-def _least_pixels(what: str, value: Any) -> float:
-    if is_finite_number(value) and value >= 0:
-        return float(value)
-    raise RecipeError(f"{what}: got {value!r}, wanted pixels, 0 or more.")

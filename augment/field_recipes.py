@@ -11,26 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.augment.checked_recipes import FieldRecipes, Follower
-from penstock.augment.field_operations import Map, Pad, SanitizeBoxes, Unpack
-from penstock.augment.operations import (
-    Apply,
-    AutoAugment,
-    CenterCrop,
-    Operation,
-    RandAugment,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomRotation,
-    RandomVerticalFlip,
-    Recipe,
-    Resize,
-    TrivialAugmentWide,
-)
-from penstock.augment.recipe import check_recipe, operations_of
+from penstock.augment.field_operations import ColumnOperation, Map, SanitizeBoxes
+from penstock.augment.geometric_operations import FixedCrop
+from penstock.augment.operation import Operation, Stage
+from penstock.augment.recipe import Recipe, check_recipe, operations_of
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE
 from penstock.readers.fieldtypes import (
@@ -40,7 +27,6 @@ from penstock.readers.fieldtypes import (
     Image,
     Keypoints,
     Mask,
-    Tokens,
     is_mask_name,
     untyped_places,
 )
@@ -55,18 +41,7 @@ Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 FieldLists = Recipe | Mapping[str, Recipe]
 """Recipes with a list for each field of a tuple, as returned by `by_field`."""
 
-# Operations that move pixels in a way that masks, boxes and points don't follow yet.
-_UNFOLLOWED = (RandomRotation, RandAugment, TrivialAugmentWide, AutoAugment)
 _FOLLOWING = (Mask, Boxes, Keypoints)
-_MOVING = (
-    CenterCrop,
-    RandomCrop,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-    *_UNFOLLOWED,
-)
 
 _log = logging.getLogger("penstock")
 
@@ -133,7 +108,10 @@ def check_recipes(
     everything = [op for ops in dict.fromkeys(lists.values()) for op in ops]
     followers = _sanitized(lists, selected, followers)
     return FieldRecipes(
-        fields=tuple(fields), images=images, followers=followers, pads=_pads(everything, selected)
+        fields=tuple(fields),
+        images=images,
+        followers=followers,
+        columns=_column_operations(everything, selected),
     )
 
 
@@ -176,8 +154,7 @@ def _warn_of_undeclared_masks(
 
 def _moves(op: Operation, images: set[str]) -> bool:
     """Return True if an operation moves pixels of an image."""
-    only = op.fields if isinstance(op, RandomCrop | CenterCrop) else None
-    return isinstance(op, _MOVING) and bool(images.intersection(only or images))
+    return op.moves_pixels and any(map(op.selects, images))
 
 
 def _lists(
@@ -215,10 +192,10 @@ def _lists(
 
 def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
     """Return True if none of the operations works on images."""
-    kinds: tuple[type, ...] = (Pad, SanitizeBoxes, Unpack)
-    if any(isinstance(type, Array) for type in selected.values()):
-        kinds = (*kinds, RandomCrop, CenterCrop)
-    return bool(ops) and all(isinstance(op, kinds) for op in ops)
+    has_arrays = any(isinstance(type, Array) for type in selected.values())
+    return bool(ops) and all(
+        op.stage is Stage.FIELD or (has_arrays and isinstance(op, FixedCrop)) for op in ops
+    )
 
 
 def _image_remedy(schema: Mapping[str, FieldType]) -> str:
@@ -247,10 +224,7 @@ def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, 
     if not ops:
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
     for op in ops:
-        applies = isinstance(op, Pad | Unpack) and op.field == name
-        if isinstance(op, RandomCrop | CenterCrop) and isinstance(type, Array):
-            applies = op.fields in (None, (name,))
-        if not applies and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
+        if not op.fits_field(name, type):
             raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
 
 
@@ -273,7 +247,7 @@ def _check_crops(
     known = [name for name, type in selected.items() if isinstance(type, Image | Array)]
     for ops in lists.values():
         for op in ops:
-            for name in (op.fields or ()) if isinstance(op, RandomCrop | CenterCrop) else ():
+            for name in (op.fields or ()) if isinstance(op, FixedCrop) else ():
                 if name not in known:
                     raise RecipeError(
                         f'{op}: "{name}" is no selected image or array. Selected: {known}.'
@@ -334,18 +308,13 @@ def _follower(
 
 def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> None:
     for op in recipe.ops:
-        what = type(op).__name__
-        if isinstance(op, _UNFOLLOWED):
-            why, or_else = "rotates or shifts pixels, and", ""
-        elif isinstance(op, Apply) and op.moves:
-            why = "may move pixels, and"
-            or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
-        else:
-            continue
-        raise RecipeError(
-            f'{op} {why} "{name}" ({type(follower.type).__name__} of "{follower.of}") can\'t '
-            f'follow it. Leave "{name}" out of fields=, or {what} out of the recipe{or_else}.'
-        )
+        if not op.can_be_followed:
+            what = type(op).__name__
+            raise RecipeError(
+                f'{op} may move pixels, and "{name}" ({type(follower.type).__name__} of '
+                f'"{follower.of}") can\'t follow it. Leave "{name}" out of fields=, or {what} out '
+                f"of the recipe{op.or_else}."
+            )
 
 
 def _sanitized(
@@ -405,40 +374,21 @@ def _boxes_of(
     return [name for name in affected if op.fields is None or name in op.fields]
 
 
-def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad | Unpack]:
-    pads: dict[str, Pad | Unpack] = {}
+def _column_operations(
+    ops: Sequence[Operation], selected: Mapping[str, FieldType]
+) -> dict[str, ColumnOperation]:
+    found: dict[str, ColumnOperation] = {}
     for op in ops:
-        if not isinstance(op, Pad | Unpack):
+        if not isinstance(op, ColumnOperation):
             continue
-        kind, type = op.__class__.__name__, selected.get(op.field)
-        if type is None:
+        kind = op.__class__.__name__
+        if op.field not in selected:
             raise RecipeError(
                 f'{op}: "{op.field}" isn\'t selected. Leave {kind} out, or select it. Selected: '
                 f"{list(selected)}."
             )
-        if op.field in pads:
+        if op.field in found:
             raise RecipeError(f'Two {kind} for "{op.field}": keep one.')
-        pads[op.field] = op
-        if isinstance(op, Unpack):
-            _check_unpack(op, selected)
-            continue
-        ragged = isinstance(type, Boxes | Keypoints | Tokens)
-        if not ragged and not (isinstance(type, Array) and type.is_ragged):
-            raise RecipeError(
-                f'{op}: samples of "{op.field}" ({type.__class__.__name__}) don\'t differ in '
-                "length. Leave Pad out."
-            )
-    return pads
-
-
-def _check_unpack(op: Unpack, selected: Mapping[str, FieldType]) -> None:
-    """Raise RecipeError unless both fields are sequences of the same length."""
-    shapes = [
-        each.shape if isinstance(each, Array) and not each.is_ragged else None
-        for each in (selected[op.field], selected.get(op.by))
-    ]
-    if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
-        raise RecipeError(
-            f"{op}: got {selected[op.field]!r} and {selected.get(op.by)!r}, wanted two selected "
-            'fields of sequences of one length, as a dataset of tokens with documents="pack" has.'
-        )
+        op.check_types(selected)
+        found[op.field] = op
+    return found

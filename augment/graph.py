@@ -41,7 +41,7 @@ from penstock.augment.decode_failures import (
     split_rows,
 )
 from penstock.augment.devices import checked_device, window_decoding
-from penstock.augment.draws import decodes_window, input_names
+from penstock.augment.draws import input_kinds
 from penstock.augment.graph_definition import GraphPlan, define_outputs
 from penstock.augment.image_checks import bad_headers, read_header, warn_of_values
 from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError, watch
@@ -151,7 +151,7 @@ class DaliPipeline:
     def __init__(self, plan: GraphPlan) -> None:
         dali = load_dali()
         self._plan = plan
-        self._names = input_names(plan.recipe)
+        self._names = list(input_kinds(plan.recipe))
         self._tensor = dali.tensors.TensorCPU
         self._tensors = dali.tensors.TensorListCPU
         on_gpu = plan.resident and plan.device == "cuda"
@@ -383,7 +383,7 @@ class Graph:
             **(where := checked_device(device, device_id)),
             windows=(
                 window_decoding(recipe, **where)
-                if decodes_window(recipe) and not (pixels or resident or constant_decode)
+                if recipe.decodes_window and not (pixels or resident or constant_decode)
                 else "decoder"
             ),
         )

@@ -1,4 +1,4 @@
-"""Mix the images and class numbers of a batch by MixUp and CutMix, into soft targets.
+"""Define MixUp and CutMix, and mix the images and class numbers of a batch into soft targets.
 
 The order chooses the partners (`penstock.pipeline.plan.job_order`): they are neighbours in it, so
 that a rank reads at most two samples in addition to its own. (With a reversed batch, as in
@@ -12,13 +12,14 @@ The draws are made in numpy; torch is imported where pixels are mixed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.augment.draw_keys import draw_base, keyed_draws
-from penstock.augment.operations import CutMix, MixingOperation
-from penstock.cache import ConfigError
+from penstock.augment.argument_checks import arguments, optional, positive_range, whole_number
+from penstock.augment.draw_keys import Uniform, draw_base
+from penstock.augment.operation import DType, ImageShape, Operation, Stage, operation
+from penstock.cache import ConfigError, RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,59 @@ if TYPE_CHECKING:
 
 MIX_DRAWS = 5
 """Uniform draws of a sample: one for the operation, two for the share, row and column of a box."""
+
+MAX_CLASSES = 2**24
+
+
+def _alpha(what: str, value: Any) -> float:
+    return float(positive_range(1e4)(what, (value, value))[0])
+
+
+class MixingOperation(Operation):
+    """Base class of operations that mix each sample with its partner. boxed: by a window of it,
+    else by blending all pixels. It has the arguments `alpha` and `num_classes`."""
+
+    __slots__ = ()
+
+    stage = Stage.MIX
+    is_single = True
+    boxed: ClassVar[bool] = False
+    alpha: float
+    num_classes: int | None
+    checks = arguments(alpha=_alpha, num_classes=optional(whole_number(1, MAX_CLASSES)))
+
+    def check(self, _shape: ImageShape, dtype: DType) -> None:
+        """Raise RecipeError for whole numbers."""
+        if dtype == "uint8":
+            raise RecipeError(
+                f"{self} blends numbers and labels, and the recipe's result is uint8. Add "
+                'Normalize() or Cast("float32") in front of it.'
+            )
+
+
+@operation
+class MixUp(MixingOperation):
+    """Blend each image and label with a partner's (Zhang et al. 2017). It comes last in a recipe.
+
+    alpha: parameter of the distribution of the shares, Beta(alpha, alpha). num_classes: number of
+    classes, for labels that are class numbers; None: the dataset's number.
+    """
+
+    alpha: float = 1.0
+    num_classes: int | None = None
+
+
+@operation
+class CutMix(MixingOperation):
+    """Replace a window of each image by its partner's, and blend labels by area (Yun et al. 2019).
+
+    It comes last in a recipe. alpha, num_classes: as in `MixUp`.
+    """
+
+    alpha: float = 1.0
+    num_classes: int | None = None
+
+    boxed = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +123,7 @@ class Mixer:
 
     def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
         """Return the mix of the samples of these ids; partner: the row of each sample's partner."""
-
-        def uniform(count: int) -> Floats:
-            base = draw_base(self.seed, epoch, ids, salt=self.salt)
-            return keyed_draws(base, self.index, list(range(count)))
-
+        uniform = Uniform(draw_base(self.seed, epoch, ids, salt=self.salt), self.index)
         return draw_mix(self.ops, uniform, partner=partner, height=self.height, width=self.width)
 
 
@@ -85,10 +135,11 @@ def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer 
     if not recipe.mixing:
         return None
     _, height, width = recipe.shape
+    ops = cast("tuple[MixingOperation, ...]", recipe.mixing)
     return Mixer(
-        ops=recipe.mixing,
-        index=recipe.ops.index(recipe.mixing[0]),
-        classes=class_count(recipe.mixing, classes),
+        ops=ops,
+        index=recipe.ops.index(ops[0]),
+        classes=class_count(ops, classes),
         height=height,
         width=width,
         seed=seed,
@@ -112,7 +163,7 @@ def draw_mix(
     which, *rest = uniform(MIX_DRAWS)
     chosen = (which * len(ops)).astype(np.int64)
     alpha = np.array([op.alpha for op in ops])[chosen]
-    boxed = np.array([isinstance(op, CutMix) for op in ops])[chosen]
+    boxed = np.array([op.boxed for op in ops])[chosen]
     share = symmetric_beta(alpha, rest[0], rest[1])
     box = np.where(boxed[:, None], cutmix_boxes(share, rest[2], rest[3], height, width), 0)
     area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])

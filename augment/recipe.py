@@ -14,46 +14,46 @@ treats left and right differently. Then they are done in their own place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from penstock.augment.argument_checks import height_width
-from penstock.augment.field_operations import Pad, SanitizeBoxes, Unpack
-from penstock.augment.operations import (
-    AutoAugment,
-    Cast,
+import numpy as np
+
+from penstock.augment.dali_nodes import if_else
+from penstock.augment.draw_keys import Uniform
+from penstock.augment.geometric_operations import (
     CenterCrop,
-    ColorJitter,
-    CutMix,
-    Decode,
-    DType,
+    FixedCrop,
     FlipOperation,
-    GaussianBlur,
-    GeometricOperation,
-    MixingOperation,
-    MixUp,
-    Normalize,
-    Operation,
-    PixelOperation,
-    RandAugment,
     RandomCrop,
-    RandomErasing,
-    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomVerticalFlip,
-    Recipe,
     Resize,
-    Size,
-    TrivialAugmentWide,
 )
-from penstock.cache import RecipeError
+from penstock.augment.image_moves import FlipMove, WarpMove
+from penstock.augment.operation import (
+    ORDER,
+    Antialias,
+    DType,
+    FieldOperation,
+    GeometricOperation,
+    ImageOperation,
+    ImageShape,
+    Operation,
+    Size,
+    Stage,
+    Values,
+)
+from penstock.augment.pixel_operations import Decode, Normalize
+from penstock.cache import RecipeError, explain_arguments
 from penstock.readers import ANY_SIZE, ImageRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from numpy.typing import NDArray
 
-Antialias = bool | Literal["auto"]
+    from penstock.augment.image_moves import ImageMove
+
+Recipe = Sequence[Operation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Window:
     """A window or a flip by the operation at `index` of the recipe."""
 
     index: int
-    op: CenterCrop | RandomCrop | RandomResizedCrop | FlipOperation
+    op: GeometricOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,145 +79,104 @@ class GeometryStage:
     antialias: Antialias = True
     after: tuple[Window, ...] = ()
     out: tuple[int, int] | None = None
-    padding: RandomCrop | None = None
+    padding: FixedCrop | None = None
 
     @property
-    def crops(self) -> bool:
-        """True if the output is a part of the input or has another size."""
-        crop = CenterCrop, RandomCrop, RandomResizedCrop
-        return self.size is not None or any(isinstance(w.op, crop) for w in self.before)
+    def crops_before(self) -> bool:
+        """True if a window crops its input."""
+        return any(window.op.crops for window in self.before)
+
+    @property
+    def crops_after(self) -> bool:
+        """True if it resizes only a region of its input."""
+        return any(window.op.crops for window in self.after)
+
+    def with_window(self, window: Window, out: tuple[int, int] | None) -> GeometryStage:
+        """Return the stage with another window. out: as in the stage."""
+        if self.size is None:
+            return replace(self, before=(*self.before, window), out=out)
+        return replace(self, after=(*self.after, window), out=out)
 
 
 def plan_geometries(
-    geometric: list[tuple[int, GeometricOperation]], images: ImageRange
+    geometric: Sequence[tuple[int, GeometricOperation]], images: ImageRange
 ) -> tuple[tuple[GeometryStage, ...], ImageRange]:
     """Return the geometry stages, and the sizes of the images after the last one."""
-    geometries = [GeometryStage(out=images.fixed)]
-    sizes = images
+    stages: list[GeometryStage] = []
+    last, sizes = GeometryStage(out=images.fixed), images
     for index, op in geometric:
-        if isinstance(op, CenterCrop | RandomCrop):
-            if isinstance(op, RandomCrop) and (op.padding or not _is_large_enough(sizes, op)):
-                geometries = _with_padding(geometries, op)
-            sizes = _cropped(op, sizes, is_known=images != ANY_SIZE)
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, FlipOperation):
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, RandomResizedCrop):
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), None)
-            sizes = _fixed_size(op.height_width)
-            geometries = _with_resize(geometries, op.height_width, op.antialias, sizes)
-        else:
-            sizes = _resized(op, sizes)
-            geometries = _with_resize(geometries, op.size, op.antialias, sizes)
-    return tuple(geometries), sizes
+        if op.pads(sizes):
+            assert isinstance(op, FixedCrop)
+            if any(stage.padding for stage in (*stages, last)):
+                raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
+            if last.size is not None or last.crops_before:
+                # Outside the earlier crop it shows padding, although the image continues there.
+                stages.append(last)
+                last = GeometryStage()
+            last = replace(last, padding=op)
+        sizes = op.sizes(sizes)
+        if op.crops or isinstance(op, FlipOperation):
+            last = last.with_window(Window(index, op), None if op.resize else sizes.fixed)
+        if op.resize is not None:
+            if last.size is not None:
+                stages.append(last)
+                last = GeometryStage()
+            size, antialias = op.resize
+            last = replace(last, size=size, antialias=antialias, out=sizes.fixed)
+    return (*stages, last), sizes
 
 
-def _with_window(
-    geometry: GeometryStage, window: Window, sizes: ImageRange | None
-) -> GeometryStage:
-    out = sizes.fixed if sizes else None
-    if geometry.size is None:
-        return replace(geometry, before=(*geometry.before, window), out=out)
-    return replace(geometry, after=(*geometry.after, window), out=out)
+Flipped = tuple["NDArray[np.bool_]", "NDArray[np.bool_] | None"]
+"""True for samples that the windows flip left to right, and upside down (None: none of them)."""
 
-
-def _with_padding(geometries: list[GeometryStage], op: RandomCrop) -> list[GeometryStage]:
-    if any(geometry.padding for geometry in geometries):
-        raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
-    if geometries[-1].crops:
-        # Outside the earlier crop it shows padding, although the image continues there.
-        return [*geometries, GeometryStage(padding=op)]
-    return [*geometries[:-1], replace(geometries[-1], padding=op)]
-
-
-def _with_resize(
-    geometries: list[GeometryStage], size: Size, antialias: Antialias, sizes: ImageRange
-) -> list[GeometryStage]:
-    last = geometries[-1]
-    if last.size is None:
-        return [*geometries[:-1], replace(last, size=size, antialias=antialias, out=sizes.fixed)]
-    return [*geometries, GeometryStage(size=size, antialias=antialias, out=sizes.fixed)]
-
-
-def _fixed_size(size: tuple[int, int]) -> ImageRange:
-    height, width = size
-    return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
-
-
-def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange, *, is_known: bool) -> ImageRange:
-    if _is_large_enough(sizes, op) or (isinstance(op, RandomCrop) and op.pad_if_needed):
-        return _fixed_size(op.height_width)
-    height, width = op.height_width
-    found = (
-        f"as small as {sizes.min_height} x {sizes.min_width}"
-        if is_known
-        else "of sizes that aren't known before they are read"
-    )
-    remedies = ["Put a Resize in front of it"]
-    remedies += ["crop less"] if is_known else []
-    remedies += ["pass pad_if_needed=True"] if isinstance(op, RandomCrop) else []
-    raise RecipeError(
-        f"{type(op).__name__}: wanted {height} x {width} (height x width) of images {found}. "
-        f"{', or '.join(remedies)}."
-    )
-
-
-def _is_large_enough(sizes: ImageRange, op: CenterCrop | RandomCrop) -> bool:
-    """Return True if the smallest image, padding included, is as large as a window."""
-    height, width = op.height_width
-    padding = 2 * op.padding_px if isinstance(op, RandomCrop) else 0
-    return height <= sizes.min_height + padding and width <= sizes.min_width + padding
-
-
-def _resized(op: Resize, sizes: ImageRange) -> ImageRange:
-    if isinstance(op.size, tuple):
-        return _fixed_size(op.size)
-    if sizes.fixed:
-        return _fixed_size(short_side(op.size, height=sizes.fixed[0], width=sizes.fixed[1]))
-    short = op.size
-    return ImageRange(
-        min_height=max(short, short * sizes.min_height // sizes.max_width),
-        max_height=max(short, short * sizes.max_height // sizes.min_width),
-        min_width=max(short, short * sizes.min_width // sizes.max_height),
-        max_width=max(short, short * sizes.max_width // sizes.min_height),
-    )
-
-
-def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
-    """Return height and width after a resize of the short side, rounded as torchvision rounds."""
-    if height <= width:
-        return short, short * width // height
-    return short * height // width, short
-
-
-PIXEL_OPERATIONS: tuple[type, ...] = get_args(PixelOperation)
-"""The types of pixel operations."""
-
-FLIP_INVARIANT = (ColorJitter, RandomGrayscale, GaussianBlur)
-"""Pixel operations with the same result if the image is flipped before or after them."""
-
-_NEED_COLOURS = (RandomGrayscale, RandAugment, TrivialAugmentWide, AutoAugment)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageShape:
-    """The shape of the images that an operation gets, in pixels."""
-
-    height: int
-    width: int
-    channels: int
+_INPUT_DTYPES = {"f": np.float32, "b": np.bool_}  # all others: int32
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperation:
-    """A pixel operation, or RandomErasing, at place `index` of the recipe."""
+    """An operation on pixels at place `index` of the recipe."""
 
     index: int
-    op: Any
+    op: ImageOperation
 
-    def name(self, suffix: str) -> str:
-        """Return the name of one of its argument inputs."""
-        return f"{type(self.op).__name__}{self.index}.{suffix}"
+    def values(self, base: NDArray[np.uint64], shape: ImageShape, _flipped: Flipped) -> Values:
+        """Return its argument inputs by name, C-contiguous. base: from `draw_base`. flipped: by the
+        windows."""
+        drawn = self.op.draw(Uniform(base, self.index), shape)
+        return {
+            f"{self._prefix}{name}": np.ascontiguousarray(
+                each, _INPUT_DTYPES.get(each.dtype.kind, np.int32)
+            )
+            for name, each in drawn.items()
+        }
+
+    def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
+        """Return the changed images. inputs: nodes of all inputs of the graph, by name."""
+
+        def changed(nodes: dict[str, Any]) -> Any:
+            return self.op.node(nodes.pop("images"), nodes, shape)
+
+        own = {"images": images, **self._own(inputs)}
+        on = own.pop("on", None)
+        return changed(own) if on is None else if_else(own, on, changed, lambda x: x["images"])
+
+    def moves(self, values: Values, shape: ImageShape, _flipped: Flipped) -> list[ImageMove]:
+        """Return how it moves pixels by these argument inputs of the graph."""
+        if not self.op.has_geometry:
+            return []
+        own = self._own(values)
+        matrix = self.op.geometry(own, shape).astype(np.float64)
+        if "on" in own:
+            matrix = np.where(own["on"][:, None, None], matrix, np.eye(3))
+        return [WarpMove(size=_sides(shape, len(matrix)), matrix=matrix, fill=self.op.mask_fill)]
+
+    @property
+    def _prefix(self) -> str:
+        return f"{type(self.op).__name__}{self.index}."
+
+    def _own(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        prefix = self._prefix
+        return {n.removeprefix(prefix): each for n, each in inputs.items() if n.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,84 +192,66 @@ class Mirror:
     windows: bool
     vertical: bool = False
 
+    def values(self, base: NDArray[np.uint64], _shape: ImageShape, flipped: Flipped) -> Values:
+        """Return its argument input, as `PlacedOperation.values`."""
+        flip = self._by_windows(flipped)
+        for index, op in self.flips:
+            flip = flip ^ op.on(Uniform(base, index))
+        return {self.name: flip.astype(np.int32)}
 
-def active_jitters(op: ColorJitter) -> list[str]:
-    """Return the names of the arguments that change anything, in the order of their application."""
-    neutral = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-    return [name for name, value in neutral.items() if getattr(op, name) != (value, value)]
+    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Return the flipped images."""
+        from nvidia.dali import fn
+
+        mirror = inputs[self.name]
+        horizontal, vertical = (0, mirror) if self.vertical else (mirror, 0)
+        return fn.flip(images, horizontal=horizontal, vertical=vertical)
+
+    def moves(self, values: Values, shape: ImageShape, flipped: Flipped) -> list[ImageMove]:
+        """Return its own flips, without those of the windows."""
+        if not self.flips:
+            return []
+        on = values[self.name].astype(np.bool_) ^ self._by_windows(flipped)
+        return [FlipMove(size=_sides(shape, len(on)), on=on, vertical=self.vertical)]
+
+    def _by_windows(self, flipped: Flipped) -> NDArray[np.bool_]:
+        found = flipped[self.vertical] if self.windows else None
+        return np.zeros_like(flipped[0]) if found is None else found
 
 
-def needs_colours(op: Any) -> bool:
-    """Return True if an operation needs images of three channels."""
-    if isinstance(op, ColorJitter):
-        return not {"saturation", "hue"}.isdisjoint(active_jitters(op))
-    return isinstance(op, _NEED_COLOURS)
+Step = PlacedOperation | Mirror
 
 
-def check_pixels(placed: Iterable[PlacedOperation], shape: ImageShape) -> None:
-    """Raise RecipeError for an operation that can't work on images of this shape."""
-    for each in placed:
-        op = each.op
-        if shape.channels == 1 and needs_colours(op):
-            raise RecipeError(
-                f'{op} needs colours, and the recipe has Decode("gray"). Leave it out, or decode '
-                'to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
-            )
-        if isinstance(op, GaussianBlur):
-            columns, rows = op.kernel_size  # type: ignore[misc]  # checked when it was created
-            if rows // 2 >= shape.height or columns // 2 >= shape.width:
-                raise RecipeError(
-                    f"GaussianBlur(kernel_size=...): got {columns} x {rows} (width x height) for "
-                    f"images of {shape.width} x {shape.height}, wanted less than twice their size: "
-                    "beyond the edge the image is mirrored once."
-                )
-        if isinstance(op, RandomErasing):
-            count = len(op.value) if isinstance(op.value, tuple) else 1
-            if count not in (1, shape.channels):
-                raise RecipeError(
-                    f"RandomErasing(value=...): got {count} numbers, wanted 1 or "
-                    f"{shape.channels}, one per channel."
-                )
+def _sides(shape: ImageShape, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.full(count, shape.height), np.full(count, shape.width)
 
 
 def place_mirrors(
-    flips: bool, operations: Sequence[PlacedOperation], *, upends: bool = False
-) -> tuple[tuple[PlacedOperation | Mirror, ...], Mirror | None]:
+    windows: Sequence[GeometricOperation], operations: Sequence[tuple[int, Operation]]
+) -> tuple[tuple[Step, ...], Mirror | None]:
     """Return the operations with their flips in the places where they are done, and the flip of the
-    last pass.
+    last pass, which flips only left to right.
 
-    flips, upends: True if earlier windows may flip left to right, and upside down. The last pass
-    flips only left to right.
+    windows: the operations before them.
     """
-    placed: list[PlacedOperation | Mirror] = []
-    if upends:
-        placed.append(Mirror("upend", (), windows=True, vertical=True))
-    waiting: list[tuple[int, RandomHorizontalFlip]] = []
-    windows = flips
-    for operation in operations:
-        if isinstance(operation.op, RandomHorizontalFlip):
-            waiting.append((operation.index, operation.op))
+    vertical = {op.is_vertical for op in windows if isinstance(op, FlipOperation)}
+    placed: list[Step] = [Mirror("upend", (), True, vertical=True)] if True in vertical else []
+    waiting: list[tuple[int, FlipOperation]] = []
+    by_windows = False in vertical
+    for index, op in operations:
+        if isinstance(op, FlipOperation):
+            if op.is_vertical:
+                placed.append(Mirror(f"upend{index}", ((index, op),), False, vertical=True))
+            else:
+                waiting.append((index, op))
             continue
-        if isinstance(operation.op, RandomVerticalFlip):
-            flip = ((operation.index, operation.op),)
-            placed.append(Mirror(f"upend{operation.index}", flip, windows=False, vertical=True))
-            continue
-        if not isinstance(operation.op, FLIP_INVARIANT) and (waiting or windows):
-            placed.append(Mirror(f"mirror{operation.index}", tuple(waiting), windows))
-            waiting, windows = [], False
-        placed.append(operation)
-    last = Mirror("mirror", tuple(waiting), windows) if waiting or windows else None
+        assert isinstance(op, ImageOperation)
+        if not op.commutes_with_flips and (waiting or by_windows):
+            placed.append(Mirror(f"mirror{index}", tuple(waiting), by_windows))
+            waiting, by_windows = [], False
+        placed.append(PlacedOperation(index, op))
+    last = Mirror("mirror", tuple(waiting), by_windows) if waiting or by_windows else None
     return tuple(placed), last
-
-
-_FLIPS = get_args(FlipOperation)
-_GEOMETRIC = get_args(GeometricOperation)
-_MIXING = (MixUp, CutMix)
-_FIELD_OPERATIONS = (SanitizeBoxes, Pad, Unpack)
-_KNOWN_OPERATIONS: tuple[type, ...] = (
-    *(Decode, *_GEOMETRIC, *PIXEL_OPERATIONS, Normalize, RandomErasing, Cast),
-    *(*_MIXING, *_FIELD_OPERATIONS),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,10 +272,10 @@ class CheckedRecipe:
     normalize: Normalize | None
     shape: tuple[int, int, int]
     dtype: DType
-    pixels: tuple[PlacedOperation | Mirror, ...] = ()
+    pixels: tuple[Step, ...] = ()
     mirror: Mirror | None = None
     erasing: tuple[PlacedOperation, ...] = ()
-    mixing: tuple[MixingOperation, ...] = ()
+    mixing: tuple[Operation, ...] = ()
     salt: int = 0
 
     @property
@@ -344,15 +285,25 @@ class CheckedRecipe:
         return ImageShape(height, width, channels)
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """The operations with draws that follow the geometry stages."""
+        return (*self.pixels, *((self.mirror,) if self.mirror else ()), *self.erasing)
+
+    @property
     def flips(self) -> bool:
         """True if a sample may be mirrored."""
-        return any(isinstance(op, _FLIPS) for op in self.ops)
+        return any(isinstance(op, FlipOperation) for op in self.ops)
 
     @property
     def random(self) -> bool:
         """True if a sample's view differs from epoch to epoch."""
-        random = (*_FLIPS, RandomCrop, RandomResizedCrop, RandomErasing, *PIXEL_OPERATIONS)
-        return any(isinstance(op, random) for op in self.ops)
+        return any(op.is_random for op in self.ops)
+
+    @property
+    def decodes_window(self) -> bool:
+        """True if decoding a part of each image is enough."""
+        first = self.geometries[0]
+        return first.crops_before or first.crops_after
 
 
 def check_recipe(
@@ -371,67 +322,50 @@ def check_recipe(
             "out, or check fields= of the dataset."
         )
     ops = operations_of(recipe)
-    decode = ops[0]
-    assert isinstance(decode, Decode)
-    groups = _group_operations(ops, field)
-    normalize, cast = groups.normalize, groups.cast
-    if normalize is not None and len(normalize.mean) != decode.channels:
-        raise RecipeError(
-            f"Normalize: got {len(normalize.mean)} means, wanted {decode.channels}, one per "
-            f'channel of Decode("{decode.color}").'
-        )
-    geometries, out = plan_geometries(groups.geometric, images)
+    stages: Any = _by_stage(ops, field)
+    (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
+    geometries, out = plan_geometries(geometric, images)
     if out.fixed is None:
-        what = "The recipe makes images"
-        if len(ops) == 1:
-            what = "The images are" if field is None else f'The images of "{field}" are'
-        found = (
-            f"{what} of sizes that aren't known before they are read: the format, or the torch "
-            "dataset, doesn't list them"
-            if images == ANY_SIZE
-            else f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
-            f"{out.min_width} to {out.max_width}"
-        )
-        raise RecipeError(
-            f"{found}. A batch needs one size: in augment=, add "
-            "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
-        )
-    flips = any(isinstance(op, RandomHorizontalFlip) for _, op in groups.geometric)
-    upends = any(isinstance(op, RandomVerticalFlip) for _, op in groups.geometric)
-    pixels, mirror = place_mirrors(flips, groups.pixels, upends=upends)
+        raise RecipeError(_no_size(ops, images, out, field))
+    pixels, mirror = place_mirrors([op for _, op in geometric], stages[Stage.PIXELS])
+    normalize = next((op for _, op in stages[Stage.NORMALIZE]), None)
+    to = next((op for _, op in stages[Stage.CAST]), None)
     checked = CheckedRecipe(
         ops=ops,
         geometries=geometries,
         decode=decode,
         normalize=normalize,
         shape=(decode.channels, *out.fixed),
-        dtype=cast.dtype if cast else ("uint8" if normalize is None else "float32"),
+        dtype=to.dtype if to else ("uint8" if normalize is None else "float32"),
         pixels=pixels,
         mirror=mirror,
-        erasing=tuple(groups.erasing),
-        mixing=tuple(groups.mixing),
+        erasing=tuple(PlacedOperation(index, op) for index, op in stages[Stage.ERASE]),
+        mixing=tuple(op for _, op in stages[Stage.MIX]),
     )
-    check_pixels((each for each in pixels if isinstance(each, PlacedOperation)), checked.image)
-    check_pixels(checked.erasing, checked.image)
-    _check_uint8(checked)
+    for placed in stages.values():
+        for _, op in placed:
+            op.check(checked.image, checked.dtype)
     return checked
 
 
-def _check_uint8(recipe: CheckedRecipe) -> None:
-    """Raise RecipeError for operations that a batch of uint8 doesn't allow."""
-    if recipe.dtype != "uint8":
-        return
-    if recipe.mixing:
-        raise RecipeError(
-            f"{recipe.mixing[0]} blends numbers and labels, and the recipe's result is uint8. Add "
-            'Normalize() or Cast("float32") in front of it.'
-        )
-    for erasing in recipe.erasing:
-        if not all(0 <= value <= 255 and value == int(value) for value in erasing.op.value):
-            raise RecipeError(
-                f"RandomErasing(value=...): got {erasing.op.value} in a recipe whose result is "
-                "uint8, wanted whole numbers from 0 to 255."
-            )
+def _no_size(
+    ops: Sequence[Operation], images: ImageRange, out: ImageRange, field: str | None
+) -> str:
+    """Return the message for images that have no common size in the end."""
+    what = "The recipe makes images"
+    if len(ops) == 1:
+        what = "The images are" if field is None else f'The images of "{field}" are'
+    found = (
+        f"{what} of sizes that aren't known before they are read: the format, or the torch "
+        "dataset, doesn't list them"
+        if images == ANY_SIZE
+        else f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
+        f"{out.min_width} to {out.max_width}"
+    )
+    return (
+        f"{found}. A batch needs one size: in augment=, add "
+        "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
+    )
 
 
 def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
@@ -439,130 +373,94 @@ def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
     isn't a recipe."""
     if recipe is None:
         return (Decode(),)
-    if isinstance(recipe, _KNOWN_OPERATIONS):  # accept one operation instead of a list
+    if isinstance(recipe, Operation):  # accept one operation instead of a list
         recipe = cast("Recipe", (recipe,))
     if not isinstance(recipe, Sequence) or isinstance(recipe, str):
         raise RecipeError(
             f"augment: got {recipe!r}, wanted a list of operations, such as imagenet_train(224)."
         )
     for op in recipe:
-        if not isinstance(op, _KNOWN_OPERATIONS):
+        if not isinstance(op, Operation) or op.stage is Stage.MAP:
             raise RecipeError(_unknown_operation(op))
     ops = tuple(recipe)
-    return ops if ops and isinstance(ops[0], Decode) else (Decode(), *ops)
+    return ops if ops and ops[0].stage is Stage.DECODE else (Decode(), *ops)
 
 
 def _unknown_operation(op: Any) -> str:
-    names = ", ".join(kind.__name__ for kind in _KNOWN_OPERATIONS)
-    if isinstance(op, type) and issubclass(op, _KNOWN_OPERATIONS):
+    if isinstance(op, type) and issubclass(op, Operation):
         return f"augment: got the class {op.__name__}, wanted an instance: {op.__name__}(...)."
     if type(op).__module__.startswith("torchvision."):
         return (
-            f"augment: got torchvision's {type(op).__name__}, wanted operations of `penstock`: "
-            f"{names}. Import the one of the same name from `penstock`."
+            f"augment: got torchvision's {type(op).__name__}, wanted operations of `penstock`. "
+            "Import the one of the same name from `penstock`."
         )
-    return f"augment: got {op!r} of type {type(op).__name__}, wanted one of {names}."
+    kind = type(op).__name__
+    return f"augment: got {op!r} of type {kind}, wanted an operation, such as Resize(256)."
 
 
-@dataclass(slots=True)
-class _OperationGroups:
-    """The operations of a recipe by kind; those with draws have their place."""
+def _by_stage(
+    ops: Sequence[Operation], field: str | None
+) -> dict[Stage, list[tuple[int, Operation]]]:
+    """Return the operations on an image with their places, by stage.
 
-    geometric: list[tuple[int, GeometricOperation]] = field(default_factory=list)
-    pixels: list[PlacedOperation] = field(default_factory=list)
-    normalize: Normalize | None = None
-    erasing: list[PlacedOperation] = field(default_factory=list)
-    cast: Cast | None = None
-    mixing: list[MixingOperation] = field(default_factory=list)
-    sanitize: SanitizeBoxes | None = None
-
-    def latest(self) -> Operation | None:
-        """Return an operation after which none may move or change pixels; None without one."""
-        erased = self.erasing[0].op if self.erasing else None
-        return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
-
-
-def _group_operations(ops: tuple[Operation, ...], name: str | None) -> _OperationGroups:
-    """Group operations by kind. Raises RecipeError for a wrong order of operations."""
-    groups = _OperationGroups()
+    Flips after pixel operations count as these. Raises RecipeError for a wrong order.
+    """
+    stages: dict[Stage, list[tuple[int, Operation]]] = {stage: [] for stage in Stage}
+    final: Operation | None = None
     for index, op in enumerate(ops):
-        if isinstance(op, _FIELD_OPERATIONS):
-            if isinstance(op, SanitizeBoxes):
-                groups.sanitize = groups.sanitize or op
+        if field is not None and not op.selects(field):
             continue
-        if isinstance(op, RandomCrop | CenterCrop):
-            if op.fields and name not in (None, *op.fields):
-                continue
-            height_width(f"{type(op).__name__}(size=...)", op.size)
-        if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
-            mixing = groups.mixing[0]
+        stage = op.stage
+        if stage is Stage.FIELD:
+            assert isinstance(op, FieldOperation)
+            final = op if op.needs_final_boxes else final
+            continue
+        if index and stage is Stage.DECODE:
+            got = f"{op}, twice" if ops[0] == op else f"{ops[0]} and {op}"
             raise RecipeError(
-                f"{op} comes after {mixing}, which mixes whole batches: put that last."
+                f"Decode belongs once, at the front of a recipe; got {got}. Keep one."
             )
-        if isinstance(op, Decode):
-            if index:
-                got = f"{op}, twice" if ops[0] == op else f"{ops[0]} and {op}"
-                raise RecipeError(
-                    f"Decode belongs once, at the front of a recipe; got {got}. Keep one."
-                )
-        elif isinstance(op, Normalize):
-            _add_normalize(groups, op)
-        elif isinstance(op, Cast):
-            _add_cast(groups, op)
-        elif isinstance(op, RandomErasing):
-            if groups.cast is not None:
-                raise RecipeError(f"{op} comes after {groups.cast}: put Cast after it.")
-            groups.erasing.append(PlacedOperation(index, op))
-        elif isinstance(op, _MIXING):
-            if any(isinstance(other, type(op)) for other in groups.mixing):
-                raise RecipeError(f"Two {type(op).__name__} in one recipe: keep one.")
-            groups.mixing.append(op)
-        else:
-            if isinstance(op, _GEOMETRIC) and groups.sanitize:
-                raise RecipeError(
-                    f"{op} comes after {groups.sanitize}, which checks the final boxes: put that "
-                    "after all operations that crop, resize and flip."
-                )
-            _add_image_operation(groups, index, op)
-    return groups
+        same = [each for _, each in stages[stage] if type(each) is type(op)]
+        if same and op.is_single:
+            name = type(op).__name__
+            raise RecipeError(f"Two {name} in one recipe ({same[0]}, {op}): keep one.")
+        if stages[Stage.PIXELS] and isinstance(op, FlipOperation):
+            stage = Stage.PIXELS
+        if late := next((each for k in Stage if k > stage for _, each in stages[k]), None):
+            raise RecipeError(f"{op} comes after {late}. {ORDER}.")
+        if final is not None and op.moves_pixels:
+            raise RecipeError(
+                f"{op} comes after {final}, which checks the final boxes: put that after all "
+                "operations that move pixels."
+            )
+        stages[stage].append((index, op))
+    return stages
 
 
-def _add_normalize(groups: _OperationGroups, op: Normalize) -> None:
-    if groups.normalize is not None:
-        raise RecipeError(f"Two Normalize in one recipe ({groups.normalize}, {op}): keep one.")
-    if groups.erasing:
-        raise RecipeError(
-            f"{op} comes after {groups.erasing[0].op}: put RandomErasing after it, as in "
-            "torchvision; its value is in the units of the batch."
-        )
-    if groups.cast is not None:
-        raise RecipeError(f"{op} comes after {groups.cast}: put Cast last, or leave it out.")
-    groups.normalize = op
+CIFAR_MEAN = (0.4914, 0.4822, 0.4465)
+"""Mean of CIFAR-10's training images, R, G, B, in units of 0..1."""
+
+CIFAR_STD = (0.2470, 0.2435, 0.2616)
+"""Standard deviation of CIFAR-10's training images, R, G, B, in units of 0..1."""
 
 
-def _add_cast(groups: _OperationGroups, op: Cast) -> None:
-    if groups.cast is not None:
-        raise RecipeError(f"Two Cast in one recipe ({groups.cast}, {op}): keep one.")
-    if groups.normalize is not None and op.dtype == "uint8":
-        raise RecipeError(
-            'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, to whole '
-            "numbers. Leave out one of the two."
-        )
-    groups.cast = op
+@explain_arguments(RecipeError)
+def imagenet_train(size: Size = 224) -> tuple[Operation, ...]:
+    """Return the usual training recipe: decode, random window of `size`, flip, normalise. float32,
+    CHW."""
+    return (Decode(), RandomResizedCrop(size), RandomHorizontalFlip(), Normalize())
 
 
-def _add_image_operation(groups: _OperationGroups, index: int, op: Any) -> None:
-    if (late := groups.latest()) is not None:
-        raise RecipeError(
-            f"{op} comes after {late}: put operations that move or change pixels first, then "
-            "Normalize, then RandomErasing, then Cast."
-        )
-    if isinstance(op, PIXEL_OPERATIONS) or (groups.pixels and isinstance(op, _FLIPS)):
-        groups.pixels.append(PlacedOperation(index, op))
-    elif groups.pixels:
-        raise RecipeError(
-            f"{op} comes after {groups.pixels[0].op}: put operations that crop and resize first. "
-            "Then fewer pixels are changed, and all images have one size."
-        )
-    else:
-        groups.geometric.append((index, op))
+@explain_arguments(RecipeError)
+def imagenet_eval(size: Size = 224, resize: Size = 256) -> tuple[Operation, ...]:
+    """Return the usual evaluation recipe: decode, short side to `resize`, middle of `size`,
+    normalise."""
+    return (Decode(), Resize(resize), CenterCrop(size), Normalize())
+
+
+@explain_arguments(RecipeError)
+def cifar_train(size: Size = 32, *, padding: int = 4) -> tuple[Operation, ...]:
+    """Return the usual recipe for CIFAR: decode, random window of the padded image, flip,
+    normalise."""
+    crop = RandomCrop(size, padding=padding)
+    return (Decode(), crop, RandomHorizontalFlip(), Normalize(CIFAR_MEAN, CIFAR_STD))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from penstock.augment.operations import Normalize
+    from penstock.augment.pixel_operations import Normalize
 
 _LOG = logging.getLogger("penstock")
 

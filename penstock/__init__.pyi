@@ -5,35 +5,48 @@ from .augment.field_operations import (
     SanitizeBoxes as SanitizeBoxes,
     Unpack as Unpack,
 )
-from .augment.operations import (
-    Apply as Apply,
-    AutoAugment as AutoAugment,
-    CIFAR_MEAN as CIFAR_MEAN,
-    CIFAR_STD as CIFAR_STD,
-    Cast as Cast,
+from .augment.geometric_operations import (
     CenterCrop as CenterCrop,
+    RandomCrop as RandomCrop,
+    RandomHorizontalFlip as RandomHorizontalFlip,
+    RandomResizedCrop as RandomResizedCrop,
+    RandomVerticalFlip as RandomVerticalFlip,
+    Resize as Resize,
+)
+from .augment.mixing import CutMix as CutMix, MixUp as MixUp
+from .augment.operation import Operation as Operation
+from .augment.pixel_operations import (
+    Apply as Apply,
+    Cast as Cast,
     ColorJitter as ColorJitter,
-    CutMix as CutMix,
     Decode as Decode,
     GaussianBlur as GaussianBlur,
     IMAGENET_MEAN as IMAGENET_MEAN,
     IMAGENET_STD as IMAGENET_STD,
-    MixUp as MixUp,
     Normalize as Normalize,
-    Operation as Operation,
-    RandAugment as RandAugment,
-    RandomCrop as RandomCrop,
+    RandomAutocontrast as RandomAutocontrast,
+    RandomEqualize as RandomEqualize,
     RandomErasing as RandomErasing,
     RandomGrayscale as RandomGrayscale,
-    RandomHorizontalFlip as RandomHorizontalFlip,
-    RandomResizedCrop as RandomResizedCrop,
-    RandomRotation as RandomRotation,
-    RandomVerticalFlip as RandomVerticalFlip,
-    Resize as Resize,
+    RandomPosterize as RandomPosterize,
+    Solarize as Solarize,
+)
+from .augment.policies import (
+    AutoAugment as AutoAugment,
+    RandAugment as RandAugment,
     TrivialAugmentWide as TrivialAugmentWide,
+)
+from .augment.recipe import (
+    CIFAR_MEAN as CIFAR_MEAN,
+    CIFAR_STD as CIFAR_STD,
     cifar_train as cifar_train,
     imagenet_eval as imagenet_eval,
     imagenet_train as imagenet_train,
+)
+from .augment.warp_operations import (
+    RandomAffine as RandomAffine,
+    RandomPerspective as RandomPerspective,
+    RandomRotation as RandomRotation,
 )
 from .cache.base.peer_settings import Peers as Peers, TlsFiles as TlsFiles
 from .cache.disk.disk_cache import DiskCache as DiskCache

@@ -1,7 +1,8 @@
-"""Test that a format of datasets fulfils its contract, through the public interface alone.
+"""Test that a format of datasets, or an operation, fulfils its contract, by the public interface.
 
-Subclass `FormatConformance` in a pytest module, set the format's name and write a small dataset.
-Each test method then runs on it:
+For an operation on pixels, subclass `OperationConformance`, and return one from `make`. For a
+format, subclass `FormatConformance` in a pytest module, set the format's name and write a small
+dataset. Each test method then runs on it:
 
     from penstock.testing import FormatConformance
 
@@ -20,6 +21,7 @@ Each test method then runs on it:
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -29,10 +31,11 @@ import fsspec
 import numpy as np
 import pytest
 
+from penstock.augment import Graph, ImageOperation, Resize, check_recipe, draw_with_moves
 from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.plan import World
-from penstock.readers import Dataset, pack
+from penstock.readers import Dataset, EncodedBatch, ImageRange, pack
 from penstock.readers.fieldtypes import (
     NUMBER,
     PRESENT,
@@ -45,9 +48,10 @@ from penstock.readers.fieldtypes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.augment import ImageMoves
     from penstock.readers.fieldtypes import Column, SampleBatch, Schema
 
-__all__ = ["FormatConformance", "sample_values"]
+__all__ = ["FormatConformance", "OperationConformance", "sample_values"]
 
 _WORLDS = (1, 2, 3, 5)
 _MISSING = object()
@@ -290,3 +294,83 @@ def _assert_equal(found: Any, wanted: Any, what: str) -> None:
     left, right = np.asarray(found), np.asarray(wanted)
     assert left.shape == right.shape, f"{what}: {left.shape} and {right.shape}"
     assert np.array_equal(left, right.astype(left.dtype), equal_nan=left.dtype.kind in "fc"), what
+
+
+class OperationConformance:
+    """Tests of one operation on pixels: `make` returns it."""
+
+    def make(self) -> ImageOperation:
+        """Return the operation."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def files(self) -> list[bytes]:
+        """Images of 40 x 48 pixels, black with a white square, as PNG."""
+        pytest.importorskip("nvidia.dali")
+        from PIL import Image
+
+        found = []
+        for number in range(8):
+            pixels, file = np.zeros((40, 48, 3), np.uint8), io.BytesIO()
+            pixels[12 + number : 26, 16 : 34 - number] = 255
+            Image.fromarray(pixels).save(file, "PNG")
+            found.append(file.getvalue())
+        return found
+
+    def run(self, files: list[bytes], rows: list[int]) -> tuple[Any, ImageMoves]:
+        """Return the images of these rows as one batch, and the moves of their masks."""
+        size = ImageRange(min_height=40, max_height=40, min_width=48, max_width=48)
+        recipe = check_recipe([Resize((40, 48)), self.make()], images=size)
+        ids, dims = np.array(rows) * 5, np.full((len(rows), 2), (40, 48), np.int32)
+        draws, moves = draw_with_moves(recipe, ids=ids, dims=dims, seed=1, epoch=2)
+        encoded = [np.frombuffer(files[row], np.uint8) for row in rows]
+        graph = Graph(recipe, batch_size=len(rows), threads=1)
+        try:
+            graph.feed(EncodedBatch(ids=ids, encoded=encoded, dims=dims), draws)
+            return graph.outputs().numpy(), moves
+        finally:
+            graph.close()
+
+    def test_it_is_a_frozen_value(self) -> None:
+        op = self.make()
+        assert op == self.make()
+        assert hash(op) == hash(self.make())
+        assert pickle.loads(pickle.dumps(op)) == op
+
+    def test_pixels_depend_on_the_sample_alone(self, files: list[bytes]) -> None:
+        whole, _ = self.run(files, [*range(8)])
+        for rows in ([3], [7, 0, 5], [2, 2]):
+            np.testing.assert_array_equal(self.run(files, rows)[0], whole[rows])
+
+    def test_masks_follow_the_pixels(self, files: list[bytes]) -> None:
+        op = self.make()
+        if op.moves_pixels and not op.can_be_followed:
+            return
+        images, moves = self.run(files, [*range(8)])
+        masks = []
+        for number in range(8):
+            mask = np.zeros((40, 48), np.uint8)
+            mask[12 + number : 26, 16 : 34 - number] = 1
+            masks.append(mask)
+        moved = moves.move_masks(masks)
+        if op.has_geometry:  # edges may be a pixel off: a mask takes the nearest pixel
+            assert ((moved == 1) == (images[:, 0] > 127)).mean() > 0.96
+        else:
+            np.testing.assert_array_equal(moved, masks)
+
+    def test_a_loader_resumes_exactly(self, files: list[bytes], tmp_path: Path) -> None:
+        (tmp_path / "data").mkdir()
+        for number, file in enumerate(files):
+            (tmp_path / "data" / f"{number}.png").write_bytes(file)
+        for augment in ([self.make()], {"image": [self.make()]}):
+
+            def loader(augment: Any = augment) -> DataLoader:
+                dataset = Dataset(tmp_path / "data", fields=("image",))
+                return DataLoader(dataset, 2, seed=3, shuffle=True, augment=augment)
+
+            with loader() as first, loader() as second:
+                batches = iter(first)
+                next(batches)
+                second.load_state_dict(first.state_dict())
+                for ours, again in zip(batches, second, strict=True):
+                    np.testing.assert_array_equal(ours[0].numpy(), again[0].numpy())

@@ -126,7 +126,7 @@ def _checked_operations(name: str, value: Any) -> tuple[Operation, ...]:
         "wanted operations in a list or tuple, such as imagenet_train(224) or [Resize(256), "
         "Normalize()]"
     )
-    if isinstance(value, get_args(Operation)):
+    if isinstance(value, Operation):
         raise ConfigError(f"{name}: got the operation {value!r} alone, {wanted}. Put it in [...].")
     own = (
         "To use a function of your own, put it into the list as Map(function, fields=...), which "
@@ -137,7 +137,7 @@ def _checked_operations(name: str, value: Any) -> tuple[Operation, ...]:
         raise ConfigError(f"{name}: got {value!r}, {wanted}. {own}.")
     operations = tuple(value)
     for place, operation in enumerate(operations):
-        if not isinstance(operation, get_args(Operation)):
+        if not isinstance(operation, Operation):
             raise ConfigError(f"{name}: got {operation!r} at place {place}, {wanted}. {own}.")
     return operations
 

@@ -56,7 +56,6 @@ NOT_FOR_ARRAYS = (
     "penstock.cache.stores",
     "penstock.pipeline.cli",
     "penstock.pipeline.feed.image_decoding",
-    "penstock.pipeline.feed.padding",
     "penstock.pipeline.feed.prefetch",
     "penstock.pipeline.feed.ragged",
     "penstock.pipeline.members.first_process",

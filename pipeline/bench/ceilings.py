@@ -27,16 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import (
-    CenterCrop,
-    Decode,
-    Graph,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-    check_recipe,
-    draw,
-)
+from penstock.augment import FixedCrop, GeometricOperation, Graph, Stage, check_recipe, draw
 from penstock.cache import ConfigError, MissingDependencyError, Ordered, Workers
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
@@ -478,17 +469,19 @@ def _rate_in_sequence(rates: Sequence[Rate | None]) -> Rate | None:
 
 def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
     """Return the recipe's decoding and windows with tiny output sizes, and no later operation."""
-    resizes = any(isinstance(op, Resize | RandomResizedCrop) for op in ops)
     bare: list[Operation] = []
+    is_behind = False
     for op in ops:
-        if isinstance(op, Resize | RandomResizedCrop):
-            bare.append(replace(op, size=_smaller(op.size), antialias=False))
-        elif isinstance(op, CenterCrop | RandomCrop):
+        changed: Any = op
+        if isinstance(op, GeometricOperation) and op.resize is not None:
+            changed = replace(changed, size=_smaller(changed.size), antialias=False)
+            is_behind = True
+        elif isinstance(op, FixedCrop) and is_behind:
             # Before a resize, a crop is the window to decode; without a resize it is the output.
-            is_behind = any(isinstance(other, Resize | RandomResizedCrop) for other in bare)
-            bare.append(replace(op, size=_smaller(op.size)) if resizes and is_behind else op)
-        elif isinstance(op, Decode):
-            bare.append(op)
+            changed = replace(changed, size=_smaller(changed.size))
+        elif not isinstance(op, FixedCrop) and op.stage is not Stage.DECODE:
+            continue
+        bare.append(changed)
     return bare
 
 

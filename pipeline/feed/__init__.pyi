@@ -7,8 +7,6 @@ from .batch_reader import BatchReader as BatchReader
 from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
 from .native_engine import NativeEngine as NativeEngine
-from .padding import Pads as Pads, TooLongSample as TooLongSample, padded as padded
-from .padding import too_long_error as too_long_error, unpacked as unpacked
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
 from .prefetch import wanted_share as wanted_share

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.map_fields import MappedFields
-    from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.members import JobWaits, SharedChannel
@@ -218,11 +217,6 @@ def _pipeline(
         from penstock.readers.fieldtypes import BoxChecks
 
         boxes = BoxChecks.of(schema, mapped.reads, samples=len(dataset))
-    pads: Pads | None = None
-    if recipes.pads:
-        from penstock.pipeline.feed.padding import Pads
-
-        pads = Pads(tuple(recipes.pads.values()), names=dataset.names)
     job_waits: JobWaits | None = None
     if channel.is_shared:
         from penstock.pipeline.members import JobWaits  # a single process needs none of it
@@ -276,7 +270,7 @@ def _pipeline(
             meter=meter,
         ),
         meter=meter,
-        pads=pads,
+        columns=tuple(recipes.columns.values()),
         job_waits=job_waits,
     )
 

@@ -33,11 +33,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.augment import ColumnOperation
     from penstock.pipeline.feed.bad_samples import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
     from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
-    from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import JobWaits
     from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 class BatchPipeline:
     """The stages of a loader's batches, as methods. It has neither a thread nor a position.
 
-    endless: continue into the next epoch. draws, graphs: None without images. pads: pads and
-    unpacks ragged fields; None if the recipe doesn't. job_waits: None without other processes.
+    endless: continue into the next epoch. draws, graphs: None without images. columns: operations
+    on the form of fields' columns. job_waits: None without other processes.
     """
 
     walk: Walk
@@ -61,7 +61,7 @@ class BatchPipeline:
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
-    pads: Pads | None
+    columns: tuple[ColumnOperation, ...] = ()
     job_waits: JobWaits | None = None
 
     # -- order
@@ -123,8 +123,13 @@ class BatchPipeline:
         if self.draws is not None:
             batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
             batch.mix = self.draws.mix(batch)
-        if self.pads is not None:
-            batch.filled = self.pads(batch)
+        self._change_columns(batch)
+
+    def _change_columns(self, batch: Batch) -> None:
+        """Pad and unpack the fields that the recipe names."""
+        if self.columns:
+            names = self.reader.dataset.names
+            batch.filled = {op.field: op.column(batch.content, names) for op in self.columns}
 
     # -- decode: one thread at a time
 
@@ -158,8 +163,7 @@ class BatchPipeline:
                 batch.images[image][rows] = decoded.images
                 if decoded.bad:
                     bad[image] = {rows[place]: why for place, why in decoded.bad.items()}
-        if self.pads is not None:
-            batch.filled = self.pads(batch)
+        self._change_columns(batch)
 
     # -- finish: on the thread that decoded, or on a reading thread if there is nothing to decode
 

@@ -194,11 +194,9 @@ class BatchReader:
         """Record the samples that didn't decode, and return their rows with reasons."""
         reasons: dict[int, str] = {}
         for image, rows in undecodable.items():
-            from penstock.augment import decodes_window  # needed only if an image fails
-
             recipe = self.recipes[image]
             # In another epoch, a random window may miss the damage.
-            lasting = not (recipe.random and decodes_window(recipe))
+            lasting = not (recipe.random and recipe.decodes_window)
             for row, why in rows.items():
                 reason, sample_id = self.payloads.reason(image, why), int(batch.content.ids[row])
                 self.bad_samples.record(batch.epoch, sample_id, reason, lasting=lasting)

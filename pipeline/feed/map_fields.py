@@ -115,7 +115,7 @@ def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) 
     # Images, and what follows them, are processed even without operations.
     has_images = any(isinstance(type, Image | Mask | Boxes | Keypoints) for type in types)
     if mapped.augment is None and not has_images:
-        recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, pads={})
+        recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, columns={})
     else:
         from penstock.augment import check_recipes
 

@@ -96,10 +96,10 @@ def _is_native(part: Any) -> bool:
 
 def check_torch_dataset(own: PenstockOptions) -> None:
     """Raise ConfigError for arguments that only native datasets can use."""
-    from penstock.augment import Map, Pad, SanitizeBoxes, Unpack
+    from penstock.augment import Stage
 
     operations = () if isinstance(own.augment, Mapping) else own.augment or ()
-    of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]
+    of_fields = [op for op in operations if op.stage in (Stage.MAP, Stage.FIELD)]
     is_passed = {
         "augment= by field": isinstance(own.augment, Mapping),
         **{f"{type(op).__name__} in augment=": True for op in of_fields},

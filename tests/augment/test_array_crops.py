@@ -13,10 +13,10 @@ from penstock.augment import (
     ArrayDraws,
     CenterCrop,
     RandomCrop,
+    Uniform,
     check_array_crops,
     cropped_schema,
     is_array_crop,
-    place_windows,
 )
 from penstock.cache import RecipeError
 from penstock.cache.base import keyed_hash
@@ -128,7 +128,7 @@ def test_a_draw_is_the_samples_own_and_all_fields(ids: list[int], seed: int, epo
     # The window of an image of that size.
     size, base = np.full(len(ids), 12), keyed_hash(seed, epoch, np.array(ids))
     op = RandomCrop((7, 4))
-    top, left, _, _ = place_windows(op, size, np.full(len(ids), 10), base, index=1)
+    top, left, _, _ = op.window(size, np.full(len(ids), 10), Uniform(base, 1))
     assert whole["y"].corners.tolist() == np.stack([top, left], axis=1).tolist()
 
 

@@ -20,7 +20,7 @@ from penstock.augment import (
     draw,
     imagenet_eval,
     imagenet_train,
-    input_names,
+    input_kinds,
 )
 from penstock.cache.base import keyed_hash, unit
 from penstock.readers import ImageRange
@@ -50,7 +50,7 @@ def drawn(recipe, dims, *, ids=None, seed=3, epoch=5, images=ANY):
 @settings(max_examples=60, deadline=None)
 def test_windows_lie_inside_the_image(recipe, dims, seed, epoch):
     inputs = drawn(recipe, dims, seed=seed, epoch=epoch)
-    assert sorted(inputs) == sorted(input_names(check_recipe(recipe, images=ANY)))
+    assert sorted(inputs) == sorted(input_kinds(check_recipe(recipe, images=ANY)))
     if "start" in inputs:
         start, shape = inputs["start"], inputs["shape"]
         assert (start >= 0).all()

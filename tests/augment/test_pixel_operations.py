@@ -34,7 +34,7 @@ from penstock.augment import (
     TrivialAugmentWide,
     check_recipe,
     draw,
-    input_names,
+    input_kinds,
 )
 from penstock.cache import RecipeError
 from penstock.readers import EncodedBatch, ImageRange
@@ -289,7 +289,7 @@ def test_flips_are_folded_into_the_last_pass_where_nothing_sees_sides(pictures, 
     flip, jitter = RandomHorizontalFlip(), ColorJitter(0.3)
     recipe = (flip, jitter, RandomHorizontalFlip(), GaussianBlur(3), flip, RandomGrayscale())
     checked = check_recipe(recipe, images=FIXED)
-    assert [name for name in input_names(checked) if name.startswith("mirror")] == ["mirror"]
+    assert [name for name in input_kinds(checked) if name.startswith("mirror")] == ["mirror"]
     # as many flips one by one, by a function that keeps them from being folded
     same = Apply(lambda images, _: images)
     spread = (flip, same, RandomHorizontalFlip(), same, flip, same)
@@ -381,7 +381,7 @@ def test_a_sample_draws_the_same_in_any_batch(rows, seed, epoch, name):
         return draw(checked, ids=np.array(ids), dims=dims, seed=seed, epoch=epoch)
 
     whole, first, last = draws(rows), draws(rows[:1]), draws(rows[::-1])
-    assert sorted(whole) == sorted(input_names(checked))
+    assert sorted(whole) == sorted(input_kinds(checked))
     for key, values in whole.items():
         assert values.flags.c_contiguous
         np.testing.assert_array_equal(values[:1], first[key])

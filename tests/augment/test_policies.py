@@ -17,17 +17,12 @@ from PIL import Image, ImageEnhance, ImageOps
 from penstock.augment import (
     KINDS,
     AutoAugment,
+    ImageShape,
     RandAugment,
     TrivialAugmentWide,
-    bin_count,
-    choose,
-    graph_definition,
+    dali_nodes,
     learnt_pairs,
-    operation_space,
-    policy_draws,
-    policy_inputs,
     rotation,
-    round_count,
     tabulate,
 )
 from penstock.cache.base import keyed_hash, unit
@@ -47,6 +42,13 @@ POLICIES: list[Policy] = [
     AutoAugment("cifar10", fill=FILL),
     AutoAugment("svhn", fill=FILL),
 ]
+
+
+SHAPE = ImageShape(HEIGHT, WIDTH, 3)
+
+
+def kinds(draws: dict[str, NDArray[Any]]) -> dict[str, tuple[str, int]]:
+    return {name: (values.dtype.name, values.ndim - 1) for name, values in draws.items()}
 
 
 class Keyed:
@@ -89,14 +91,14 @@ def run(
         pixels = fn.external_source(name="images", layout="HWC", dtype=types.UINT8, ndim=3)
         nodes = {
             name: fn.external_source(name=name, dtype=dtypes[dtype], ndim=dimensions)
-            for name, dtype, dimensions in policy_inputs(op)
+            for name, (dtype, dimensions) in kinds(draws).items()
         }
-        done = graph_definition.apply_policy(op, pixels if device == "cpu" else pixels.gpu(), nodes)
+        done = op.node(pixels if device == "cpu" else pixels.gpu(), nodes, SHAPE)
         pipe.set_outputs(done if device == "cpu" else done.cpu())
     pipe.build()
     pipe.feed_input("images", images)
-    for name, _, _ in policy_inputs(op):
-        pipe.feed_input(name, draws[name])
+    for name, values in draws.items():
+        pipe.feed_input(name, values)
     pipe.schedule_run()
     return np.stack([np.array(image) for image in pipe.outputs()[0]])
 
@@ -161,10 +163,10 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
     """Names, strengths, images and results of TrivialAugmentWide, which has all operations."""
     op = TrivialAugmentWide(fill=FILL)
     images, draws = photographs(320), Keyed(np.arange(320))
-    choice = choose(op, draws, HEIGHT, WIDTH)[0]
-    entries = operation_space(op, HEIGHT, WIDTH)
+    choice = op.choose(draws, SHAPE)[0]
+    entries = op.space(HEIGHT, WIDTH)
     names = [entries[number].name for number in choice.entry]
-    done = run(op, images, policy_draws(op, draws, HEIGHT, WIDTH))
+    done = run(op, images, op.draw(draws, SHAPE))
     return names, strengths(op, choice, HEIGHT, WIDTH), images, done
 
 
@@ -246,7 +248,7 @@ def test_a_factor_of_one_changes_nothing(kind: str) -> None:
 
 def test_a_quarter_turn_goes_counterclockwise() -> None:
     square = photographs(1, height=40, width=40)[0]
-    matrix = rotation(np.array([90.0]), 40, 40)[0]
+    matrix = rotation(np.array([90.0]), 40, 40)[0, :2]
     done = run(TrivialAugmentWide(), [square], one("affine", matrix=matrix))[0]
     assert (done == np.rot90(square)).all(axis=-1).mean() >= 0.95
 
@@ -258,7 +260,7 @@ def test_pixels_depend_on_the_sample_only(op: Policy) -> None:
     images = photographs(40)
 
     def done(rows: NDArray[np.int64]) -> Any:
-        draws = policy_draws(op, Keyed(samples[rows]), HEIGHT, WIDTH)
+        draws = op.draw(Keyed(samples[rows]), SHAPE)
         return run(op, [images[row] for row in rows], draws)
 
     whole = done(samples)
@@ -274,21 +276,21 @@ def test_pixels_depend_on_the_sample_only(op: Policy) -> None:
 def test_draws_are_rows_of_the_declared_types(
     op: Policy, first: int, height: int, width: int
 ) -> None:
-    draws = policy_draws(op, Keyed(np.arange(first, first + 50)), height, width)
-    assert list(draws) == [name for name, _, _ in policy_inputs(op)]
-    for name, dtype, dimensions in policy_inputs(op):
-        values = draws[name]
-        assert values.dtype == np.dtype(dtype)
-        assert (len(values), values.ndim) == (50, dimensions + 1)
-        assert values.flags.c_contiguous
+    shape = ImageShape(height, width, 3)
+    draws = op.draw(Keyed(np.arange(first, first + 50)), shape)
+    types = {"kind": ("int32", 0), "matrix": ("float32", 2), "value": ("float32", 0)}
+    rounds = [(f"{name}{k}", kind) for k in range(op.rounds) for name, kind in types.items()]
+    assert kinds(draws) == dict(rounds)
+    for values in draws.values():
+        assert len(values) == 50
         assert np.isfinite(values).all()
-    for number in range(round_count(op)):
+    for number in range(op.rounds):
         assert ((draws[f"kind{number}"] >= 0) & (draws[f"kind{number}"] < len(KINDS))).all()
 
 
 def magnitudes(op: Policy, name: str, *, height: int = 200, width: int = 331) -> Any:
-    entry = next(entry for entry in operation_space(op, height, width) if entry.name == name)
-    return entry.strength(np.arange(bin_count(op)), bin_count(op))
+    entry = next(entry for entry in op.space(height, width) if entry.name == name)
+    return entry.strengths(op.bins)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ MANY = 40_000
 
 def test_randaugment_draws_operations_and_signs_evenly() -> None:
     op = RandAugment()
-    first, second = choose(op, Keyed(np.arange(MANY)), 224, 224)
+    first, second = op.choose(Keyed(np.arange(MANY)), ImageShape(224, 224, 3))
     for choice in (first, second):
         np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
         rotated = strengths(op, choice, 224, 224)[choice.entry == 5]
@@ -347,7 +349,7 @@ def test_randaugment_draws_operations_and_signs_evenly() -> None:
 
 def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
     op = TrivialAugmentWide()
-    choice = choose(op, Keyed(np.arange(MANY)), 224, 224)[0]
+    choice = op.choose(Keyed(np.arange(MANY)), ImageShape(224, 224, 3))[0]
     np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
     angles = np.rint(
         np.abs(strengths(op, choice, 224, 224)[choice.entry == 5]) / (135 / 30)
@@ -360,8 +362,8 @@ def test_autoaugment_uses_each_operation_as_often_as_in_its_table(policy: Any) -
     pairs = learnt_pairs(policy)
     assert len(pairs) == 25
     op = AutoAugment(policy)
-    names = [entry.name for entry in operation_space(op, 32, 32)]
-    for number, choice in enumerate(choose(op, Keyed(np.arange(MANY)), 32, 32)):
+    names = [entry.name for entry in op.space(32, 32)]
+    for number, choice in enumerate(op.choose(Keyed(np.arange(MANY)), ImageShape(32, 32, 3))):
         wanted = dict.fromkeys(names, 0.0)
         for pair in pairs:
             name, probability, at = pair[number]
@@ -382,12 +384,12 @@ def test_arithmetic_gives_the_pixels_of_the_operators_that_it_replaces_on_cuda()
     with pipe:
         pixels = fn.external_source(name="images", layout="HWC", dtype=types.UINT8, ndim=3)
         factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
-        gray = graph_definition.luma(pixels)
+        gray = dali_nodes.luma(pixels)
         pipe.set_outputs(
-            graph_definition.contrast(pixels, factor, gray),
-            graph_definition.contrast(pixels, factor, gray, arithmetic=True),
-            graph_definition.autocontrast(pixels),
-            graph_definition.autocontrast(pixels, arithmetic=True),
+            dali_nodes.contrast(pixels, factor, gray),
+            dali_nodes.contrast(pixels, factor, gray, arithmetic=True),
+            dali_nodes.autocontrast(pixels),
+            dali_nodes.autocontrast(pixels, arithmetic=True),
         )
     pipe.build()
     pipe.feed_input("images", images)
@@ -403,7 +405,7 @@ def test_arithmetic_gives_the_pixels_of_the_operators_that_it_replaces_on_cuda()
 @pytest.mark.gpu
 def test_cuda_gives_the_pixels_of_the_cpu_but_for_rounding() -> None:
     op = TrivialAugmentWide(fill=FILL)
-    draws = policy_draws(op, Keyed(np.arange(320)), HEIGHT, WIDTH)
+    draws = op.draw(Keyed(np.arange(320)), SHAPE)
     names, _, images, cpu = trivial()
     cuda = run(op, images, draws, device="cuda")
     for row, name in enumerate(names):

@@ -1,12 +1,9 @@
-"""Each operation that changes pixels has all that one needs: a value, arguments from its draws, a
-node, and its name in public.
-
-Who adds an operation to `ops.Pixel` and forgets one of them fails here.
-"""
+"""Test that each operation is one class: public, checked, drawn and built by its own methods."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,122 +11,97 @@ import pytest
 import penstock
 from penstock import augment
 from penstock.augment import (
-    DRAW_RULES,
-    FLIP_INVARIANT,
-    OPERATION_NODES,
-    PIXEL_OPERATIONS,
     Apply,
     AutoAugment,
     ColorJitter,
-    FieldOperation,
     GaussianBlur,
-    GeometricOperation,
-    GraphPlan,
+    Graph,
+    ImageOperation,
     ImageShape,
-    MixingOperation,
     Operation,
-    PlacedOperation,
     RandAugment,
+    RandomAffine,
+    RandomAutocontrast,
+    RandomEqualize,
     RandomErasing,
     RandomGrayscale,
+    RandomPerspective,
+    RandomPosterize,
     RandomRotation,
     Resize,
+    Solarize,
     TrivialAugmentWide,
-    argument_inputs,
-    argument_values,
     check_recipe,
-    define_outputs,
-    load_dali,
-    needs_colours,
+    input_kinds,
 )
-from penstock.readers import ImageRange
+from penstock.cache import RecipeError
+from penstock.readers import EncodedBatch, ImageRange
+from tests.images import encoded_array
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-ONE_OF_EACH: dict[type, Any] = {
-    ColorJitter: ColorJitter(0.4, 0.4, 0.4, 0.1),
-    RandomGrayscale: RandomGrayscale(),
-    GaussianBlur: GaussianBlur(3),
-    RandomRotation: RandomRotation(10),
-    RandAugment: RandAugment(),
-    TrivialAugmentWide: TrivialAugmentWide(),
-    AutoAugment: AutoAugment(),
-    Apply: Apply(lambda images, _: images),
-    RandomErasing: RandomErasing(),
-}
-# Operations on windows (`draws`) or on whole batches (`mixing`), or without draws (`nodes`).
-ELSEWHERE = {
-    *get_args(GeometricOperation),
-    *get_args(MixingOperation),
-    augment.Decode,
-    augment.Normalize,
-}
-ELSEWHERE |= {augment.Cast, *get_args(FieldOperation), augment.Map}
-SHAPE = ImageShape(24, 32, 3)
+ONE_OF_EACH: list[ImageOperation] = [
+    ColorJitter(0.4, 0.4, 0.4, 0.1),
+    RandomGrayscale(),
+    GaussianBlur(3),
+    RandomPosterize(3),
+    Solarize(99.5),
+    RandomEqualize(),
+    RandomAutocontrast(),
+    RandomRotation(10),
+    RandomAffine(10, (0.1, 0.2), (0.8, 1.2), (-5, 5, -3, 3)),
+    RandomPerspective(),
+    RandAugment(),
+    TrivialAugmentWide(),
+    AutoAugment(),
+    Apply(lambda images, _: images),
+    RandomErasing(),
+]
+COLOURED = (ColorJitter, RandomGrayscale, RandAugment, TrivialAugmentWide, AutoAugment)
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 
 
-def uniform(count: int) -> NDArray[np.float64]:
-    return np.random.default_rng(count).random((count, 5))
+def classes(of: type) -> dict[str, type]:
+    """Return the classes of Penstock's operations by name, without base classes."""
+    found = {of.__name__: of} if dataclasses.is_dataclass(of) else {}
+    for each in list[type](of.__subclasses__()):
+        found |= {name: kind for name, kind in classes(each).items() if hasattr(penstock, name)}
+    return found
 
 
-def test_each_operation_stands_in_each_table() -> None:
-    wanted = {*PIXEL_OPERATIONS, RandomErasing}
-    assert set(DRAW_RULES) == wanted
-    assert set(OPERATION_NODES) == wanted
-    assert set(ONE_OF_EACH) == wanted
-    assert set(get_args(Operation)) == wanted | ELSEWHERE
-    assert set(FLIP_INVARIANT) <= wanted
+def test_there_is_one_of_each() -> None:
+    assert {type(op).__name__ for op in ONE_OF_EACH} == set(classes(ImageOperation))
 
 
-@pytest.mark.parametrize("kind", get_args(Operation))
-def test_each_operation_is_public(kind: type) -> None:
-    assert kind.__name__ in dir(augment)
-    assert getattr(penstock, kind.__name__) is kind
+@pytest.mark.parametrize("name", sorted(classes(Operation)))
+def test_each_operation_is_public(name: str) -> None:
+    assert getattr(augment, name) is getattr(penstock, name)
 
 
-@pytest.mark.parametrize("kind", DRAW_RULES)
-def test_the_values_are_those_that_the_graph_expects(kind: type) -> None:
-    placed = PlacedOperation(7, ONE_OF_EACH[kind])
-    flipped = np.zeros(5, np.bool_)
-    values = argument_values(placed, SHAPE, flipped=flipped, uniform=lambda _: uniform)
-    inputs = argument_inputs(placed)
-    assert inputs
-    assert [name for name, _, _ in inputs] == list(values)
-    for name, dtype, dimensions in inputs:
-        assert name.startswith(f"{kind.__name__}7.")
-        assert values[name].dtype == dtype
-        assert values[name].ndim == 1 + dimensions
-        assert len(values[name]) == 5
-        assert values[name].flags.c_contiguous
-
-
-@pytest.mark.parametrize("kind", OPERATION_NODES)
+@pytest.mark.parametrize("op", ONE_OF_EACH, ids=lambda op: type(op).__name__)
 @pytest.mark.parametrize("color", ["rgb", "gray"])
-def test_each_operation_has_a_graph(kind: type, color: Any) -> None:
-    op = ONE_OF_EACH[kind]
-    if color == "gray" and needs_colours(op):
-        op = ColorJitter(0.4, 0.4) if kind is ColorJitter else None
-    if op is None:
-        assert needs_colours(ONE_OF_EACH[kind])
+@pytest.mark.parametrize("size", [1, 3])
+def test_each_operation_works_on_colours_or_refuses_grey(
+    op: ImageOperation, color: Any, size: int
+) -> None:
+    if color == "gray" and isinstance(op, COLOURED):
+        with pytest.raises(RecipeError, match="needs colours"):
+            op.check(ImageShape(24, 32, 1), "uint8")
         return
     recipe = check_recipe((augment.Decode(color), Resize((24, 32)), op), images=SIZES)
-    plan = GraphPlan(
-        recipe=recipe,
-        batch_size=2,
-        threads=1,
-        device="cpu",
-        device_id=None,
-        deterministic=False,
-        check_headers=False,
-        constant=False,
+    picture = np.random.default_rng(0).integers(0, 256, (50, 60, 3), np.uint8)
+    batch = EncodedBatch(
+        ids=np.arange(size),
+        encoded=[encoded_array(picture)] * size,
+        dims=np.full((size, 2), (50, 60), np.int32),
     )
-    pipe = load_dali().Pipeline(
-        batch_size=2, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    with pipe:
-        pipe.set_outputs(*define_outputs(plan))
-    pipe.build()
-    operators = {operator.name for operator in pipe._ops}
-    assert {name for name, _, _ in argument_inputs(PlacedOperation(2, op))} <= operators
+    draws = augment.draw(recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=0)
+    for name, (dtype, dimensions) in input_kinds(recipe).items():
+        assert draws[name].dtype == dtype
+        assert draws[name].ndim == 1 + dimensions
+        assert len(draws[name]) == size
+        assert draws[name].flags.c_contiguous
+    graph = Graph(recipe, batch_size=size, threads=1)
+    try:
+        graph.feed(batch, draws)
+        assert graph.outputs().shape == (size, 3 if color == "rgb" else 1, 24, 32)
+    finally:
+        graph.close()

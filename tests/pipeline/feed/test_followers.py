@@ -14,11 +14,11 @@ from penstock.augment import (
     ColorJitter,
     Normalize,
     Pad,
+    RandAugment,
     RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomRotation,
     RandomVerticalFlip,
     SanitizeBoxes,
 )
@@ -180,5 +180,5 @@ def test_boxes_may_be_padded_to_a_tensor() -> None:
 
 @pytest.mark.parametrize("field", ["mask", "boxes", "points"])
 def test_what_cannot_follow_is_said_when_the_loader_is_made(field: str) -> None:
-    with pytest.raises(RecipeError, match=rf'RandomRotation.*"{field}".*can\'t follow'):
-        DataLoader(memory("image", field), batch_size=4, augment=[*WINDOWS, RandomRotation(9)])
+    with pytest.raises(RecipeError, match=rf'RandAugment.*"{field}".*can\'t follow'):
+        DataLoader(memory("image", field), batch_size=4, augment=[*WINDOWS, RandAugment()])

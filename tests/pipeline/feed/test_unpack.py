@@ -11,8 +11,8 @@ import torch
 
 from penstock import DataLoader, Dataset, Unpack
 from penstock.cache import RecipeError
-from penstock.pipeline.feed import Ragged, unpacked
-from penstock.readers.fieldtypes import DenseColumn
+from penstock.pipeline.feed import Ragged
+from penstock.readers.fieldtypes import DenseColumn, SampleBatch
 from tests.layers import ROOT
 from tests.token_files import draw_documents, write_megatron
 
@@ -24,7 +24,8 @@ FIELDS = ("tokens", "document", "position")
 
 def test_documents_of_a_batch_are_cut_at_borders_and_ends_of_sequences() -> None:
     numbers = np.array([[0, 0, 1, 1], [0, 1, -1, -1], [0, 0, 0, 0]])
-    found = unpacked(DenseColumn(np.arange(12).reshape(3, 4)), DenseColumn(numbers))
+    columns = {"x": DenseColumn(np.arange(12).reshape(3, 4)), "document": DenseColumn(numbers)}
+    found = Unpack("x").column(SampleBatch(ids=np.arange(3), columns=columns), lambda _: [])
     parts = [found.sample(row).tolist() for row in range(len(found))]
     assert parts == [[0, 1], [2, 3], [4], [5], [8, 9, 10, 11]]
 

@@ -1,0 +1,388 @@
+"""Define the operations that crop, resize and flip images of any size, and compute their windows.
+
+Names, meanings and formulas are torchvision's (transforms.py and _functional_tensor.py), for many
+samples at once. Windows are integers inside the upright image. `draws` combines them, so that only
+what the last window shows is decoded and resized; masks, boxes and keypoints follow all of them
+(`image_moves`). Crops of a fixed size also crop arrays (`array_crops`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+import numpy as np
+
+from penstock.augment.argument_checks import (
+    MAX_SIZE_PX,
+    arguments,
+    as_tuple,
+    axis_lengths,
+    boolean,
+    height_width,
+    integer,
+    one_of,
+    only,
+    pixels,
+    positive_range,
+    whole_number,
+)
+from penstock.augment.operation import Antialias, GeometricOperation, Size, operation
+from penstock.cache import RecipeError
+from penstock.readers import ANY_SIZE, ImageRange
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.augment.draw_keys import Floats, Uniform
+    from penstock.readers.fieldtypes import FieldType
+
+    Ints = NDArray[np.int64]
+
+RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
+
+
+def _resize_size(what: str, value: Any) -> Size:
+    sides = as_tuple(value)
+    if len(sides) == 2:
+        return height_width(what, value)
+    return pixels(what, sides[0] if len(sides) == 1 else value)
+
+
+@operation
+class Resize(GeometricOperation):
+    """Resize images bilinearly, as torchvision does.
+
+    size: an int is the short side in pixels, and the long side is int(size * long / short); a pair
+    is the exact (height, width). interpolation: only "bilinear". max_size: only None, as a batch
+    has one size. antialias: filter when shrinking, as Pillow and torchvision do; without it
+    shrinking saves a fifth of a training sample's CPU time, and causes aliasing. On the CPU pixels
+    differ from torchvision's by at most 1 of 255. DALI's own operators (on a GPU, without numba, or
+    if images keep different sizes) repeat the edge: the outermost pixels of an image or a window
+    may differ by 20 of 255.
+    """
+
+    size: Size
+    interpolation: str = "bilinear"
+    max_size: None = None
+    antialias: bool = True
+
+    checks = arguments(
+        size=_resize_size,
+        interpolation=one_of("bilinear"),
+        max_size=only(None, "crop or pad to one size instead"),
+        antialias=boolean,
+    )
+
+    @property
+    def resize(self) -> tuple[Size, Antialias]:
+        return self.size, self.antialias
+
+    def sizes(self, sizes: ImageRange) -> ImageRange:
+        if isinstance(self.size, tuple):
+            return fixed_size(self.size)
+        if sizes.fixed:
+            return fixed_size(short_side(self.size, height=sizes.fixed[0], width=sizes.fixed[1]))
+        short = self.size
+        return ImageRange(
+            min_height=max(short, short * sizes.min_height // sizes.max_width),
+            max_height=max(short, short * sizes.max_height // sizes.min_width),
+            min_width=max(short, short * sizes.min_width // sizes.max_height),
+            max_width=max(short, short * sizes.max_width // sizes.min_height),
+        )
+
+
+def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
+    """Return height and width after a resize of the short side, rounded as torchvision rounds."""
+    if height <= width:
+        return short, short * width // height
+    return short * height // width, short
+
+
+def fixed_size(size: tuple[int, int]) -> ImageRange:
+    """Return the sizes of images that are all (height, width)."""
+    height, width = size
+    return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
+
+
+class FixedCrop(GeometricOperation):
+    """Base class of crops of a fixed size, which crop images or arrays.
+
+    An operation has the arguments `size` and `fields`. Without `padding_px` and `pad_if_needed` a
+    window is always inside the image.
+    """
+
+    __slots__ = ()
+
+    crops = True
+    pad_if_needed: bool = False
+    fill: float = 0.0
+    mask_fill: int = 0
+    size: int | Sequence[int | None]
+    fields: str | Sequence[str] | None
+
+    @property
+    def padding_px(self) -> int:
+        """Pixels of padding on each side."""
+        return 0
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Lengths of the last axes of arrays, None for a full axis."""
+        return cast("tuple[int | None, ...]", self.size)
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return height_width(f"{type(self).__name__}(size=...)", self.size)
+
+    def corner(self, side: Ints, length: int, place: Floats, /) -> Ints:
+        """Return the first index of the part on one axis, int64, (n,). place: draws in [0, 1)."""
+        raise NotImplementedError
+
+    def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the windows; with padding top and left may be negative."""
+        rows, columns = self.height_width
+        places = uniform(2) if self.is_random else np.zeros((2, 1))
+        top = self.corner(height, rows, places[0])
+        left = self.corner(width, columns, places[1])
+        return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+    def sizes(self, sizes: ImageRange) -> ImageRange:
+        """Return the size of the window. Raises RecipeError if an image may be smaller."""
+        if self.pad_if_needed or self._is_inside(sizes):
+            return fixed_size(self.height_width)
+        height, width = self.height_width
+        found, remedies = "of sizes that aren't known before they are read", ""
+        if sizes != ANY_SIZE:
+            found = f"as small as {sizes.min_height} x {sizes.min_width}"
+            remedies = ", or crop less"
+        remedies += ", or pass pad_if_needed=True" if self.is_random else ""
+        raise RecipeError(
+            f"{type(self).__name__}: wanted {height} x {width} (height x width) of images {found}. "
+            f"Put a Resize in front of it{remedies}."
+        )
+
+    def pads(self, sizes: ImageRange) -> bool:
+        return bool(self.padding_px) or (self.pad_if_needed and not self._is_inside(sizes))
+
+    def _is_inside(self, sizes: ImageRange) -> bool:
+        """Return True if the smallest image, padding included, is as large as a window."""
+        (height, width), padding = self.height_width, 2 * self.padding_px
+        return height <= sizes.min_height + padding and width <= sizes.min_width + padding
+
+    def selects(self, name: str) -> bool:
+        return not self.fields or name in self.fields
+
+    def fits_field(self, name: str, type: FieldType) -> bool:
+        from penstock.readers.fieldtypes import Array
+
+        return isinstance(type, Array) and self.fields in (None, (name,))
+
+
+@operation
+class CenterCrop(FixedCrop):
+    """Crop the middle of images or arrays.
+
+    size: an int is a square, a pair is (height, width), in pixels. An image must be at least as
+    large (torchvision would pad it with black). Only the middle part of an array is read; size and
+    fields for arrays: as in `RandomCrop`.
+    """
+
+    size: int | Sequence[int | None]
+    _: KW_ONLY
+    fields: str | Sequence[str] | None = None
+
+    checks = arguments(size=axis_lengths)
+
+    def corner(self, side: Ints, length: int, _place: Floats) -> Ints:
+        """Return the first index of torchvision's center_crop, which rounds half to even, as
+        Python's round()."""
+        return np.rint((side - length) / 2).astype(np.int64)
+
+
+def _padding(what: str, value: Any) -> int:
+    """Return the pixels of padding on each side; a list must have equal numbers."""
+    sides = (0,) if value is None else as_tuple(value) or (value,)
+    if len({integer(side) for side in sides}) == 1:
+        return int(whole_number(0, MAX_SIZE_PX)(what, sides[0]))
+    raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")
+
+
+@operation
+class RandomCrop(FixedCrop):
+    """Crop a window of a fixed size at a random position, as torchvision does.
+
+    size: an int is a square, a pair is (height, width), in pixels. padding: pixels that are added
+    to all four sides of the image first; None: none. pad_if_needed: add the missing pixels to both
+    sides of an image that is still smaller than the window, so that it may be anywhere in the
+    window; otherwise such images are an error. fill: value of added pixels, 0..255, for all
+    channels. padding_mode: only "constant". mask_fill: value of added pixels in the masks of the
+    image, such as 255 for pixels that the loss ignores. fields: names of the images to crop, whose
+    masks, boxes and keypoints follow; None: all images of the recipe.
+
+    Arrays are cropped before they are read, so that only the chunks of that part are fetched and
+    decoded: RandomCrop((64, 128, 128), fields=("x", "y")). size then has the lengths of the last
+    axes of a sample, None for a full axis; the axes before them aren't cropped. All fields of one
+    operation have the same corner. Without fields=, a recipe without images crops all arrays that
+    have enough axes. The operation must come before Maps of these fields.
+    """
+
+    size: int | Sequence[int | None]
+    padding: int | Sequence[int] | None = 0
+    pad_if_needed: bool = False
+    fill: float = 0.0
+    padding_mode: str = "constant"
+    _: KW_ONLY
+    mask_fill: int = 0
+    fields: str | Sequence[str] | None = None
+
+    is_random = True
+    checks = arguments(
+        size=axis_lengths, padding=_padding, pad_if_needed=boolean, padding_mode=one_of("constant")
+    )
+
+    @property
+    def padding_px(self) -> int:
+        return cast("int", self.padding)
+
+    def corner(self, side: Ints, length: int, place: Floats) -> Ints:
+        padding = np.full_like(side, self.padding_px)
+        if self.pad_if_needed:
+            padding += np.maximum(length - side - 2 * padding, 0)
+        return (place * (side + 2 * padding - length + 1)).astype(np.int64) - padding
+
+
+def _antialias(what: str, value: Any) -> Antialias:
+    return "auto" if value == "auto" else boolean(what, value)
+
+
+@operation
+class RandomResizedCrop(GeometricOperation):
+    """Crop a window of random area and aspect ratio and resize it, as torchvision does.
+
+    size: an int is a square, a pair is (height, width), in pixels. scale: range of the window's
+    share of the image. ratio: range of width / height, uniform in its logarithm. interpolation:
+    only "bilinear". antialias: filter when shrinking, as in `Resize` (torchvision's default is
+    True); "auto" filters only windows that shrink by more than 2, from which on plain bilinear
+    sampling skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
+    """
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    interpolation: str = "bilinear"
+    antialias: bool | Literal["auto"] = "auto"
+
+    is_random = True
+    crops = True
+    checks = arguments(
+        size=height_width,
+        scale=positive_range(1.0),
+        ratio=positive_range(1e4),
+        interpolation=one_of("bilinear"),
+        antialias=_antialias,
+    )
+
+    @property
+    def resize(self) -> tuple[Size, Antialias]:
+        return self.size, self.antialias
+
+    def sizes(self, _sizes: ImageRange) -> ImageRange:
+        return fixed_size(cast("tuple[int, int]", self.size))
+
+    def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the windows.
+
+        Up to 10 attempts draw an area and a log-uniform ratio. The first window that fits the image
+        is placed at random; if none fits, it is the middle of the image with the nearest allowed
+        ratio. Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
+        """
+        last = 2 * RESIZED_CROP_ATTEMPTS
+        area, ratio, *place = uniform.numbered((0, 1, last, last + 1))
+        rows, columns = self._attempts(height, width, area, ratio)
+        fits = _fits(rows, columns, height, width)
+        if not fits.all():
+            failed = np.flatnonzero(~fits)
+            draws = uniform.of(failed).numbered([*range(2, last, 2), *range(3, last, 2)])
+            rows[failed], columns[failed], fits[failed] = self._first_fit(
+                height[failed], width[failed], draws
+            )
+        room_y, room_x = height - rows, width - columns
+        top = np.where(fits, (place[0] * (room_y + 1)).astype(np.int64), room_y >> 1)
+        left = np.where(fits, (place[1] * (room_x + 1)).astype(np.int64), room_x >> 1)
+        return top, left, rows, columns
+
+    def _attempts(
+        self, height: Ints, width: Ints, area: Floats, ratio: Floats
+    ) -> tuple[Ints, Ints]:
+        """Return heights and widths of windows that may not fit, from draws in [0, 1)."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        share = self.scale[0] + (self.scale[1] - self.scale[0]) * area
+        side = np.sqrt(share * (height * width))
+        # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
+        root = np.exp(low / 2 + (high - low) / 2 * ratio)
+        return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)
+
+    def _first_fit(
+        self, height: Ints, width: Ints, draws: Floats
+    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """Return the height and width of the first fitting window of several attempts, or of the
+        middle one, and True if one fitted.
+
+        draws: shape (2 * attempts, n); first those of the areas.
+        """
+        attempts = len(draws) // 2
+        rows, columns = self._attempts(height, width, draws[:attempts], draws[attempts:])
+        fits = _fits(rows, columns, height, width)
+        first, found = fits.argmax(axis=0), np.logical_or.reduce(fits)
+        sample = np.arange(len(height))
+        # The largest window of the image with an allowed ratio, at least one pixel.
+        (least, most), whole = self.ratio, width / height
+        tall = np.where(whole < least, np.rint(width / least).astype(np.int64), height)
+        wide = np.where(whole > most, np.rint(height * most).astype(np.int64), width)
+        return (
+            np.where(found, rows[first, sample], np.clip(tall, 1, height)),
+            np.where(found, columns[first, sample], np.clip(wide, 1, width)),
+            found,
+        )
+
+
+def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bool_]:
+    # One comparison for both bounds: as unsigned, 0 - 1 is larger than any image.
+    most_y, most_x = (height - 1).view(np.uint64), (width - 1).view(np.uint64)
+    inside = (rows - 1).view(np.uint64) <= most_y
+    inside &= (columns - 1).view(np.uint64) <= most_x
+    return inside
+
+
+class FlipOperation(GeometricOperation):
+    """Base class of flips with probability p. is_vertical: upside down, not left to right."""
+
+    __slots__ = ()
+
+    is_random = True
+    is_vertical: ClassVar[bool] = False
+    p: float
+
+    def on(self, uniform: Uniform) -> NDArray[np.bool_]:
+        """Return True for the samples to flip."""
+        return np.asarray(uniform(1)[0] < self.p)
+
+
+@operation
+class RandomHorizontalFlip(FlipOperation):
+    """Mirror images left to right with probability p, as torchvision does."""
+
+    p: float = 0.5
+
+
+@operation
+class RandomVerticalFlip(FlipOperation):
+    """Flip images upside down with probability p, as torchvision does."""
+
+    p: float = 0.5
+
+    is_vertical = True

@@ -1,0 +1,311 @@
+"""Move the masks, boxes and keypoints of an image as its recipe moves the pixels.
+
+Each move is torchvision's operation of that name with the numbers of `draws`, in the order of the
+recipe. It uses only numpy, and is cheap compared with decoding: a mask needs a look-up by an index
+map for each axis, boxes and points need a few sums a batch.
+
+The rules are those of torchvision.transforms.v2: a mask gets the nearest pixel, after a resize by
+floor(index * old / new), computed in float32 (never the neighbour with the largest weight of a
+filter); a box is four edges between pixels, mirrored at the width, a point is mirrored at the
+width - 1; a warp moves a point as a corner of a box, and a box to the bounding box of its moved
+corners. Every crop and warp clips boxes, and none clips points. Boxes are also clipped at the end,
+so that they are inside their image even without a crop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache import DatasetError, RecipeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Sides = tuple[Ints, Ints]
+
+OUTSIDE = -1
+"""The index of positions outside the mask in an index map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageMove:
+    """One move of each image of a batch, along rows (axis 0) and columns (axis 1).
+
+    size: heights and widths of the images before it, int64, (n,) each.
+    """
+
+    size: Sides
+
+    def source(self, index: Ints, axis: int) -> NDArray[np.bool_] | None:
+        """Replace the indexes of the moved image by those of the image before, in place, shape
+        (n, length). Return True for positions outside, where the index is that of the edge."""
+        raise NotImplementedError
+
+    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
+        """Move the first and the last edge of boxes in place, shape (k, 2). owner: row of each
+        one's image."""
+        raise NotImplementedError
+
+    def places(self, places: Floats, axis: int, owner: Ints) -> None:
+        """Move points in place, shape (k,)."""
+        raise NotImplementedError
+
+    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return moved masks of one size, shape (n, height, width), for moves after a warp."""
+        raise NotImplementedError
+
+    def boxes(self, boxes: Floats, owner: Ints) -> None:
+        """Move boxes in place: x1, y1, x2, y2, shape (k, 4)."""
+        self.edges(boxes[:, 1::2], 0, owner)
+        self.edges(boxes[:, 0::2], 1, owner)
+
+    def points(self, points: Floats, owner: Ints) -> None:
+        """Move points in place: x, y, shape (k, 2)."""
+        self.places(points[:, 1], 0, owner)
+        self.places(points[:, 0], 1, owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CropMove(ImageMove):
+    """A crop of each image, int64, shape (n,); the window may reach outside."""
+
+    top: Ints
+    left: Ints
+    height: Ints
+    width: Ints
+
+    def source(self, index: Ints, axis: int) -> NDArray[np.bool_] | None:
+        side = self.size[axis][:, None]
+        index += (self.left if axis else self.top)[:, None]
+        outside = (index < 0) | (index >= side)
+        np.clip(index, 0, np.maximum(side - 1, 0), out=index)
+        return outside
+
+    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
+        edges -= (self.left if axis else self.top)[owner, None]
+        np.clip(edges, 0, (self.width if axis else self.height)[owner, None], out=edges)
+
+    def places(self, places: Floats, axis: int, owner: Ints) -> None:
+        places -= (self.left if axis else self.top)[owner]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScaleMove(ImageMove):
+    """A resize of each image. to: heights and widths after it, int64, (n,)."""
+
+    to: Sides
+
+    def source(self, index: Ints, axis: int) -> None:
+        # In float32, as torch and torchvision: with more precision it would be another pixel for
+        # some sizes.
+        side = self.size[axis][:, None]
+        scale = side.astype(np.float32) / self.to[axis][:, None].astype(np.float32)
+        np.minimum((index.astype(np.float32) * scale).astype(np.int64), side - 1, out=index)
+
+    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
+        edges *= self._ratio(axis)[owner, None]
+
+    def places(self, places: Floats, axis: int, owner: Ints) -> None:
+        places *= self._ratio(axis)[owner]
+
+    def _ratio(self, axis: int) -> Floats:
+        return np.asarray(self.to[axis] / np.maximum(self.size[axis], 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlipMove(ImageMove):
+    """A flip of some images. on: True for flipped images, bool, (n,). vertical: flip upside down,
+    not left to right."""
+
+    on: NDArray[np.bool_]
+    vertical: bool = False
+
+    def source(self, index: Ints, axis: int) -> None:
+        if self.vertical is not bool(axis):
+            mirrored = self.size[axis][:, None] - 1 - index
+            np.copyto(index, mirrored, where=self.on[:, None])
+
+    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
+        if self.vertical is not bool(axis):
+            mirrored = self.size[axis][owner, None] - edges[:, ::-1]
+            np.copyto(edges, mirrored, where=self.on[owner, None])
+
+    def places(self, places: Floats, axis: int, owner: Ints) -> None:
+        if self.vertical is not bool(axis):
+            np.copyto(places, self.size[axis][owner] - 1 - places, where=self.on[owner])
+
+    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+        return np.where(self.on[:, None, None], np.flip(masks, 1 if self.vertical else 2), masks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WarpMove(ImageMove):
+    """A move of images of one size by matrices, as `ImageOperation.geometry` returns them.
+
+    matrix: float64, (n, 3, 3). fill: value of masks where the result shows nothing.
+    """
+
+    matrix: Floats
+    fill: int = 0
+
+    def boxes(self, boxes: Floats, owner: Ints) -> None:
+        corners = _transform(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2), self._to(owner))
+        boxes[:, :2], boxes[:, 2:] = corners.min(axis=1), corners.max(axis=1)
+        height, width = (side[owner, None] for side in self.size)
+        np.clip(boxes[:, 0::2], 0, width, out=boxes[:, 0::2])
+        np.clip(boxes[:, 1::2], 0, height, out=boxes[:, 1::2])
+
+    def points(self, points: Floats, owner: Ints) -> None:
+        points[:] = _transform(points[:, None], self._to(owner))[:, 0]
+
+    def _to(self, owner: Ints) -> Floats:
+        try:
+            return np.asarray(np.linalg.inv(self.matrix)[owner])
+        except np.linalg.LinAlgError:  # the corners of an image coincide
+            return np.asarray(np.linalg.pinv(self.matrix)[owner])
+
+    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return the moved masks, shape (n, height, width): the nearest pixel."""
+        _, height, width = masks.shape
+        y, x = np.arange(height)[:, None] + 0.5, np.arange(width)[None, :] + 0.5
+        out = np.empty_like(masks)
+        for mask, matrix, moved in zip(masks, self.matrix, out, strict=True):
+            column, row, depth = (a * x + c + b * y for a, b, c in matrix)
+            if (matrix[2] != (0, 0, 1)).any():
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    column, row = column / depth, row / depth
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            places = np.where(inside, np.floor(row) * width + np.floor(column), 0)
+            np.copyto(moved, np.where(inside, mask.take(places.astype(np.int64)), self.fill))
+        return out
+
+
+def _transform(points: Floats, matrix: Floats) -> Floats:
+    """Return points (..., k, 2) moved by matrices (..., 3, 3)."""
+    moved = points @ np.swapaxes(matrix[..., :2], -1, -2) + matrix[..., None, :, 2]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.nan_to_num(moved[..., :2] / moved[..., 2:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageMoves:
+    """The moves of the n images of a batch, in order.
+
+    size: heights and widths of the images as stored, upright, int64, (n,) each. shape: final height
+    and width of all images. mask_fill: value of masks outside the image after a crop.
+    """
+
+    size: Sides
+    moves: tuple[ImageMove, ...]
+    shape: tuple[int, int]
+    mask_fill: int = 0
+
+    def __len__(self) -> int:
+        return len(self.size[0])
+
+    @property
+    def _straight(self) -> list[ImageMove]:
+        """The moves before the first warp, which move rows and columns separately."""
+        return list(takewhile(lambda move: not isinstance(move, WarpMove), self.moves))
+
+    def index_maps(self) -> tuple[Ints, Ints]:
+        """Return the row and the column of the mask for each row and column of a sample, before the
+        first warp.
+
+        int64, shapes (n, height) and (n, width); OUTSIDE for positions outside the mask.
+        """
+        found = []
+        for axis, length in enumerate(self.shape):
+            index = np.broadcast_to(np.arange(length), (len(self), length)).copy()
+            outside: NDArray[np.bool_] | None = None
+            for move in reversed(self._straight):
+                beyond = move.source(index, axis)
+                if beyond is not None:
+                    outside = beyond if outside is None else outside | beyond
+            if outside is not None:
+                index[outside] = OUTSIDE
+            found.append(index)
+        return found[0], found[1]
+
+    def move_masks(
+        self, masks: Sequence[NDArray[Any]], *, dtype: DTypeLike | None = None
+    ) -> NDArray[Any]:
+        """Return the moved masks, shape (n, height, width).
+
+        masks: mask of each image, shape (its height, its width), integers; a missing one has no
+        pixels and becomes zeros. dtype: dtype of the result; None: the common one of these masks.
+        Raises DatasetError for a mask of another size, RecipeError if the dtype can't hold a
+        `mask_fill`.
+        """
+        if len(masks) != len(self):
+            raise ValueError(f"got {len(masks)} masks of {len(self)} images")
+        out = np.zeros((len(masks), *self.shape), dtype or common_dtype(masks))
+        warps = self.moves[len(self._straight) :]
+        fills = [self.mask_fill, *(move.fill for move in warps if isinstance(move, WarpMove))]
+        limits = np.iinfo(out.dtype)
+        for fill in fills:
+            if not limits.min <= fill <= limits.max:
+                raise RecipeError(
+                    f"mask_fill=: got {fill}, and the masks are {out.dtype}, which can't hold it. "
+                    "Choose another number, or store the masks in a wider type."
+                )
+        rows, columns = self.index_maps()
+        is_outside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
+        heights, widths = (side.tolist() for side in self.size)
+        for place, mask in enumerate(masks):
+            if not mask.size:
+                continue
+            if mask.shape != (heights[place], widths[place]):
+                raise DatasetError(
+                    f"A mask of shape {mask.shape} belongs to an image of {heights[place]} x "
+                    f"{widths[place]} (height x width): wanted the same size. Index the dataset "
+                    "again."
+                )
+            # Rows first: full lines are copied, and fewer pixels are gathered by column.
+            shown = mask.take(rows[place], axis=0, mode="clip")
+            out[place] = shown.take(columns[place], axis=1, mode="clip")
+            if is_outside[0][place]:
+                out[place][rows[place] < 0] = self.mask_fill
+            if is_outside[1][place]:
+                out[place][:, columns[place] < 0] = self.mask_fill
+        for move in warps:
+            out = move.masks(out)
+        if warps:  # a missing mask has no pixels
+            out[[not mask.size for mask in masks]] = 0
+        return out
+
+    def move_boxes(self, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
+        """Return the moved boxes, clipped to their images: float32, shape (k, 4).
+
+        boxes: x1, y1, x2, y2, shape (k, 4). owner: row of each box's image, int64, (k,).
+        """
+        moved = np.array(boxes, np.float64).reshape(-1, 4)
+        for move in self.moves:
+            move.boxes(moved, owner)
+        height, width = self.shape
+        np.clip(moved, 0, [width, height, width, height], out=moved)
+        return moved.astype(np.float32)
+
+    def move_points(self, points: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
+        """Return the moved points, which may be outside their images: float32, shape (k, 2).
+
+        points: x, y, shape (k, 2). owner: row of each point's image, int64, (k,).
+        """
+        moved = np.array(points, np.float64).reshape(-1, 2)
+        for move in self.moves:
+            move.points(moved, owner)
+        return moved.astype(np.float32)
+
+
+def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
+    kinds = {mask.dtype for mask in masks if mask.size}
+    return np.result_type(*kinds) if kinds else np.dtype(np.uint8)

@@ -1,0 +1,238 @@
+"""Define the base classes of operations: what one class needs to be an operation of a recipe.
+
+An operation is a frozen dataclass. It has torchvision's arguments, checks them when it is created,
+and holds all that is specific to it: its draws, its DALI nodes, and how masks, boxes and keypoints
+follow it. No other module knows single operations, so an operation of another package is one class
+in one file (docs/augment.md has examples).
+
+- `ImageOperation` changes the pixels of images that all have one size.
+- `GeometricOperation` crops, resizes or flips images of any size, before they are decoded in full.
+- `FieldOperation` changes fields that need no image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
+
+from penstock.augment.argument_checks import COMMON_CHECKS
+from penstock.cache import RecipeError, explain_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.augment.draw_keys import Uniform
+    from penstock.readers import ImageRange
+    from penstock.readers.fieldtypes import FieldType
+
+    Ints = NDArray[np.int64]
+
+Values = dict[str, "NDArray[Any]"]
+"""Drawn values by name, one row per sample."""
+
+Size = int | tuple[int, int]
+DType = Literal["float32", "float16", "uint8"]
+Antialias = bool | Literal["auto"]
+
+
+class Stage(IntEnum):
+    """The place of an operation in a recipe. Operations stand in this order, except that flips may
+    also come after pixel operations, and operations on fields anywhere."""
+
+    MAP = 0
+    FIELD = 1
+    DECODE = 2
+    GEOMETRY = 3
+    PIXELS = 4
+    NORMALIZE = 5
+    ERASE = 6
+    CAST = 7
+    MIX = 8
+
+
+ORDER = (
+    "The order of a recipe is: Decode; operations that crop and resize; operations that change "
+    "pixels; Normalize; RandomErasing; Cast; MixUp and CutMix. Flips come anywhere before Normalize"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """The shape of the images that an operation gets, in pixels."""
+
+    height: int
+    width: int
+    channels: int
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True)
+def operation(cls: C) -> C:
+    """Make a class of an operation a frozen dataclass, whose calls explain wrong arguments."""
+    made: Any = dataclass(frozen=True, slots=True)(cls)
+    return cast("C", explain_arguments(RecipeError)(made))
+
+
+class Operation:
+    """Base class of all operations of a recipe.
+
+    stage: its place in a recipe. is_single: a recipe has it at most once. is_random: it has draws.
+    or_else: what else helps if masks can't follow it, as the end of a message. checks: by argument,
+    a function of ("Operation(name=...)", value) that returns the checked value or raises
+    RecipeError; arguments with usual names (`COMMON_CHECKS`) need none.
+    """
+
+    __slots__ = ()
+
+    stage: ClassVar[Stage]
+    is_single: ClassVar[bool] = False
+    is_random: ClassVar[bool] = False
+    or_else: ClassVar[str] = ""
+    checks: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = COMMON_CHECKS
+
+    def __post_init__(self) -> None:
+        """Replace each argument by its checked value."""
+        checks = {**COMMON_CHECKS, **self.checks}
+        for each in fields(self):  # type: ignore[arg-type]  # each operation is a dataclass
+            if check := checks.get(each.name):
+                value = check(f"{type(self).__name__}({each.name}=...)", getattr(self, each.name))
+                object.__setattr__(self, each.name, value)
+
+    @property
+    def moves_pixels(self) -> bool:
+        """True if pixels of an image may be elsewhere afterwards."""
+        return self.stage is Stage.GEOMETRY
+
+    @property
+    def can_be_followed(self) -> bool:
+        """True if masks, boxes and keypoints can follow it."""
+        return True
+
+    def selects(self, _name: str, /) -> bool:
+        """Return True if an operation of a list for several fields applies to this image."""
+        return True
+
+    def fits_field(self, _name: str, _type: FieldType, /) -> bool:
+        """Return True if it may be in the list of this field, which isn't an image."""
+        return False
+
+    def check(self, shape: ImageShape, dtype: DType, /) -> None:
+        """Raise RecipeError if it can't work on images of this shape, in a batch of this dtype."""
+
+
+class FieldOperation(Operation):
+    """Base class of operations on fields that need no image. needs_final_boxes: it comes after all
+    operations that move pixels."""
+
+    __slots__ = ()
+
+    stage = Stage.FIELD
+    needs_final_boxes: ClassVar[bool] = False
+
+
+class GeometricOperation(Operation):
+    """Base class of operations that crop, resize or flip images of any size.
+
+    All windows are computed before an image is decoded, and only what the last one shows is
+    decoded. An operation first crops by `window` if `crops` is True, then resizes if `resize` isn't
+    None.
+    """
+
+    __slots__ = ()
+
+    stage = Stage.GEOMETRY
+    crops: ClassVar[bool] = False
+
+    @property
+    def resize(self) -> tuple[Size, Antialias] | None:
+        """The new size, as in `Resize`, and the filter; None if it doesn't resize."""
+        return None
+
+    def sizes(self, sizes: ImageRange, /) -> ImageRange:
+        """Return the sizes of the results. Raises RecipeError for images that don't fit."""
+        return sizes
+
+    def pads(self, _sizes: ImageRange, /) -> bool:
+        """Return True if a window may reach outside an image of these sizes."""
+        return False
+
+    def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return top, left, height and width of the window in each image, int64, (n,)."""
+        raise NotImplementedError
+
+
+class ImageOperation(Operation):
+    """Base class of operations that change the pixels of images, which all have one size.
+
+    `draw` returns the numbers of each sample, and `node` builds DALI's nodes from them. An
+    operation that moves pixels also has `geometry`. If one of the drawn values is called "on", a
+    bool, only samples for which it is True pass through the node.
+
+    p: probability with which an image is changed, unless the class has a `draw` of its own.
+    commutes_with_flips: the result is the same if images are mirrored before or after it; a flip
+    then costs nothing. moves: it moves pixels, also without a `geometry` that masks, boxes and
+    keypoints can follow. mask_fill: value of masks where the result shows nothing of the image.
+    """
+
+    __slots__ = ()
+
+    stage = Stage.PIXELS
+    is_random = True
+    commutes_with_flips: ClassVar[bool] = False
+    p: float = 1.0
+    moves: bool = False
+    mask_fill: int = 0
+
+    @property
+    def moves_pixels(self) -> bool:
+        """True if pixels of an image may be elsewhere afterwards."""
+        return self.moves or self.has_geometry
+
+    @property
+    def can_be_followed(self) -> bool:
+        """True if masks, boxes and keypoints can follow it."""
+        return self.has_geometry or not self.moves
+
+    @property
+    def has_geometry(self) -> bool:
+        """True if its class declares how pixels move."""
+        return type(self).geometry is not ImageOperation.geometry
+
+    def draw(self, uniform: Uniform, _shape: ImageShape, /) -> Values:
+        """Return the numbers of each sample by name, shape (n, ...).
+
+        uniform: uniform(k) returns the sample's keyed draws 0 to k - 1, in [0, 1), float64, shape
+        (k, n). The node gets floats as float32, integers as int32, and bools.
+        """
+        return {"on": uniform(1)[0] < self.p} if self.p < 1 else {}
+
+    def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape, /) -> Any:
+        """Return the DALI node of the changed images: uint8, HWC, of the same shape.
+
+        images: the node of the images, on the CPU or the GPU. inputs: nodes of the drawn values by
+        name, on the CPU.
+        """
+        raise NotImplementedError
+
+    def geometry(self, values: Values, shape: ImageShape, /) -> NDArray[Any]:
+        """Return how pixels move: matrices, shape (n, 3, 3), from (x, y, 1) of a point of the
+        result to that of the point of the image that it shows.
+
+        Pixel k covers [k, k + 1). values: of `draw`, as the node gets them.
+        """
+        raise NotImplementedError
+
+
+def need_colours(op: Operation, shape: ImageShape) -> None:
+    """Raise RecipeError if images are grey."""
+    if shape.channels == 1:
+        raise RecipeError(
+            f'{op} needs colours, and the recipe has Decode("gray"). Leave it out, or decode '
+            'to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
+        )

@@ -1,0 +1,559 @@
+"""Define operations on the values of pixels, and those that every recipe has around them.
+
+Names, meanings and formulas are torchvision's, so that published recipes can be used. The learnt
+policies are in `policies`, operations that move pixels in `warp_operations`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from penstock.augment import dali_nodes as nodes
+from penstock.augment.argument_checks import (
+    arguments,
+    boolean,
+    height_width,
+    number,
+    numbers,
+    one_of,
+    optional,
+    positive_range,
+    probability,
+    range_around,
+    whole_number,
+)
+from penstock.augment.operation import (
+    DType,
+    ImageOperation,
+    ImageShape,
+    Operation,
+    Stage,
+    Values,
+    need_colours,
+    operation,
+)
+from penstock.cache import RecipeError
+
+if TYPE_CHECKING:
+    from penstock.augment.draw_keys import Floats, Uniform
+
+Color = Literal["rgb", "gray"]
+WindowMode = Literal["auto", "decoder", "slice"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Mean of ImageNet's training images, R, G, B, in units of 0..1."""
+
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Standard deviation of ImageNet's training images, R, G, B, in units of 0..1."""
+
+MAX_FACTOR = 100.0  # of brightness, contrast and saturation, which are computed in 16 bits
+MAX_DRAWS = 1024
+
+
+@operation
+class Decode(Operation):
+    """Decode encoded images: upright by EXIF, without alpha, 16 bits scaled to 8.
+
+    color: "rgb" (3 channels) or "gray" (1 channel, luma). The other arguments change pixels on a
+    GPU by rounding at most. windows: "decoder" decodes only the window of a crop; "slice" decodes
+    the full image and crops it, which is slower, for GPUs on which the first doesn't work; "auto"
+    tries it in a process of its own, once for each GPU. hw_decoder_load: share of a batch for the
+    GPU's JPEG unit; None: DALI's default. preallocate: (height, width) of the largest image, for
+    which the GPU's decoder allocates memory in advance; None: it grows with the images. The best
+    values haven't been measured.
+    """
+
+    color: Color = "rgb"
+    _: KW_ONLY
+    windows: WindowMode = "auto"
+    hw_decoder_load: float | None = None
+    preallocate: tuple[int, int] | None = None
+
+    stage = Stage.DECODE
+    checks = arguments(
+        color=one_of(*get_args(Color)),
+        windows=one_of(*get_args(WindowMode)),
+        hw_decoder_load=optional(probability),
+        preallocate=optional(height_width),
+    )
+
+    @property
+    def channels(self) -> int:
+        """The number of channels of an image: 3 or 1."""
+        return 3 if self.color == "rgb" else 1
+
+
+@operation
+class Normalize(Operation):
+    """Convert pixels to float32 (x / 255 - mean) / std by channel, as torchvision's ToTensor and
+    Normalize do.
+
+    mean, std: one number per channel, in units of 0..1; ImageNet's by default. inplace: has no
+    effect; it exists for recipes that pass it to torchvision's.
+    """
+
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    inplace: bool = False
+
+    stage = Stage.NORMALIZE
+    is_single = True
+    checks = arguments(mean=numbers, std=numbers)
+
+    def __post_init__(self) -> None:
+        Operation.__post_init__(self)
+        mean, std = self.mean, self.std
+        if len(mean) != len(std):
+            raise RecipeError(
+                f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted "
+                "the same number of both, one per channel."
+            )
+        if min(std) <= 0:
+            raise RecipeError(f"Normalize(std=...): got {std}, wanted numbers above 0.")
+        if max(map(abs, (*mean, *std))) > 16:
+            raise RecipeError(
+                f"Normalize: got mean {mean} and std {std}, which look like units of 0..255; "
+                "wanted units of 0..1. Divide them by 255."
+            )
+
+    def check(self, shape: ImageShape, dtype: DType) -> None:
+        """Raise RecipeError for another number of channels, and for whole numbers."""
+        if len(self.mean) != shape.channels:
+            raise RecipeError(
+                f"Normalize: got {len(self.mean)} means, wanted {shape.channels}, one per channel "
+                "of Decode."
+            )
+        if dtype == "uint8":
+            raise RecipeError(
+                'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, to '
+                "whole numbers. Leave out one of the two."
+            )
+
+
+@operation
+class Cast(Operation):
+    """Convert the batch to a dtype. It changes the type, never the scale: pixels stay 0..255."""
+
+    dtype: DType
+
+    stage = Stage.CAST
+    is_single = True
+    checks = arguments(dtype=one_of(*get_args(DType)))
+
+
+def between(pair: Any, draws: Floats) -> Floats:
+    """Return uniform draws from low to high. pair: (low, high). draws: in [0, 1)."""
+    low, high = pair
+    return np.asarray(low + (high - low) * draws)
+
+
+_NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+_FACTOR = range_around(1.0, low=0.0, high=MAX_FACTOR)
+_SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, whose length is 6
+
+
+@operation
+class ColorJitter(ImageOperation):
+    """Change brightness, contrast, saturation and hue randomly, by torchvision's formulas.
+
+    brightness, contrast, saturation: a number x draws a factor from max(0, 1 - x) to 1 + x, a pair
+    draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift from -x
+    to x of the circle of hues, a pair from low to high; 0 and None change nothing. They are applied
+    in this order; torchvision shuffles it for each image. Grey recipes support only brightness and
+    contrast.
+    """
+
+    brightness: float | tuple[float, float] | None = None
+    contrast: float | tuple[float, float] | None = None
+    saturation: float | tuple[float, float] | None = None
+    hue: float | tuple[float, float] | None = None
+
+    commutes_with_flips = True
+    checks = arguments(
+        brightness=_FACTOR,
+        contrast=_FACTOR,
+        saturation=_FACTOR,
+        hue=range_around(0.0, low=-0.5, high=0.5),
+    )
+
+    def check(self, shape: ImageShape, _dtype: DType) -> None:
+        """Raise RecipeError for saturation and hue of grey images."""
+        if not {"saturation", "hue"}.isdisjoint(self._active()):
+            need_colours(self, shape)
+
+    def _active(self) -> list[str]:
+        """Return the names of the arguments that change anything, in order."""
+        return [name for name, value in _NEUTRAL.items() if getattr(self, name) != (value, value)]
+
+    def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
+        """Return the factors and the shift of the hue."""
+        # One draw for each, used or not: so brightness stays the same if hue is added.
+        draws = dict(zip(_NEUTRAL, uniform(4), strict=True))
+        return {name: between(getattr(self, name), draws[name]) for name in self._active()}
+
+    def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
+        """Adjust brightness, contrast, saturation and hue, in this order."""
+        from nvidia.dali import fn
+
+        if (factor := inputs.get("brightness")) is not None:
+            images = fn.brightness_contrast(images, brightness=factor)
+        if (factor := inputs.get("contrast")) is not None:
+            gray = nodes.luma(images) if shape.channels == 3 else images
+            images = nodes.contrast(images, factor, gray)
+        if (factor := inputs.get("saturation")) is not None:
+            # By arithmetic it is no slower than fn.saturation. The factors have opposite signs, or
+            # are small: the sum can't overflow.
+            gray = nodes.as_rgb(nodes.luma(images))
+            images = nodes.uint8(nodes.int16(images, factor) + nodes.int16(gray, 1.0 - factor))
+        if (shift := inputs.get("hue")) is not None:
+            images = _shift_hue(images, shift, shape)
+        return images
+
+
+def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
+    """Add to the hue in HSV (1 is the full circle), exact to rounding. DALI's own hue operator
+    rotates the colours in YIQ, which changes value and saturation.
+
+    With c = max - min and a hue H on a circle of length 6, a channel is
+    max - c * clamp(|distance of H + n from 3 on the circle| - 1, 0, 1); everything is computed
+    times c, so that no division is needed and int16 is enough.
+    """
+    from nvidia.dali import fn, math, types
+
+    planes = fn.transpose(images, perm=[2, 0, 1])
+    size = [shape.height, shape.width, 1]
+    red, green, blue = (fn.reshape(planes[k], shape=size, layout="HWC") for k in range(3))
+    high = math.max(math.max(red, green), blue)
+    chroma = high - math.min(math.min(red, green), blue)
+    r, g, b, twice = (*map(nodes.int16, (red, green, blue)), nodes.int16(chroma, 2.0))
+    # (hue - 2) * chroma, for a hue of -1 to 5. DALI's arithmetic has no `where`.
+    is_blue, is_green, is_red = r - g + twice, b - r, g - b - twice
+    hue = is_blue + (green == high) * (is_green - is_blue)
+    hue = hue + (red == high) * (is_red - hue)
+    most, c, c3 = nodes.int16(high), nodes.int16(chroma), nodes.int16(chroma, 3.0)
+    zero = types.Constant(0, dtype=types.INT16)
+    shifted = []
+    for sextant in _SEXTANTS:
+        turn = shift * 6.0 + sextant
+        turn = turn - 6.0 * math.floor(turn * (1 / 6) + 0.5)  # -3 to 3
+        away = math.abs(math.abs(hue + nodes.int16(chroma, turn)) - c3) - c
+        # math.clamp takes three times as long.
+        shifted.append(most - math.min(math.max(away, zero), c))
+    whole = [shape.channels, shape.height, shape.width]
+    whole = fn.reshape(fn.cat(*shifted, axis=0), shape=whole, layout="CHW")
+    return fn.crop_mirror_normalize(whole, dtype=types.UINT8, output_layout="HWC")
+
+
+@operation
+class RandomGrayscale(ImageOperation):
+    """Turn images grey with probability p; they keep their 3 channels."""
+
+    p: float = 0.1
+
+    commutes_with_flips = True
+
+    def check(self, shape: ImageShape, _dtype: DType) -> None:
+        """Raise RecipeError for grey images."""
+        need_colours(self, shape)
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Put the luma into all three channels."""
+        return nodes.as_rgb(nodes.luma(images))
+
+
+_BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 255
+
+
+def _blur_kernel(what: str, value: object) -> tuple[int, int]:
+    kernel = height_width(what, value)
+    if not all(side % 2 for side in kernel):
+        raise RecipeError(
+            f"{what}: got {value!r}, wanted odd numbers of pixels, so that the kernel has a middle."
+        )
+    return kernel
+
+
+def _blur_sigma(what: str, value: object) -> tuple[float, float]:
+    sigma = numbers(what, value)
+    low, high = positive_range(1e4)(what, sigma * 2 if len(sigma) == 1 else sigma)
+    return low, high
+
+
+@operation
+class GaussianBlur(ImageOperation):
+    """Blur images with probability p, by a Gaussian of random width, as torchvision does.
+
+    kernel_size: odd, in pixels; an int is a square, a pair is (horizontal, vertical), as in
+    torchvision. sigma: standard deviation in pixels, one number or the range of a uniform draw.
+    p: 1.0 by default, as torchvision always blurs.
+    """
+
+    kernel_size: int | tuple[int, int]
+    sigma: float | tuple[float, float] = (0.1, 2.0)
+    p: float = 1.0
+
+    commutes_with_flips = True
+    checks = arguments(kernel_size=_blur_kernel, sigma=_blur_sigma)
+
+    def check(self, shape: ImageShape, _dtype: DType) -> None:
+        """Raise RecipeError for too small images."""
+        columns, rows = self.kernel_size  # type: ignore[misc]  # checked when it was created
+        if rows // 2 >= shape.height or columns // 2 >= shape.width:
+            raise RecipeError(
+                f"GaussianBlur(kernel_size=...): got {columns} x {rows} (width x height) for "
+                f"images of {shape.width} x {shape.height}, wanted less than twice their size: "
+                "beyond the edge the image is mirrored once."
+            )
+
+    def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
+        """Return the samples to blur, with standard deviations and sizes of kernels."""
+        on, width = uniform(2)
+        sigma = between(self.sigma, width)
+        # DALI's kernels are (height, width), torchvision's (width, height). The ends of a kernel
+        # weigh nothing if sigma is small, and the CPU time is proportional to its size.
+        kernel = np.array(self.kernel_size)[::-1]
+        reach = 2 * np.ceil(_BLUR_REACH * sigma).astype(np.int32) + 1
+        window = np.minimum(kernel[None, :], reach[:, None])
+        return {"on": on < self.p, "sigma": sigma, "window": window}
+
+    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Blur; the image is mirrored at its edge without repeating the edge."""
+        from nvidia.dali import fn
+
+        return fn.gaussian_blur(images, sigma=inputs["sigma"], window_size=inputs["window"])
+
+
+@operation
+class RandomPosterize(ImageOperation):
+    """Keep the upper bits of each value, with probability p, as torchvision does.
+
+    bits: how many of 8 bits to keep, from 0 to 8.
+    """
+
+    bits: int
+    p: float = 0.5
+
+    commutes_with_flips = True
+    checks = arguments(bits=whole_number(0, 8))
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Keep the upper bits."""
+        from nvidia.dali import types
+
+        return images & types.Constant(256 - 2 ** (8 - self.bits), dtype=types.UINT8)
+
+
+@operation
+class Solarize(ImageOperation):
+    """Invert values of at least the threshold, with probability p, as torchvision's RandomSolarize
+    does.
+
+    threshold: from 0 to 255, in units of stored pixels.
+    """
+
+    threshold: float
+    p: float = 0.5
+
+    commutes_with_flips = True
+    checks = arguments(threshold=number(0, 255))
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Invert values."""
+        from nvidia.dali import types
+
+        return nodes.solarize(images, types.Constant(math.ceil(self.threshold), dtype=types.UINT8))
+
+
+@operation
+class RandomEqualize(ImageOperation):
+    """Equalize the histogram of each channel, with probability p, by OpenCV's formula.
+
+    Level v becomes 255 (c(v) - c(first)) / (n - c(first)), c counting pixels up to v. torchvision
+    counts those below v and steps in whole pixels: photographs differ by 2 of 255 on average.
+    """
+
+    p: float = 0.5
+
+    commutes_with_flips = True
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Equalize histograms."""
+        from nvidia.dali import fn
+
+        return fn.equalize(images)
+
+
+@operation
+class RandomAutocontrast(ImageOperation):
+    """Stretch each channel to 0..255, with probability p, as torchvision does; rounded, where
+    torchvision truncates."""
+
+    p: float = 0.5
+
+    commutes_with_flips = True
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Stretch channels."""
+        return nodes.autocontrast(images)
+
+
+ERASING_ATTEMPTS = 10  # torchvision's RandomErasing.get_params
+
+
+def _erased_value(what: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, str):
+        return numbers(what, value)
+    raise RecipeError(
+        f"{what}: got {value!r}, wanted a number, or one per channel: noise that DALI draws itself "
+        "would not repeat after a restart."
+    )
+
+
+@operation
+class RandomErasing(ImageOperation):
+    """Fill a random window with `value`, with probability p, as torchvision does.
+
+    It comes after Normalize, if the recipe has one. scale: range of the window's share of the
+    image. ratio: range of height / width, uniform in its logarithm. value: one number, or one per
+    channel, in the units of the batch; torchvision's "random" isn't supported. inplace: as in
+    `Normalize`.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | tuple[float, ...] = 0.0
+    inplace: bool = False
+
+    stage = Stage.ERASE
+    checks = arguments(scale=positive_range(1.0), ratio=positive_range(1e4), value=_erased_value)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The values: one, or one per channel."""
+        return self.value  # type: ignore[return-value]  # checked when it was created
+
+    def check(self, shape: ImageShape, dtype: DType) -> None:
+        """Raise RecipeError for values that don't fit the channels, or bytes."""
+        if len(self.values) not in (1, shape.channels):
+            raise RecipeError(
+                f"RandomErasing(value=...): got {len(self.values)} numbers, wanted 1 or "
+                f"{shape.channels}, one per channel."
+            )
+        if dtype == "uint8" and not all(0 <= x <= 255 and x == int(x) for x in self.values):
+            raise RecipeError(
+                f"RandomErasing(value=...): got {self.values} in a recipe whose result is uint8, "
+                "wanted whole numbers from 0 to 255."
+            )
+
+    def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
+        """Return the windows of torchvision's RandomErasing: the first of 10 that is smaller than
+        the image, at a random place; if there is none, an empty one."""
+        on, top, left, *rest = uniform(3 + 2 * ERASING_ATTEMPTS)
+        areas, ratios = np.stack(rest[:ERASING_ATTEMPTS]), np.stack(rest[ERASING_ATTEMPTS:])
+        area = shape.height * shape.width * between(self.scale, areas)
+        ratio = np.exp(between([math.log(side) for side in self.ratio], ratios))
+        rows, columns = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        fits = (rows < shape.height) & (columns < shape.width)
+        first, sample = fits.argmax(axis=0), np.arange(len(on))
+        erases = (on < self.p) & fits.any(axis=0)
+        size = np.stack([rows[first, sample], columns[first, sample]], axis=1) * erases[:, None]
+        room = np.array([shape.height, shape.width]) - size + 1
+        anchor = np.floor(np.stack([top, left], axis=1) * room) * erases[:, None]
+        return {"anchor": anchor, "shape": size}
+
+    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Fill windows; CHW in and out, any dtype. A window of no size erases nothing."""
+        from nvidia.dali import fn
+
+        return fn.erase(images, axis_names="HW", fill_value=list(self.values), **inputs)
+
+
+def _node_function(what: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    raise RecipeError(f"{what}: got {value!r}, wanted a function of DALI nodes (images, draws).")
+
+
+@operation
+class Apply(ImageOperation):
+    """Apply a DALI function of yours, so that all of DALI's operators can be used.
+
+    fn: called a few times when a graph is built, as fn(images, draws) with DALI nodes: the images,
+    uint8, (height, width, channels), layout "HWC"; and for each sample `draws` numbers, float32, in
+    [0, 1), which depend only on (seed, epoch, sample id). It returns images of the same shape and
+    layout; any type but uint8 is rounded and clipped to 0..255. It may be a lambda and is never
+    pickled. draws: how many numbers a sample gets. Random operators of DALI don't repeat their
+    numbers after a restart, so use `draws` instead. moves: True if fn may move pixels, which masks,
+    boxes and keypoints can't follow; False: it leaves them in place.
+    """
+
+    fn: Callable[[Any, Any], Any]
+    draws: int = 1
+    _: KW_ONLY
+    moves: bool = True
+
+    or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
+    checks = arguments(fn=_node_function, draws=whole_number(1, MAX_DRAWS), moves=boolean)
+
+    def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
+        """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""
+        return {"draws": np.floor(uniform(self.draws).T * 2**24) / 2**24}
+
+    def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
+        """Call the user's function, after a trial on one image.
+
+        Raises RecipeError unless it returns images of the same shape.
+        """
+        from nvidia.dali import fn
+
+        self._try(images.device, shape)
+        # The function may ignore its draws, but DALI drops unused inputs.
+        fn.copy(inputs["draws"], preserve=True)
+        size = [shape.height, shape.width, shape.channels]
+        changed = self._call(images, inputs["draws"])
+        return nodes.uint8(fn.reshape(changed, shape=size, layout="HWC"))
+
+    def _call(self, images: Any, draws: Any) -> Any:
+        changed = self.fn(images, draws)
+        if isinstance(changed, type(images)):
+            return changed
+        raise RecipeError(
+            f"{self}: the function returned {changed!r}, wanted the changed images: one DALI node, "
+            "uint8, (height, width, channels)."
+        )
+
+    def _try(self, device: str, shape: ImageShape) -> None:
+        """Run the function on one black image with draws of 0. In the graph itself a failing
+        function would look like samples that don't decode."""
+        from nvidia.dali import Pipeline, fn, types
+
+        from penstock.augment.dali_library import new_pipeline
+        from penstock.augment.decode_failures import check_machine, reason_of
+
+        size = (shape.height, shape.width, shape.channels)
+        trial = new_pipeline(1, threads=1, device_id=Pipeline.current().device_id)
+        with trial:
+            images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
+            draws = fn.zeros(shape=[self.draws], dtype=types.FLOAT)
+            trial.set_outputs(self._call(images.gpu() if device == "gpu" else images, draws))
+        try:
+            (changed,) = trial.run()
+        except RuntimeError as error:
+            if device == "gpu":  # on the CPU the function fails, whatever the message
+                check_machine(error)
+            raise RecipeError(
+                f"{self}: the function fails on one image of {size} (height, width, channels): "
+                f"{reason_of(error)}."
+            ) from error
+        got, layout = tuple(changed[0].shape()), changed.layout()
+        if got != size or layout not in ("HWC", ""):
+            raise RecipeError(
+                f"{self}: the function returned {got} in layout {layout!r} for {size}, wanted the "
+                'same shape, in layout "HWC". Put operations that crop and resize into the recipe.'
+            )

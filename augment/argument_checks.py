@@ -217,12 +217,12 @@ def field_names(what: str, names: object) -> tuple[str, ...] | None:
     raise RecipeError(f"{what}: got {names!r}, wanted names of fields, or None for all.")
 
 
-def arguments(**checks: Check) -> Mapping[str, Check]:
+def checks(**by_name: Check) -> Mapping[str, Check]:
     """Return the checks of an operation's arguments by name."""
-    return MappingProxyType(checks)
+    return MappingProxyType(by_name)
 
 
-COMMON_CHECKS = arguments(
+COMMON_CHECKS = checks(
     p=probability,
     fill=fill_value,
     mask_fill=whole_number(-(2**31), 2**31 - 1),

@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.argument_checks import (
-    arguments,
-    as_tuple,
-    boolean,
-    integer,
-    is_finite_number,
-    optional,
-    whole_number,
-)
+from penstock.augment import argument_checks as arg
 from penstock.augment.operation import FieldOperation, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
 from penstock.readers.fieldtypes import (
@@ -106,11 +98,11 @@ class Map(Operation):
     processes: int = 0
 
     stage = Stage.MAP
-    checks = arguments(
-        fields=optional(_map_fields),
-        returns=optional(_map_returns),
-        batched=boolean,
-        processes=whole_number(0, MAX_PROCESSES),
+    checks = arg.checks(
+        fields=arg.optional(_map_fields),
+        returns=arg.optional(_map_returns),
+        batched=arg.boolean,
+        processes=arg.whole_number(0, MAX_PROCESSES),
     )
 
     def __post_init__(self) -> None:
@@ -337,15 +329,17 @@ class Pad(ColumnOperation):
             raise RecipeError(
                 f'Pad: got field={self.field!r}, wanted a field\'s name: Pad("boxes", to=100).'
             )
-        many = as_tuple(self.to)
-        lengths = tuple(None if each is None else integer(each) or 0 for each in many or (self.to,))
+        many = arg.as_tuple(self.to)
+        lengths = tuple(
+            None if each is None else arg.integer(each) or 0 for each in many or (self.to,)
+        )
         if not all(each is None or 1 <= each <= MAX_PADDED_LENGTH for each in lengths):
             raise RecipeError(
                 f"Pad({self.field!r}): got to={self.to!r}, wanted a length of 1 or more, None for "
                 "the longest of each batch, or a tuple of these."
             )
         object.__setattr__(self, "to", lengths if many else lengths[0])
-        if not is_finite_number(self.value) and not isinstance(self.value, bool):
+        if not arg.is_finite_number(self.value) and not isinstance(self.value, bool):
             raise RecipeError(f"Pad({self.field!r}): got value={self.value!r}, wanted a number.")
 
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
@@ -468,7 +462,7 @@ class Unpack(ColumnOperation):
 
 
 def _least_pixels(what: str, value: Any) -> float:
-    if is_finite_number(value) and value >= 0:
+    if arg.is_finite_number(value) and value >= 0:
         return float(value)
     raise RecipeError(f"{what}: got {value!r}, wanted pixels, 0 or more.")
 
@@ -490,7 +484,7 @@ class SanitizeBoxes(FieldOperation):
     fields: str | Sequence[str] | None = None
 
     needs_final_boxes = True
-    checks = arguments(min_size=_least_pixels, min_area=_least_pixels)
+    checks = arg.checks(min_size=_least_pixels, min_area=_least_pixels)
 
     def fits_field(self, _name: str, type: FieldType) -> bool:
         """Return True for the list of boxes."""

@@ -15,20 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
-from penstock.augment.argument_checks import (
-    MAX_SIZE_PX,
-    arguments,
-    as_tuple,
-    axis_lengths,
-    boolean,
-    height_width,
-    integer,
-    one_of,
-    only,
-    pixels,
-    positive_range,
-    whole_number,
-)
+from penstock.augment import argument_checks as arg
 from penstock.augment.operation import Antialias, GeometricOperation, Size, operation
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
@@ -45,10 +32,10 @@ RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 
 
 def _resize_size(what: str, value: Any) -> Size:
-    sides = as_tuple(value)
+    sides = arg.as_tuple(value)
     if len(sides) == 2:
-        return height_width(what, value)
-    return pixels(what, sides[0] if len(sides) == 1 else value)
+        return arg.height_width(what, value)
+    return arg.pixels(what, sides[0] if len(sides) == 1 else value)
 
 
 @operation
@@ -69,11 +56,11 @@ class Resize(GeometricOperation):
     max_size: None = None
     antialias: bool = True
 
-    checks = arguments(
+    checks = arg.checks(
         size=_resize_size,
-        interpolation=one_of("bilinear"),
-        max_size=only(None, "crop or pad to one size instead"),
-        antialias=boolean,
+        interpolation=arg.one_of("bilinear"),
+        max_size=arg.only(None, "crop or pad to one size instead"),
+        antialias=arg.boolean,
     )
 
     @property
@@ -136,7 +123,7 @@ class FixedCrop(GeometricOperation):
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width in pixels."""
-        return height_width(f"{type(self).__name__}(size=...)", self.size)
+        return arg.height_width(f"{type(self).__name__}(size=...)", self.size)
 
     def corner(self, side: Ints, length: int, place: Floats, /) -> Ints:
         """Return the first index of the part on one axis, int64, (n,). place: draws in [0, 1)."""
@@ -195,7 +182,7 @@ class CenterCrop(FixedCrop):
     _: KW_ONLY
     fields: str | Sequence[str] | None = None
 
-    checks = arguments(size=axis_lengths)
+    checks = arg.checks(size=arg.axis_lengths)
 
     def corner(self, side: Ints, length: int, _place: Floats) -> Ints:
         """Return the first index of torchvision's center_crop, which rounds half to even, as
@@ -205,9 +192,9 @@ class CenterCrop(FixedCrop):
 
 def _padding(what: str, value: Any) -> int:
     """Return the pixels of padding on each side; a list must have equal numbers."""
-    sides = (0,) if value is None else as_tuple(value) or (value,)
-    if len({integer(side) for side in sides}) == 1:
-        return int(whole_number(0, MAX_SIZE_PX)(what, sides[0]))
+    sides = (0,) if value is None else arg.as_tuple(value) or (value,)
+    if len({arg.integer(side) for side in sides}) == 1:
+        return int(arg.whole_number(0, arg.MAX_SIZE_PX)(what, sides[0]))
     raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")
 
 
@@ -240,8 +227,11 @@ class RandomCrop(FixedCrop):
     fields: str | Sequence[str] | None = None
 
     is_random = True
-    checks = arguments(
-        size=axis_lengths, padding=_padding, pad_if_needed=boolean, padding_mode=one_of("constant")
+    checks = arg.checks(
+        size=arg.axis_lengths,
+        padding=_padding,
+        pad_if_needed=arg.boolean,
+        padding_mode=arg.one_of("constant"),
     )
 
     @property
@@ -256,7 +246,7 @@ class RandomCrop(FixedCrop):
 
 
 def _antialias(what: str, value: Any) -> Antialias:
-    return "auto" if value == "auto" else boolean(what, value)
+    return "auto" if value == "auto" else arg.boolean(what, value)
 
 
 @operation
@@ -278,11 +268,11 @@ class RandomResizedCrop(GeometricOperation):
 
     is_random = True
     crops = True
-    checks = arguments(
-        size=height_width,
-        scale=positive_range(1.0),
-        ratio=positive_range(1e4),
-        interpolation=one_of("bilinear"),
+    checks = arg.checks(
+        size=arg.height_width,
+        scale=arg.positive_range(1.0),
+        ratio=arg.positive_range(1e4),
+        interpolation=arg.one_of("bilinear"),
         antialias=_antialias,
     )
 

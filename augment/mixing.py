@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from penstock.augment.argument_checks import arguments, optional, positive_range, whole_number
+from penstock.augment import argument_checks as arg
 from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.operation import DType, ImageShape, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
@@ -39,7 +39,7 @@ MAX_CLASSES = 2**24
 
 
 def _alpha(what: str, value: Any) -> float:
-    return float(positive_range(1e4)(what, (value, value))[0])
+    return float(arg.positive_range(1e4)(what, (value, value))[0])
 
 
 class MixingOperation(Operation):
@@ -53,7 +53,7 @@ class MixingOperation(Operation):
     boxed: ClassVar[bool] = False
     alpha: float
     num_classes: int | None
-    checks = arguments(alpha=_alpha, num_classes=optional(whole_number(1, MAX_CLASSES)))
+    checks = arg.checks(alpha=_alpha, num_classes=arg.optional(arg.whole_number(1, MAX_CLASSES)))
 
     def check(self, _shape: ImageShape, dtype: DType) -> None:
         """Raise RecipeError for whole numbers."""

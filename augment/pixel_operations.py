@@ -13,20 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
-from penstock.augment.argument_checks import (
-    arguments,
-    boolean,
-    height_width,
-    number,
-    numbers,
-    one_of,
-    optional,
-    positive_range,
-    probability,
-    range_around,
-    whole_number,
-)
 from penstock.augment.operation import (
     DType,
     ImageOperation,
@@ -75,11 +63,11 @@ class Decode(Operation):
     preallocate: tuple[int, int] | None = None
 
     stage = Stage.DECODE
-    checks = arguments(
-        color=one_of(*get_args(Color)),
-        windows=one_of(*get_args(WindowMode)),
-        hw_decoder_load=optional(probability),
-        preallocate=optional(height_width),
+    checks = arg.checks(
+        color=arg.one_of(*get_args(Color)),
+        windows=arg.one_of(*get_args(WindowMode)),
+        hw_decoder_load=arg.optional(arg.probability),
+        preallocate=arg.optional(arg.height_width),
     )
 
     @property
@@ -103,7 +91,7 @@ class Normalize(Operation):
 
     stage = Stage.NORMALIZE
     is_single = True
-    checks = arguments(mean=numbers, std=numbers)
+    checks = arg.checks(mean=arg.numbers, std=arg.numbers)
 
     def __post_init__(self) -> None:
         Operation.__post_init__(self)
@@ -143,7 +131,7 @@ class Cast(Operation):
 
     stage = Stage.CAST
     is_single = True
-    checks = arguments(dtype=one_of(*get_args(DType)))
+    checks = arg.checks(dtype=arg.one_of(*get_args(DType)))
 
 
 def between(pair: Any, draws: Floats) -> Floats:
@@ -153,7 +141,7 @@ def between(pair: Any, draws: Floats) -> Floats:
 
 
 _NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-_FACTOR = range_around(1.0, low=0.0, high=MAX_FACTOR)
+_FACTOR = arg.range_around(1.0, low=0.0, high=MAX_FACTOR)
 _SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, whose length is 6
 
 
@@ -174,11 +162,11 @@ class ColorJitter(ImageOperation):
     hue: float | tuple[float, float] | None = None
 
     commutes_with_flips = True
-    checks = arguments(
+    checks = arg.checks(
         brightness=_FACTOR,
         contrast=_FACTOR,
         saturation=_FACTOR,
-        hue=range_around(0.0, low=-0.5, high=0.5),
+        hue=arg.range_around(0.0, low=-0.5, high=0.5),
     )
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
@@ -270,7 +258,7 @@ _BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 25
 
 
 def _blur_kernel(what: str, value: object) -> tuple[int, int]:
-    kernel = height_width(what, value)
+    kernel = arg.height_width(what, value)
     if not all(side % 2 for side in kernel):
         raise RecipeError(
             f"{what}: got {value!r}, wanted odd numbers of pixels, so that the kernel has a middle."
@@ -279,8 +267,8 @@ def _blur_kernel(what: str, value: object) -> tuple[int, int]:
 
 
 def _blur_sigma(what: str, value: object) -> tuple[float, float]:
-    sigma = numbers(what, value)
-    low, high = positive_range(1e4)(what, sigma * 2 if len(sigma) == 1 else sigma)
+    sigma = arg.numbers(what, value)
+    low, high = arg.positive_range(1e4)(what, sigma * 2 if len(sigma) == 1 else sigma)
     return low, high
 
 
@@ -298,7 +286,7 @@ class GaussianBlur(ImageOperation):
     p: float = 1.0
 
     commutes_with_flips = True
-    checks = arguments(kernel_size=_blur_kernel, sigma=_blur_sigma)
+    checks = arg.checks(kernel_size=_blur_kernel, sigma=_blur_sigma)
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
         """Raise RecipeError for too small images."""
@@ -339,7 +327,7 @@ class RandomPosterize(ImageOperation):
     p: float = 0.5
 
     commutes_with_flips = True
-    checks = arguments(bits=whole_number(0, 8))
+    checks = arg.checks(bits=arg.whole_number(0, 8))
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Keep the upper bits."""
@@ -360,7 +348,7 @@ class Solarize(ImageOperation):
     p: float = 0.5
 
     commutes_with_flips = True
-    checks = arguments(threshold=number(0, 255))
+    checks = arg.checks(threshold=arg.number(0, 255))
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Invert values."""
@@ -407,7 +395,7 @@ ERASING_ATTEMPTS = 10  # torchvision's RandomErasing.get_params
 
 def _erased_value(what: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, str):
-        return numbers(what, value)
+        return arg.numbers(what, value)
     raise RecipeError(
         f"{what}: got {value!r}, wanted a number, or one per channel: noise that DALI draws itself "
         "would not repeat after a restart."
@@ -431,7 +419,9 @@ class RandomErasing(ImageOperation):
     inplace: bool = False
 
     stage = Stage.ERASE
-    checks = arguments(scale=positive_range(1.0), ratio=positive_range(1e4), value=_erased_value)
+    checks = arg.checks(
+        scale=arg.positive_range(1.0), ratio=arg.positive_range(1e4), value=_erased_value
+    )
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -499,7 +489,7 @@ class Apply(ImageOperation):
     moves: bool = True
 
     or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
-    checks = arguments(fn=_node_function, draws=whole_number(1, MAX_DRAWS), moves=boolean)
+    checks = arg.checks(fn=_node_function, draws=arg.whole_number(1, MAX_DRAWS), moves=arg.boolean)
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
         """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
-from penstock.augment.argument_checks import arguments, one_of, whole_number
 from penstock.augment.operation import (
     DType,
     ImageOperation,
@@ -185,8 +185,8 @@ class Policy(ImageOperation):
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Apply each round's operations."""
         for number in range(self.rounds):
-            arguments = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
-            images = self._split({"images": images, **arguments}, 0, len(KINDS))
+            given = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
+            images = self._split({"images": images, **given}, 0, len(KINDS))
         return images
 
     def _split(self, given: dict[str, Any], low: int, high: int) -> Any:
@@ -231,8 +231,8 @@ def _sharpness(images: Any, factor: Any) -> Any:
     return fn.filter(images, nodes.on_device_of(images, kernel))
 
 
-_NEAREST = one_of("nearest")
-_BINS = whole_number(2, 1000)
+_NEAREST = arg.one_of("nearest")
+_BINS = arg.whole_number(2, 1000)
 
 
 @operation
@@ -250,13 +250,13 @@ class RandAugment(Policy):
     interpolation: str = "nearest"
     fill: float | None = None
 
-    checks = arguments(
-        num_ops=whole_number(1, 16), num_magnitude_bins=_BINS, interpolation=_NEAREST
+    checks = arg.checks(
+        num_ops=arg.whole_number(1, 16), num_magnitude_bins=_BINS, interpolation=_NEAREST
     )
 
     def __post_init__(self) -> None:
         Policy.__post_init__(self)
-        within = whole_number(0, self.num_magnitude_bins - 1)
+        within = arg.whole_number(0, self.num_magnitude_bins - 1)
         magnitude = within("RandAugment(magnitude=...)", self.magnitude)
         object.__setattr__(self, "magnitude", magnitude)
 
@@ -291,7 +291,7 @@ class TrivialAugmentWide(Policy):
     interpolation: str = "nearest"
     fill: float | None = None
 
-    checks = arguments(num_magnitude_bins=_BINS, interpolation=_NEAREST)
+    checks = arg.checks(num_magnitude_bins=_BINS, interpolation=_NEAREST)
 
     @property
     def bins(self) -> int:
@@ -319,7 +319,7 @@ class AutoAugment(Policy):
     interpolation: str = "nearest"
     fill: float | None = None
 
-    checks = arguments(policy=one_of(*get_args(LearntPolicy)), interpolation=_NEAREST)
+    checks = arg.checks(policy=arg.one_of(*get_args(LearntPolicy)), interpolation=_NEAREST)
 
     @property
     def rounds(self) -> int:

@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.augment.argument_checks import (
-    Check,
-    arguments,
-    is_finite_number,
-    numbers,
-    one_of,
-    only,
-    optional,
-    probability,
-    python_value,
-    range_around,
-)
+from penstock.augment import argument_checks as arg
 from penstock.augment.dali_nodes import interpolation_type, warp
 from penstock.augment.operation import ImageOperation, ImageShape, Values, operation
 from penstock.augment.pixel_operations import between
@@ -37,16 +26,16 @@ if TYPE_CHECKING:
 
     from penstock.augment.draw_keys import Floats, Uniform
 
-_DEGREES = range_around(0.0, low=-36_000.0, high=36_000.0)
-_INTERPOLATION = one_of("nearest", "bilinear")
-_CENTER = only(None, "images turn about their middle")
+_DEGREES = arg.range_around(0.0, low=-36_000.0, high=36_000.0)
+_INTERPOLATION = arg.one_of("nearest", "bilinear")
+_CENTER = arg.only(None, "images turn about their middle")
 
 
-def _several(*counts: int, low: float, high: float) -> Check:
+def _several(*counts: int, low: float, high: float) -> arg.Check:
     """Return the check of so many numbers from low to high."""
 
     def check(what: str, value: Any) -> tuple[float, ...]:
-        found = numbers(what, value)
+        found = arg.numbers(what, value)
         if len(found) in counts and all(low <= each <= high for each in found):
             return found
         raise RecipeError(
@@ -59,8 +48,8 @@ def _several(*counts: int, low: float, high: float) -> Check:
 
 def _shears(what: str, value: Any) -> tuple[float, ...]:
     """Return (low, high) along x, or along x and y, of degrees."""
-    value = python_value(value)
-    if is_finite_number(value) and value >= 0:
+    value = arg.python_value(value)
+    if arg.is_finite_number(value) and value >= 0:
         value = (-value, value)
     return tuple(_several(2, 4, low=-89.0, high=89.0)(what, value))
 
@@ -100,10 +89,10 @@ class RandomRotation(ImageOperation):
     _: KW_ONLY
     mask_fill: int = 0
 
-    checks = arguments(
+    checks = arg.checks(
         degrees=_DEGREES,
         interpolation=_INTERPOLATION,
-        expand=only(False, "a batch has one size"),
+        expand=arg.only(False, "a batch has one size"),
         center=_CENTER,
     )
 
@@ -145,11 +134,11 @@ class RandomAffine(_Warp):
     _: KW_ONLY
     mask_fill: int = 0
 
-    checks = arguments(
+    checks = arg.checks(
         degrees=_DEGREES,
-        translate=optional(_several(2, low=0.0, high=1.0)),
-        scale=optional(_several(2, low=1e-4, high=1e4)),
-        shear=optional(_shears),
+        translate=arg.optional(_several(2, low=0.0, high=1.0)),
+        scale=arg.optional(_several(2, low=1e-4, high=1e4)),
+        shear=arg.optional(_shears),
         interpolation=_INTERPOLATION,
         center=_CENTER,
     )
@@ -190,7 +179,7 @@ class RandomPerspective(_Warp):
     _: KW_ONLY
     mask_fill: int = 0
 
-    checks = arguments(distortion_scale=probability, interpolation=_INTERPOLATION)
+    checks = arg.checks(distortion_scale=arg.probability, interpolation=_INTERPOLATION)
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return the samples to change, and matrices from output to input."""
@@ -259,5 +248,5 @@ def perspective(shown: Floats, corners: NDArray[Any]) -> Floats:
 
 def matrices(rows: list[list[Any]]) -> Floats:
     """Return matrices (..., 3, 3) of two upper rows of three numbers or arrays (...) each."""
-    numbers = np.broadcast_arrays(*rows[0], *rows[1], 0.0, 0.0, 1.0)
-    return np.stack(numbers, axis=-1).astype(np.float64).reshape(*numbers[0].shape, 3, 3)
+    found = np.broadcast_arrays(*rows[0], *rows[1], 0.0, 0.0, 1.0)
+    return np.stack(found, axis=-1).astype(np.float64).reshape(*found[0].shape, 3, 3)

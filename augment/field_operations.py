@@ -359,7 +359,7 @@ class Pad(ColumnOperation):
         several = column.shapes
         shapes = np.diff(column.offsets)[:, None] if several is None else several
         longest = shapes.max(axis=0, initial=0).tolist()
-        wanted = self._lengths(shapes.shape[1])
+        wanted = self.shape(shapes.shape[1])
         to = [long if each is None else each for each, long in zip(wanted, longest, strict=True)]
         if len(longer := np.flatnonzero((shapes > to).any(axis=1))):
             row, sample_id = int(longer[0]), int(content.ids[longer[0]])
@@ -379,7 +379,7 @@ class Pad(ColumnOperation):
         out[rows, np.arange(len(rows)) - np.repeat(column.offsets[:-1], lengths)] = column.values
         return DenseColumn(out)
 
-    def _lengths(self, dimensions: int) -> tuple[int | None, ...]:
+    def shape(self, dimensions: int) -> tuple[int | None, ...]:
         """Return each sample's padded lengths; None: the longest length of the batch.
 
         dimensions: number of a sample's lengths that differ. Raises RecipeError if `to` has another

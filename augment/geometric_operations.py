@@ -277,11 +277,16 @@ class RandomResizedCrop(GeometricOperation):
     )
 
     @property
+    def height_width(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return cast("tuple[int, int]", self.size)
+
+    @property
     def resize(self) -> tuple[Size, Antialias]:
         return self.size, self.antialias
 
     def sizes(self, _sizes: ImageRange) -> ImageRange:
-        return fixed_size(cast("tuple[int, int]", self.size))
+        return fixed_size(self.height_width)
 
     def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the windows.

@@ -199,9 +199,9 @@ def crop_of(recipe: Recipes) -> int:
         if not isinstance(operation, RandomResizedCrop):
             continue
         if tuple(recipe) == imagenet_train(operation.size):
-            sides = operation.size
-            if isinstance(sides, tuple) and sides[0] == sides[1]:
-                return sides[0]
+            height, width = operation.height_width
+            if height == width:
+                return height
     raise ConfigError(
         "--against: other loaders are compared only on the ImageNet training recipe, "
         f"imagenet_train(size) with a square size; got {list(recipe)}. Use `--augment imagenet`, "

@@ -83,6 +83,9 @@ class Grouping:
         return self.order[self.bounds[shard] : self.bounds[shard + 1]]
 
 
+_NO_SHARDS = Grouping(order=np.empty(0, np.int64), bounds=np.zeros(1, np.int64))
+
+
 def group_positions(groups: NDArray[np.int64]) -> Grouping:
     """Group positions by number, keeping their order inside a group. Numbers that don't occur are
     left out."""
@@ -154,47 +157,20 @@ class Candidates:
     """
 
     schema: Schema
-    files: Sequence[Entry]
-    names: Sequence[bytes]
-    spans: Mapping[str, Spans]
-    values: Mapping[str, Column]
-    shards: Grouping
-    shard_bytes: int | None
-    quarantined: list[QuarantineEntry]
-    passed_over: dict[str, int]
+    files: Sequence[Entry] = ()
+    names: Sequence[bytes] = ()
+    spans: Mapping[str, Spans] = field(default_factory=dict)
+    values: Mapping[str, Column] = field(default_factory=dict)
+    shards: Grouping = _NO_SHARDS
+    shard_bytes: int | None = None
+    quarantined: Sequence[QuarantineEntry] = ()
+    passed_over: Mapping[str, int] = field(default_factory=dict)
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     chunked: Sequence[ChunkedShard] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
     max_pixels: int = MAX_PIXELS
-
-    @classmethod
-    def of_chunks(
-        cls,
-        schema: Schema,
-        shards: Sequence[ChunkedShard],
-        *,
-        left_out: Mapping[str, str] | None = None,
-        unnamed: Mapping[str, LeftOut] | None = None,
-    ) -> Candidates:
-        """Return the candidates of data in chunks, described by metadata. schema: with all dtypes
-        and shapes."""
-        nothing = np.empty(0, np.int64)
-        return cls(
-            schema=schema,
-            files=(),
-            names=(),
-            spans={},
-            values={},
-            shards=Grouping(order=nothing, bounds=np.zeros(1, np.int64)),
-            shard_bytes=None,
-            quarantined=[],
-            passed_over={},
-            chunked=shards,
-            left_out=dict(left_out or {}),
-            unnamed=dict(unnamed or {}),
-        )
 
     def __len__(self) -> int:
         return len(self.names)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
@@ -380,10 +380,13 @@ class ChunkListing:
         found = self.format.index(self.origin, self.files, workers=workers)
         if announces and found.announce is not None:
             found.announce()
-        candidates = Candidates.of_chunks(
-            found.schema, found.shards, left_out=found.left_out, unnamed=found.unnamed
+        return Candidates(
+            schema=found.schema,
+            chunked=found.shards,
+            quarantined=self.files.quarantined,
+            left_out=found.left_out,
+            unnamed=found.unnamed,
         )
-        return replace(candidates, quarantined=list(self.files.quarantined))
 
 
 @dataclass(frozen=True, slots=True)

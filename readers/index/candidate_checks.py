@@ -448,7 +448,7 @@ def selected_candidates(candidates: Candidates, positions: Ints) -> Candidates:
         values={name: column.take(positions) for name, column in candidates.values.items()},
         present={name: each[positions] for name, each in candidates.present.items()},
         shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
-        quarantined=[],
+        quarantined=(),
         passed_over={},
         left_out={},
     )

@@ -156,9 +156,6 @@ class _Listing:
                 order=np.arange(SAMPLES, dtype=np.int64),
                 bounds=np.arange(0, SAMPLES + 1, 3, dtype=np.int64),
             ),
-            shard_bytes=None,
-            quarantined=[],
-            passed_over={},
         )
 
     def _in_files(self, name: str) -> Spans:

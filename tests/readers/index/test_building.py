@@ -64,9 +64,6 @@ class Memory:
             spans={"image": Spans(files=numbers, starts=np.zeros_like(numbers), sizes=sizes)},
             values={"label": DenseColumn(numbers % 2)},
             shards=Grouping(order=numbers, bounds=np.cumsum([0, *shards], dtype=np.int64)),
-            shard_bytes=None,
-            quarantined=[],
-            passed_over={},
         )
         self.was_read: list[int] = []
 

@@ -23,17 +23,14 @@ from penstock.cache import ConfigError, RecipeError
 from penstock.readers.fieldtypes import (
     PRESENT,
     Array,
-    Audio,
     Boxes,
     DenseColumn,
     FieldType,
-    Image,
     Keypoints,
     RaggedColumn,
     Schema,
     Tokens,
     Value,
-    Video,
     is_number,
     number_name,
 )
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
     Names = Callable[[list[int]], list[str]]
 
 MAX_PROCESSES = 1024
-_ENCODED = (Image, Audio, Video)
 
 
 def _map_fields(what: str, fields: Any) -> tuple[str, ...]:
@@ -269,14 +265,14 @@ def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None
             f'{op.name} would replace "{name}", which Penstock sets. Name other fields that it '
             'returns, such as returns={"tokens": Tokens("int64")}.'
         )
-    if isinstance(type, _ENCODED):
+    if not type.can_return:
         kind = type.__class__.__name__
         raise RecipeError(
             f'{op.name} would replace the {kind} bytes of "{name}", and only stored bytes were '
             "checked and measured when the dataset was indexed. Return another type, such as "
             f'returns={{"{name}": Array("uint8", (None, None, 3))}} for pixels.'
         )
-    if isinstance(type, Array) and not type.is_settled:
+    if not type.is_settled and not type.has_sides:
         raise RecipeError(
             f'{op.name} returns "{name}" as {type}, wanted an Array with dtype and shape (None for '
             'lengths that differ), such as Array("float32", (None, 3)).'

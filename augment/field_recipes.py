@@ -88,7 +88,7 @@ def check_recipes(
     """
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
-    names = [name for name, type in selected.items() if isinstance(type, Image)]
+    names = [name for name, type in selected.items() if type.is_image]
     _check_crops(lists, selected)
     images: dict[str, CheckedRecipe] = {}
     for name in names:
@@ -119,7 +119,7 @@ def _warn_of_coordinates(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Warn about selected arrays that may be boxes or points, and don't follow their image."""
-    images = {name for name, type in selected.items() if isinstance(type, Image)}
+    images = {name for name, type in selected.items() if type.is_image}
     moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
     if moving is None:
         return
@@ -139,7 +139,7 @@ def _warn_of_undeclared_masks(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Warn about images that may be class numbers, and are resized and changed as pictures."""
-    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    images = [name for name, type in selected.items() if type.is_image]
     others = [name for name in images if not is_mask_name(name, ())]
     for name in images:
         if others and name not in others and lists.get(name):
@@ -164,7 +164,7 @@ def _lists(
     fields: tuple[str, ...],
 ) -> dict[str, tuple[Operation, ...]]:
     """Return the operations of each field that has any, with Decode at the front of an image's."""
-    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    images = [name for name, type in selected.items() if type.is_image]
     if not isinstance(augment, Mapping):
         ops = operations_of(augment)
         if augment is not None and not images and not _is_about_fields(ops[1:], selected):
@@ -199,7 +199,7 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldTyp
 
 
 def _image_remedy(schema: Mapping[str, FieldType]) -> str:
-    images = [name for name, type in schema.items() if isinstance(type, Image)]
+    images = [name for name, type in schema.items() if type.is_image]
     plain = [name for name, type in schema.items() if isinstance(type, Bytes)]
     if not images and plain:
         return (

@@ -59,19 +59,13 @@ from .pipeline.plan.world import World as World
 from .pipeline.report.statistics import Statistics as Statistics
 from .readers.concatenation import concat as concat
 from .readers.dataset import Dataset as Dataset
-from .readers.fieldtypes.field_types import (
-    Array as Array,
-    Boxes as Boxes,
-    Bytes as Bytes,
-    ClassLabel as ClassLabel,
-    Image as Image,
-    Keypoints as Keypoints,
-    Mask as Mask,
-    MultiLabel as MultiLabel,
-    Text as Text,
-    Tokens as Tokens,
-    Value as Value,
-)
+from .readers.fieldtypes.arrays import Array as Array, Tokens as Tokens
+from .readers.fieldtypes.boxes import Boxes as Boxes, Keypoints as Keypoints
+from .readers.fieldtypes.labels import ClassLabel as ClassLabel, MultiLabel as MultiLabel
+from .readers.fieldtypes.labels import Value as Value
+from .readers.fieldtypes.masks import Mask as Mask
+from .readers.fieldtypes.media import Image as Image
+from .readers.fieldtypes.texts import Bytes as Bytes, Text as Text
 from .readers.index.index_functions import index as index
 from .readers.packing.packing import pack as pack
 

@@ -36,14 +36,7 @@ from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.plan import World
 from penstock.readers import Dataset, EncodedBatch, ImageRange, pack
-from penstock.readers.fieldtypes import (
-    NUMBER,
-    PRESENT,
-    DenseColumn,
-    EncodedColumn,
-    RaggedColumn,
-    Text,
-)
+from penstock.readers.fieldtypes import NUMBER, PRESENT, DenseColumn, EncodedColumn, RaggedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,7 +58,7 @@ def sample_values(batch: SampleBatch, schema: Schema) -> list[dict[str, Any]]:
     """
     return [
         {
-            name: _value(column, row, is_text=isinstance(schema[name], Text))
+            name: _value(column, row, is_text=schema[name].codec == "utf-8")
             for name, column in batch.columns.items()
             if name not in batch.present or batch.present[name][row]
         }

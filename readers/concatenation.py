@@ -12,13 +12,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, CorruptSampleError
 from penstock.cache.base import READ_MODE
-from penstock.readers.fieldtypes import (
-    ClassLabel,
-    MultiLabel,
-    Schema,
-    joined_batches,
-    stored_fields,
-)
+from penstock.readers.fieldtypes import Schema, joined_batches, stored_fields
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.sources import Contents, Source
@@ -346,10 +340,9 @@ def _check_same(first: Source, other: Source) -> None:
 
 
 def _difference(name: str, ours: FieldType, theirs: FieldType) -> str:
-    if not (isinstance(ours, ClassLabel | MultiLabel) and type(ours) is type(theirs)):
+    if not ours.class_names or type(ours) is not type(theirs):
         return f"{ours!r} and {theirs!r}. Give both the same type, with schema= of their Dataset."
-    assert isinstance(theirs, ClassLabel | MultiLabel)
-    alone = [*(set(ours.names) ^ set(theirs.names))]
+    alone = [*(set(ours.class_names) ^ set(theirs.class_names))]
     what = (
         f"only one has the classes {sorted(alone)[:5]}"
         if alone

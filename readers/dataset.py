@@ -17,7 +17,6 @@ from penstock.cache.base import READ_MODE, ReadMode, Traffic, usable_cores
 from penstock.readers.fieldtypes import (
     PLAIN,
     Naming,
-    array_form,
     check_names,
     check_selection,
     not_chosen,
@@ -579,7 +578,7 @@ def _unit_bytes(index: Index) -> float:
     stored."""
     if (units := index.units) is None:
         return 0.0
-    forms = {name: array_form(type) for name, type in index.schema.items()}
+    forms = {name: type.form for name, type in index.schema.items()}
     dense = {name: form for name, form in forms.items() if form and not form.is_ragged}
     sample_bytes = sum(math.prod(form.fixed_shape) * form.dtype.itemsize for form in dense.values())
     stored = int(index.manifest.bytes_of(name for name in forms if name not in dense).sum())

@@ -22,15 +22,12 @@ from penstock.cache.base import READ_MODE
 from penstock.readers.fieldtypes import (
     LABELS,
     PRESENT,
-    ClassLabel,
     DenseColumn,
+    EncodedColumn,
     RaggedColumn,
-    Text,
-    Value,
     base_name,
     check_renames,
     class_field,
-    has_values,
     joined_columns,
 )
 from penstock.readers.types import MAX_PIXELS
@@ -196,8 +193,8 @@ class Source(ABC):
         if field is None:
             return None
         type = schema[field]
-        if isinstance(type, ClassLabel) and type.names:  # of several fields of classes
-            return len(type.names)
+        if type.class_names:  # of several fields of classes
+            return len(type.class_names)
         return 1 + max(each._largest(field) for each in self._datasets())
 
     def _largest(self, name: str) -> int:
@@ -313,11 +310,11 @@ class Source(ABC):
         """
         field = base_name(name) if isinstance(name, str) else name
         type = self.schema.get(field)
-        if type is None or not (has_values(type) or name != field):
+        if type is None or not (type.in_tables or name != field):
             found = "no field" if type is None else f"a field of {type!r}"
             raise ConfigError(
                 f'"{name}": {found} of {self.url}, wanted one of values: '
-                f"{[n for n, t in self.schema.items() if has_values(t)]}."
+                f"{[n for n, t in self.schema.items() if t.in_tables]}."
             )
         columns, present = [], [np.empty(0, np.bool_)]
         for places in _ranges(len(self)):
@@ -335,7 +332,7 @@ class Source(ABC):
                 f"{', '.join(lacking)}. Select those that have it: "
                 f'dataset.subset(dataset.column("{name}{PRESENT}")).'
             )
-        return _values_of(joined_columns(columns))
+        return _values_of(joined_columns(columns), type)
 
     # -- selections
 
@@ -407,7 +404,7 @@ class Source(ABC):
         ids = self.ids(self.contents.rows(np.arange(len(self), dtype=np.int64)))
         if by is None:
             parts = by_sample(ids, wanted, seed=seed)
-        elif isinstance(by, str) and isinstance(self.schema.get(by), ClassLabel):
+        elif isinstance(by, str) and by in self.schema and self.schema[by].is_class:
             parts = by_sample(ids, wanted, seed=seed, classes=np.asarray(self.column(by)))
             _log.info('split: stratified by the classes of "%s"', by)
         else:
@@ -617,7 +614,8 @@ class Selection(Source):
 
 
 def _is_whole(type: FieldType | None) -> bool:
-    return isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
+    """Return True for a type of whole numbers that aren't classes."""
+    return type is not None and type.number is not None and type.number.kind in "biu"
 
 
 def _keys(
@@ -629,7 +627,7 @@ def _keys(
     if not isinstance(by, str):
         return by
     type = source.schema.get(by)
-    if not isinstance(type, Text) and not _is_whole(type):
+    if type is None or not (_is_whole(type) or (type.is_encoded and type.in_tables)):
         found = f"a field of {type!r}" if type is not None else "no field"
         raise ConfigError(
             f'split: by="{by}" is {found} of {source.url}, wanted a field of classes (each part '
@@ -648,13 +646,12 @@ def _ranges(count: int) -> Iterator[Ints]:
         yield np.arange(start, min(count, start + _SAMPLES_AT_ONCE), dtype=np.int64)
 
 
-def _values_of(column: Column) -> NDArray[Any] | list[Any]:
+def _values_of(column: Column, type: FieldType) -> NDArray[Any] | list[Any]:
     """Return a column's values as a numpy array or a list."""
     if isinstance(column, DenseColumn):
         return column.values
     if isinstance(column, RaggedColumn):
         return [column.sample(row) for row in range(len(column))]
-    from penstock.readers.fieldtypes import decode_text
-
-    samples: list[Any] = list(column.samples)
-    return [each if isinstance(each, str | bytes) else decode_text(each) for each in samples]
+    if isinstance(column, EncodedColumn):
+        return list(map(type.decoder(), column.samples))
+    return list(column.samples)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 Encoded = NDArray[np.uint8]
@@ -118,6 +119,13 @@ class Facts:
     size: int
     shape: tuple[int, ...]
     codec: str
+
+    @classmethod
+    def of(
+        cls, data: Encoded, *, start: int = 0, shape: tuple[int, ...] = (), codec: str = "bytes"
+    ) -> Facts:
+        """Return the facts of the payload of a sample that begins at byte `start`."""
+        return cls(crc32c(data[start:]), start, len(data) - start, shape, codec)
 
 
 @dataclass(frozen=True, slots=True)

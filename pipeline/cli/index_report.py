@@ -16,7 +16,6 @@ from rich.table import Table
 from penstock.cache.base import format_size
 from penstock.pipeline.plan import label_spread, shuffled_settings, spread_warning, usual_spreads
 from penstock.readers import contents_of
-from penstock.readers.fieldtypes import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +37,7 @@ def field_values(found: Index) -> dict[str, dict[str, Any]]:
 
 def _values(type: FieldType, summary: FieldSummary, *, samples: int) -> dict[str, Any]:
     return {
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in to_json(type).items()},
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in type.to_json().items()},
         "type": type.__class__.__name__,
         "stored": str(summary.storage),
         "missing": summary.missing,

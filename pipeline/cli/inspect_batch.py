@@ -21,7 +21,6 @@ from penstock.cache import ConfigError, MissingDependencyError
 from penstock.readers.fieldtypes import (
     PRESENT,
     Boxes,
-    ClassLabel,
     Keypoints,
     Mask,
     deliverable_fields,
@@ -303,14 +302,13 @@ def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> st
     if present is not None and not present[row]:
         return "-"
     value, type = batch[field][row], schema.get(field)
+    if type is not None and (shown := type.show(value)) is not None:
+        return shown
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, str):
         line = " ".join(value.split())
         return line if len(line) <= _TEXT_CHARACTERS else line[: _TEXT_CHARACTERS - 1] + "…"
-    if isinstance(type, ClassLabel) and not value.dim():
-        number = int(value)
-        return type.names[number] if 0 <= number < len(type.names) else str(number)
     if value.numel() <= _NUMBERS and value.dim() <= 1:
         return " ".join(f"{each:.4g}" for each in value.reshape(-1).tolist()) or "empty"
     return " x ".join(map(str, value.shape))

@@ -24,7 +24,7 @@ from penstock.pipeline.members import LoaderChannel, RankMembership
 from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
-from penstock.readers.fieldtypes import Boxes, Keypoints, stored_fields
+from penstock.readers.fieldtypes import stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
-    from penstock.readers.fieldtypes import BoxChecks
+    from penstock.readers.fieldtypes import ValueChecks
 
 
 def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
@@ -211,12 +211,12 @@ def _pipeline(
 
         crops = ArrayDraws(crops=mapped.crops, seed=seed)
     memory = PageLocked.of(options.device, pins=options.pin_memory)
-    boxes: BoxChecks | None = None
-    has_boxes = any(isinstance(schema.get(name), Boxes | Keypoints) for name in mapped.reads)
-    if contents.units is not None and has_boxes:  # no index has checked those of tables
-        from penstock.readers.fieldtypes import BoxChecks
+    boxes: ValueChecks | None = None
+    has_rules = any(schema[name].checks_values for name in mapped.reads if name in schema)
+    if contents.units is not None and has_rules:  # no index has checked the values of tables
+        from penstock.readers.fieldtypes import ValueChecks
 
-        boxes = BoxChecks.of(schema, mapped.reads, samples=len(dataset))
+        boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))
     job_waits: JobWaits | None = None
     if channel.is_shared:
         from penstock.pipeline.members import JobWaits  # a single process needs none of it

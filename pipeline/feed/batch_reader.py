@@ -6,7 +6,6 @@ This runs on the reading threads. They decode texts, bytes and masks; DALI decod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,17 +15,7 @@ from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
-from penstock.readers.fieldtypes import (
-    Bytes,
-    ClassLabel,
-    EncodedColumn,
-    FieldType,
-    ListColumn,
-    Mask,
-    RaggedColumn,
-    Text,
-    Value,
-)
+from penstock.readers.fieldtypes import EncodedColumn, FieldType, RaggedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import RankSlots, Step
     from penstock.readers import Encoded, Source
-    from penstock.readers.fieldtypes import BoxChecks, Column, ColumnCrop, SampleBatch
+    from penstock.readers.fieldtypes import Column, ColumnCrop, SampleBatch, ValueChecks
 
     Undecodable = Mapping[str, Mapping[int, str]]
     """Rows that don't decode, by image field, with reasons."""
@@ -88,7 +77,7 @@ class BatchReader:
     transform: Transform | None = None
     fields: tuple[str, ...] | None = None
     crops: ArrayDraws | None = None
-    boxes: BoxChecks | None = None
+    boxes: ValueChecks | None = None
     blocks: Blocks = field(default_factory=Blocks)
     bad_headers: Callable[..., Mapping[int, str]] | None = None
 
@@ -310,10 +299,6 @@ def _emptied(content: SampleBatch, rows: list[int]) -> SampleBatch:
     return content.with_columns(ragged)
 
 
-_NO_MASK = np.zeros((0, 0), np.uint8)
-_NO_MASK.flags.writeable = False
-
-
 class Payloads:
     """Decodes encoded columns other than images, on any thread.
 
@@ -322,11 +307,14 @@ class Payloads:
 
     def __init__(self, types: Mapping[str, FieldType], *, max_pixels: int = MAX_PIXELS) -> None:
         """types: of the fields that are read. max_pixels: of a mask."""
-        decoders = {name: _decoder(type, max_pixels) for name, type in types.items()}
-        self._decoders = {name: each for name, each in decoders.items() if each is not None}
+        self._decoders = {
+            name: (type, type.decoder(max_pixels=max_pixels))
+            for name, type in types.items()
+            if type.is_encoded and not type.is_image
+        }
         self.are_none = not self._decoders
-        self.are_slow = any(isinstance(type, Mask) for type in types.values())
-        kinds = [type for type in types.values() if not isinstance(type, Value | ClassLabel)]
+        self.are_slow = any(type.is_slow for type in types.values())
+        kinds = [type for type in types.values() if type.number is None]
         self._names_fields = len(kinds) > 1
 
     def reason(self, field: str, why: str) -> str:
@@ -341,8 +329,8 @@ class Payloads:
         if not self._decoders:
             return content
         columns: dict[str, Column] = {}
-        for name, (decode, empty) in self._decoders.items():
-            column = content.columns[name]
+        for name, (type, decode) in self._decoders.items():
+            column, empty = content.columns[name], type.empty
             if not isinstance(column, EncodedColumn):
                 continue
             samples, present = list[Any](), content.present.get(name)
@@ -354,23 +342,5 @@ class Payloads:
                     except ValueError as error:
                         bad[row] = self.reason(name, str(error))
                 samples.append(value)
-            columns[name] = ListColumn(samples)
+            columns[name] = type.column(samples)
         return content.with_columns(columns)
-
-
-def _decoder(type: FieldType, max_pixels: int) -> tuple[Decode, Any] | None:
-    """Return the function that decodes a payload, and the value of a missing one.
-
-    None for fields that aren't decoded here.
-    """
-    if isinstance(type, Text):
-        from penstock.readers.fieldtypes import decode_text  # not needed for images
-
-        return decode_text, ""
-    if isinstance(type, Bytes):
-        return (lambda payload: payload.tobytes()), b""
-    if isinstance(type, Mask):
-        from penstock.readers.fieldtypes import decode_mask
-
-        return partial(decode_mask, dtype=type.dtype, max_pixels=max_pixels), _NO_MASK
-    return None

@@ -25,7 +25,7 @@ from penstock.augment import (
 from penstock.cache import ConfigError
 from penstock.pipeline.plan import PARTNERS_ELSEWHERE
 from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import Boxes, BoxUnits, ClassLabel, DenseColumn, ListColumn, Mask
+from penstock.readers.fieldtypes import BoxUnits, DenseColumn, ListColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,10 +86,10 @@ class BatchDraws:
             column = columns[name]
             if isinstance(column, ListColumn):
                 columns[name] = column.samples
-            if isinstance(follower.type, Boxes):
+            else:
                 self.units.add(name, follower.type, column.values)
-            if isinstance(follower.type, Mask) and follower.type.is_settled:
-                dtypes[name] = follower.type.dtype
+            if follower.type.has_sides and follower.type.is_settled:
+                dtypes[name] = getattr(follower.type, "dtype")  # noqa: B009
         return draws, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))
 
     def mix(self, batch: Batch) -> Mix | None:
@@ -250,9 +250,9 @@ def make_mixed(
         return None
     recipe = recipes.images[image]
     name = type(recipe.mixing[0]).__name__
-    labels = [f for f in recipes.fields if isinstance(schema.get(f), ClassLabel)]
+    labels = [field for field in recipes.fields if field in schema and schema[field].is_class]
     if len(labels) != 1:
-        known = list(schema.of_type(ClassLabel))
+        known = [field for field, type in schema.items() if type.is_class]
         remedy = f'add "{known[0]}" to the dataset\'s fields' if known else "give it labels"
         raise ConfigError(
             f"{name} mixes labels with the images, but fields={recipes.fields!r} leaves them out. "
@@ -267,7 +267,7 @@ def make_mixed(
             f"samples. Drop {name}, or pass drop_last=True instead of pad=."
         )
     (label,) = labels
-    names = schema.of_type(ClassLabel)[label].names
+    names = schema[label].class_names
     mixer = mixer_of(recipe, classes=len(names) or None, seed=seed)
     assert mixer is not None
     return MixedFields(mixer=mixer, image=image, label=label)

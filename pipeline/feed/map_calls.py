@@ -30,7 +30,6 @@ from penstock.cache.base import keyed_hash
 from penstock.pipeline.feed.map_values import (
     MisfitError,
     collector,
-    concatenated,
     sample_generators,
     samples_of,
     scattered,
@@ -43,9 +42,9 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     ListColumn,
-    Mask,
     SampleBatch,
     is_number,
+    joined_columns,
 )
 
 if TYPE_CHECKING:
@@ -376,8 +375,9 @@ class Mapper:
         bad.update({rows[place]: why for place, why in result.bad.items()})
         new = dict(result.columns)
         for name, type in stage.map.returns.items():
-            if isinstance(type, Mask) and type.of in taken.columns:
-                self._check_sizes(stage, name, new[name], taken, type.of, result.bad)
+            image = type.reference
+            if type.has_sides and image is not None and image in taken.columns:
+                self._check_sizes(stage, name, new[name], taken, image, result.bad)
         if len(rows) < len(batch):
             new = {
                 name: scattered(column, stage.map.returns[name], rows, len(batch))
@@ -425,7 +425,7 @@ class Mapper:
                 raise self._error(stage, result.failure, task.ids[start:].tolist())
             bad |= {start + row: why for row, why in result.bad.items()}
         columns = {
-            name: concatenated([result.columns[name] for result in results])
+            name: joined_columns([result.columns[name] for result in results])
             for name in stage.map.returns
         }
         return MapResult(columns=columns, bad=bad)

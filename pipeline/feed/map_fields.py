@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.augment import FieldRecipes
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline.feed.tensors import VALID
-from penstock.readers.fieldtypes import (
-    Array,
-    Boxes,
-    Image,
-    Keypoints,
-    Mask,
-    base_name,
-    image_fields,
-    stored_fields,
-)
+from penstock.readers.fieldtypes import base_name, image_fields, stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,7 +68,7 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
 
     recipes, salts = by_field(options.augment), entry_salts(options.augment)
     crops: dict[str, ArrayCrop] = {}
-    if recipes is None or not schema.of_type(Array):
+    if recipes is None or not any(type.can_crop for type in schema.values()):
         maps, augment = split_maps(recipes)
     else:
         from penstock.augment import check_array_crops, cropped_schema, is_array_crop
@@ -111,9 +102,9 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
 
 def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
     """Check the recipe without its Maps against the fields that batches have."""
-    types = (mapped.schema.get(name) for name in mapped.fields)
+    types = (mapped.schema[name] for name in mapped.fields if name in mapped.schema)
     # Images, and what follows them, are processed even without operations.
-    has_images = any(isinstance(type, Image | Mask | Boxes | Keypoints) for type in types)
+    has_images = any(type.is_image or type.refers_to == "image" for type in types)
     if mapped.augment is None and not has_images:
         recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, columns={})
     else:

@@ -9,29 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers import Rejection
 from penstock.readers.fieldtypes import (
-    Array,
-    Boxes,
-    Bytes,
-    ClassLabel,
+    ArrayForm,
     DenseColumn,
     EncodedColumn,
-    Keypoints,
     ListColumn,
-    Mask,
-    MultiLabel,
     RaggedColumn,
-    Text,
-    Tokens,
-    Value,
-    decode_mask,
-    decode_text,
-    narrow,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +35,9 @@ def without_views(column: Column, type: FieldType) -> Column:
     """Return a column without views on files; samples that aren't decoded become bytes."""
     if not isinstance(column, EncodedColumn):
         return column
-    if isinstance(type, Text):
-        return ListColumn([decode_text(sample) for sample in column.samples])
-    if isinstance(type, Mask):
-        masks: list[Any] = [decode_mask(sample, type.dtype) for sample in column.samples]
-        return ListColumn(masks)
-    return ListColumn([sample.tobytes() for sample in column.samples])
+    if not type.can_return:  # images, which a Map receives as bytes
+        return ListColumn([sample.tobytes() for sample in column.samples])
+    return type.column(list(map(type.decoder(), column.samples)))
 
 
 def samples_of(column: Column) -> Sequence[Any]:
@@ -64,7 +48,7 @@ def samples_of(column: Column) -> Sequence[Any]:
     if isinstance(column, RaggedColumn):
         own = replace(column, values=_private(column.values))
         return [own.sample(row) for row in range(len(own))]
-    return [each if isinstance(each, str | bytes) else _private(each) for each in column.samples]
+    return [_private(each) if isinstance(each, np.ndarray) else each for each in column.samples]
 
 
 def stacked(column: Column) -> Any:
@@ -122,58 +106,33 @@ class Collector(ABC):
 
 def collector(type: FieldType, count: int) -> Collector:
     """Return a collector of `count` values of a type."""
-    if isinstance(type, Text | Bytes):
-        return _ListCollector(count, is_text=isinstance(type, Text))
-    if isinstance(type, Value):
-        return _DenseCollector(count, np.dtype(type.dtype), ())
-    if isinstance(type, ClassLabel):
-        return _LabelCollector(count, names=len(type.names))
-    if isinstance(type, MultiLabel):
-        return _DenseCollector(count, np.dtype(np.float32), (len(type.names),))
-    if isinstance(type, Array) and not type.is_ragged:
-        assert type.shape is not None
-        shape = tuple(length for length in type.shape if length is not None)
-        return _DenseCollector(count, np.dtype(type.dtype), shape)
-    if isinstance(type, Mask):
-        return _MaskCollector(count, type.dtype)
-    return _RaggedCollector(count, *_ragged(type))
-
-
-def _ragged(type: FieldType) -> tuple[np.dtype[Any], Shape]:
-    if isinstance(type, Array):
-        assert type.shape is not None
-        return np.dtype(type.dtype), type.shape
-    if isinstance(type, Tokens):
-        return np.dtype(type.dtype), (None,)
-    assert isinstance(type, Boxes | Keypoints), type
-    return np.dtype(np.float32), (None, 4 if isinstance(type, Boxes) else 2)
+    form = type.form if type.number is None else ArrayForm(type.number, ())
+    if type.is_class:
+        return _LabelCollector(count, names=len(type.class_names))
+    form = form or type.decoded
+    if form is None:
+        return _ListCollector(count, type)
+    if form.is_ragged:
+        return _RaggedCollector(count, form)
+    return _DenseCollector(count, form.dtype, form.fixed_shape)
 
 
 class _ListCollector(Collector):
-    def __init__(self, count: int, *, is_text: bool) -> None:
-        self._is_text = is_text
-        self._samples: list[Any] = ["" if is_text else b""] * count
+    """Values of types that have neither dtype nor shape: texts, bytes, masks."""
+
+    def __init__(self, count: int, type: FieldType) -> None:
+        self._type = type
+        self._samples: list[Any] = [type.empty] * count
 
     def put(self, row: int, value: Any) -> None:
-        if self._is_text:
-            self._samples[row] = _text(value)
-        elif isinstance(value, bytes | bytearray | memoryview):
-            self._samples[row] = bytes(value)
-        else:
-            raise MisfitError(_shown(value), "bytes")
+        try:
+            self._samples[row] = self._type.returned(value)
+        except ValueError as error:
+            got, wanted = error.args
+            raise MisfitError(got or _shown(value), wanted) from None
 
     def column(self) -> Column:
-        return ListColumn(self._samples)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MisfitError(_shown(value), "a str")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise MisfitError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
-    return str(value)
+        return self._type.column(self._samples)
 
 
 class _DenseCollector(Collector):
@@ -217,59 +176,15 @@ class _LabelCollector(_DenseCollector):
 class _RaggedCollector(Collector):
     """Samples of different shapes."""
 
-    def __init__(self, count: int, dtype: np.dtype[Any], shape: Shape) -> None:
-        self._dtype, self._shape = dtype, shape
-        self._empty = np.zeros([length or 0 for length in shape], dtype)
-        self._samples = [self._empty] * count
+    def __init__(self, count: int, form: ArrayForm) -> None:
+        self._form = form
+        self._samples = [form.empty] * count
 
     def put(self, row: int, value: Any) -> None:
-        self._samples[row] = np.array(as_array(value, self._dtype, self._shape))
+        self._samples[row] = np.array(as_array(value, self._form.dtype, self._form.shape))
 
     def column(self) -> Column:
-        return ragged_column(self._samples, self._empty)
-
-
-class _MaskCollector(Collector):
-    """Class numbers of pixels, as in decoded masks. dtype: of the type."""
-
-    def __init__(self, count: int, dtype: str) -> None:
-        self._dtype = dtype
-        self._samples: list[Any] = [np.zeros((0, 0), np.uint8)] * count
-
-    def put(self, row: int, value: Any) -> None:
-        kinds = "uint8" if self._dtype == "uint8" else "uint8 or int32"
-        wanted = f"class numbers, {kinds}, of shape (height, width)"
-        try:
-            array = np.asarray(value)
-        except Exception as error:  # an array-like object may raise anything
-            raise MisfitError(f"{_shown(value)}, no array ({error})", wanted) from None
-        if array.dtype.kind not in "bui" or array.ndim != 2:
-            raise MisfitError(_describe(array.dtype, array.shape), wanted)
-        classes = narrow(array)
-        if isinstance(classes, Rejection):
-            raise MisfitError(classes.reason, wanted)
-        if self._dtype == "uint8" and classes.dtype != np.uint8:
-            raise MisfitError(_describe(array.dtype, array.shape), wanted)
-        dtype = np.int32 if self._dtype == "int32" else classes.dtype
-        self._samples[row] = np.array(classes, dtype)
-
-    def column(self) -> Column:
-        return ListColumn(self._samples)
-
-
-def ragged_column(samples: Sequence[NDArray[Any]], empty: NDArray[Any]) -> RaggedColumn:
-    """Return samples as one column.
-
-    empty: an array of their dtype, with 0 instead of lengths that differ. If only the first length
-    differs, the column keeps the others.
-    """
-    is_first_alone = empty.shape[:1] == (0,) and 0 not in empty.shape[1:]
-    like = RaggedColumn(
-        empty if is_first_alone else empty.reshape(-1)[:0],
-        np.zeros(1, np.int64),
-        None if is_first_alone else np.zeros((0, empty.ndim), np.int64),
-    )
-    return RaggedColumn.of(samples, like=like)
+        return self._form.column(self._samples)
 
 
 def as_array(value: Any, dtype: np.dtype[Any], shape: Shape) -> NDArray[Any]:
@@ -329,18 +244,3 @@ def scattered(column: Column, type: FieldType, rows: Sequence[int], count: int) 
     """Return a column of `count` samples: the given ones in `rows`, and empty ones elsewhere."""
     nothing = collector(type, count).column()
     return nothing.patched(rows, column) if rows else nothing
-
-
-def concatenated(columns: Sequence[Column]) -> Column:
-    """Concatenate at least one column of one type."""
-    first = columns[0]
-    if len(columns) == 1:
-        return first
-    if isinstance(first, DenseColumn):
-        return DenseColumn(np.concatenate([cast("DenseColumn", each).values for each in columns]))
-    if isinstance(first, ListColumn):
-        return ListColumn([sample for each in columns for sample in cast("Any", each).samples])
-    assert isinstance(first, RaggedColumn)
-    ragged = [cast("RaggedColumn", each) for each in columns]
-    samples = [each.sample(row) for each in ragged for row in range(len(each))]
-    return RaggedColumn.of(samples, like=first)

@@ -40,7 +40,6 @@ from penstock.cache import (
     watch,
 )
 from penstock.cache.base import trim_heap, usable_cores
-from penstock.readers.fieldtypes import array_form, number_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -657,7 +656,7 @@ def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:
 
 def _dense_bytes(type: FieldType) -> int | None:
     """Return the bytes of each sample of a type; None if samples differ."""
-    number, form = number_dtype(type), array_form(type)
+    number, form = type.number, type.form
     if number is not None:
         return number.itemsize
     if form is None or form.is_ragged:

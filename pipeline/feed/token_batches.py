@@ -14,7 +14,7 @@ import numpy as np
 from penstock.augment import Pad
 from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
 from penstock.pipeline.plan import bucket_settings, least_tokens
-from penstock.readers.fieldtypes import Tokens, array_form, stored_fields
+from penstock.readers.fieldtypes import Tokens, stored_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
 
 def _has_lengths(source: Source, name: str) -> bool:
     type = source.schema.get(name)
-    form = None if type is None else array_form(type)
+    form = None if type is None else type.form
     return form is not None and form.is_ragged and form.shape[0] is None
 
 

@@ -1,4 +1,4 @@
-"""Define the dtype and shape of every numeric field type, and decode payloads of numbers and texts.
+"""Describe the dtype and shape of arrays, number their codecs, and decode payloads of numbers.
 
 Payloads were checked when they were indexed, but codecs and shapes come from an untrusted index: a
 payload that doesn't fit them raises ValueError, whose message is a reason against the sample.
@@ -12,20 +12,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from crc32c import crc32c
 
-from penstock.readers.fieldtypes.field_types import (
-    Array,
-    Boxes,
-    ClassLabel,
-    FieldType,
-    Image,
-    Keypoints,
-    Mask,
-    MultiLabel,
-    Tokens,
-    Value,
-)
+from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
 from penstock.readers.types import NUMBER_SIZES, Facts, Rejection, array_codec
 
 if TYPE_CHECKING:
@@ -35,6 +23,9 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
+
+AUTO_DTYPE = "auto"
+"""Stands for the dtype of the stored data, until the index has settled it."""
 
 ARRAY_CODECS: tuple[str, ...] = tuple(
     np.dtype(f"{order}{kind}{size}").str + columns_first
@@ -59,6 +50,11 @@ class ArrayForm:
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
 
+    @classmethod
+    def of(cls, dtype: str, shape: tuple[int | None, ...] = ()) -> ArrayForm:
+        """Return the form of a dtype's name and a shape."""
+        return cls(np.dtype(dtype), shape)
+
     @property
     def is_ragged(self) -> bool:
         """Return True if samples differ in shape."""
@@ -75,37 +71,29 @@ class ArrayForm:
         rest = tuple(length for length in self.shape[1:] if length is not None)
         return rest if len(rest) == len(self.shape) - 1 else None
 
+    @property
+    def empty(self) -> NDArray[Any]:
+        """The value of a sample that lacks the field: zeros, and no rows if lengths differ."""
+        return np.zeros(self.fixed_shape, self.dtype)
 
-def array_form(type: FieldType) -> ArrayForm | None:
-    """Return the form of a type whose samples are arrays of known dtype and shape; None for
-    others."""
-    if isinstance(type, Array):
-        return None if not type.is_settled or type.shape is None else _form(type.dtype, type.shape)
-    if isinstance(type, Boxes):
-        return _form("float32", (None, 4))
-    if isinstance(type, Keypoints):
-        return _form("float32", (None, 2))
-    if isinstance(type, Tokens):
-        return _form(type.dtype, (None,))
-    if isinstance(type, MultiLabel):
-        return _form("float32", (len(type.names),))
-    return None
+    def has(self, shape: Sequence[int]) -> bool:
+        """Return True if a sample can have a shape."""
+        return len(shape) == len(self.shape) and all(
+            want in (None, got) for got, want in zip(shape, self.shape, strict=True)
+        )
 
-
-def _form(dtype: str, shape: tuple[int | None, ...]) -> ArrayForm:
-    return ArrayForm(np.dtype(dtype), shape)
-
-
-def number_dtype(type: FieldType) -> np.dtype[Any] | None:
-    """Return the dtype of a type whose samples are single numbers; None for others."""
-    if isinstance(type, Value):
-        return np.dtype(type.dtype)
-    return np.dtype(np.int64) if isinstance(type, ClassLabel) else None
-
-
-def has_sides(type: FieldType) -> bool:
-    """Return True if the height and width of samples are recorded."""
-    return isinstance(type, Image | Mask)
+    def column(self, samples: Sequence[NDArray[Any]]) -> DenseColumn | RaggedColumn:
+        """Join samples of this form, which may be none."""
+        if not self.is_ragged:
+            shape = (len(samples), *self.fixed_shape)
+            return DenseColumn(np.array(samples, self.dtype).reshape(shape))
+        rest = self.rest if self.shape[0] is None else None
+        like = RaggedColumn(
+            np.empty((0, *(rest or ())), self.dtype),
+            np.zeros(1, np.int64),
+            None if rest is not None else np.zeros((0, len(self.shape)), np.int64),
+        )
+        return RaggedColumn.of(samples, like=like)
 
 
 def codec_number(codec: str) -> int:
@@ -148,15 +136,7 @@ def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts | Rejection:
             "of another dtype or shape"
         )
     shape = tuple(count if length is None else length for length in form.shape)
-    return Facts(crc32c(data), 0, len(data), shape, codec)
-
-
-def decode_text(payload: Encoded) -> str:
-    """Decode a text, with its line ends as stored. Raises ValueError if it isn't UTF-8."""
-    try:
-        return str(payload.data, "utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text at byte {error.start}") from error
+    return Facts.of(data, shape=shape, codec=codec)
 
 
 def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[Any]:
@@ -183,3 +163,17 @@ def to_array(
     """Decode one sample's numbers to a dtype, rows first. shape: of this sample. Raises ValueError
     for a payload that doesn't fit."""
     return decode_array(payload, codec, shape).astype(dtype, copy=False)
+
+
+def widened(a: Sequence[int | None], b: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return the lengths that two shapes share, with None for those that differ."""
+    return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
+
+
+def advice(
+    field: str, dtype: str, shape: tuple[int | None, ...] | None, *, of: str | None = None
+) -> str:
+    """Return what to pass to `Dataset` for an array of this type, as an instruction."""
+    shown = "" if shape is None else f", {shape}"
+    owner = "" if of is None else f', of="{of}"'
+    return f'pass schema={{"{field}": Array("{dtype}"{shown}{owner})}}'

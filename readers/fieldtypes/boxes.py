@@ -1,29 +1,123 @@
-"""Convert boxes from their storage formats, and check boxes and keypoints against their image.
+"""Boxes and points in images: convert boxes from their storage formats, and check both.
 
 All arithmetic is float32, as are the delivered boxes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from penstock.cache import DatasetError
-from penstock.readers.fieldtypes.columns import EncodedColumn, RaggedColumn
-from penstock.readers.fieldtypes.field_types import Boxes, Keypoints
-from penstock.readers.types import UNFIT, Rejection
+from penstock.cache import ConfigError, DatasetError, explain_arguments
+from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import SampleBatch
-    from penstock.readers.fieldtypes.field_types import BoxFormat, FieldType
+    from penstock.readers.types import Encoded
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 
 # Normalised numbers may exceed 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01
+
+
+class _Points(FieldType):
+    """Rows of numbers that are places in an image. width: numbers in a row."""
+
+    __slots__ = ()
+
+    refers_to: ClassVar[str | None] = "image"
+    width: ClassVar[int]
+
+    @property
+    def plural(self) -> str:
+        """The name of its values in messages."""
+        return "points"
+
+    @property
+    def form(self) -> ArrayForm:
+        return ArrayForm.of("float32", (None, self.width))
+
+    def check(
+        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
+    ) -> Facts | Rejection:
+        """Check the header of an .npy file; `check_values` checks the numbers."""
+        from penstock.readers.fieldtypes.npy_header import read_npy_header
+
+        del field, max_pixels
+        header = read_npy_header(data)
+        if isinstance(header, Rejection):
+            return header
+        wrong = _check_rows(header.codec.dtype, header.shape, self.width, self.plural)
+        if wrong is not None:
+            return wrong
+        shape = header.shape if len(header.shape) == 2 else (0, self.width)
+        return Facts.of(data, start=header.start, shape=shape, codec=str(header.codec))
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Boxes(_Points):
+    """Boxes in an image, float32, (boxes, 4) per sample, delivered as x1, y1, x2, y2 in pixels.
+
+    of: the image's field. format: in storage, in pixels of the upright image, or, if it ends in
+    "_norm", as fractions of the image's width and height.
+    """
+
+    of: str
+    format: BoxFormat = "xyxy"
+
+    kind: ClassVar[str] = "boxes"
+    width: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        check_reference("Boxes", self.of)
+        if self.format not in get_args(BoxFormat):
+            wanted = ", ".join(get_args(BoxFormat))
+            raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
+
+    @property
+    def is_normalised(self) -> bool:
+        """Return True if the stored numbers are fractions of the image's width and height."""
+        return self.format.endswith("_norm")
+
+    @property
+    def plural(self) -> str:
+        return f"{self.format} boxes"
+
+    def check_values(
+        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
+    ) -> Rejection | None:
+        return check_boxes(values, self.format, size=size)
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Keypoints(_Points):
+    """Points in an image, float32, (points, 2) per sample: x, y in pixels of the upright image. of:
+    the image's field."""
+
+    of: str
+
+    kind: ClassVar[str] = "keypoints"
+    width: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_reference("Keypoints", self.of)
+
+    def check_values(
+        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
+    ) -> Rejection | None:
+        del size
+        return check_keypoints(values)
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
@@ -53,7 +147,7 @@ def check_boxes(
     stored. size: height and width of their image, or of each box's own, shape (k, 2); 0 x 0 if
     unknown.
     """
-    if (refusal := _check_rows(boxes, 4, f"{format} boxes")) is not None:
+    if (refusal := _check_rows(boxes.dtype, boxes.shape, 4, f"{format} boxes")) is not None:
         return refusal
     with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
         corners = to_xyxy(boxes, format)
@@ -103,13 +197,13 @@ class BoxUnits:
         self._wrong: dict[str, int] = {}
         self._settled: set[str] = set()
 
-    def add(self, name: str, type: Boxes, boxes: NDArray[Any]) -> None:
-        """Add boxes of a field. Raises DatasetError once enough were added and all have the wrong
-        unit.
+    def add(self, name: str, type: FieldType, boxes: NDArray[Any]) -> None:
+        """Add boxes of a field; fields of other types have no unit. Raises DatasetError once enough
+        were added and all have the wrong unit.
 
         boxes: as stored, of any shape that holds four numbers each.
         """
-        if name in self._settled or not len(boxes):
+        if name in self._settled or not isinstance(type, Boxes) or not len(boxes):
             return
         stored = np.asarray(boxes).reshape(-1, 4)
         corners = to_xyxy(stored, type.format)
@@ -147,7 +241,7 @@ class BoxUnits:
 def check_keypoints(points: NDArray[Any]) -> Rejection | None:
     """Return why a sample's points are invalid, or None. points: as stored. Points outside the
     image are normal: hidden ones are often written as 0, 0 or -1, -1."""
-    if (refusal := _check_rows(points, 2, "points")) is not None:
+    if (refusal := _check_rows(points.dtype, points.shape, 2, "points")) is not None:
         return refusal
     with np.errstate(over="ignore"):
         found = np.asarray(points).astype(np.float32).reshape(-1, 2)
@@ -156,68 +250,35 @@ def check_keypoints(points: NDArray[Any]) -> Rejection | None:
     return None
 
 
-class BoxChecks:
-    """Finds the samples of batches whose boxes or points are invalid, if no index has checked them:
-    tables are indexed without reading their samples. Safe on any thread."""
-
-    def __init__(self, types: Mapping[str, Boxes | Keypoints], *, samples: int) -> None:
-        """samples: of the dataset."""
-        self._types = types
-        self._units = BoxUnits(enough=min(8, samples))
-
-    @classmethod
-    def of(
-        cls, schema: Mapping[str, FieldType], fields: Sequence[str], *, samples: int
-    ) -> BoxChecks | None:
-        """Return checks of the boxes and points among these fields; None if there are none."""
-        types = {n: t for n in fields if isinstance(t := schema.get(n), Boxes | Keypoints)}
-        return cls(types, samples=samples) if types else None
-
-    def __call__(self, content: SampleBatch) -> dict[int, str]:
-        """Return why rows are bad, by row. content: as stored. Raises DatasetError if all boxes
-        have the wrong unit."""
-        found: dict[int, str] = {}
-        for name, type in self._types.items():
-            column = content.columns[name]
-            assert isinstance(column, RaggedColumn), name
-            sizes = None
-            if isinstance(type, Boxes):
-                self._units.add(name, type, column.values)
-                image = content.columns.get(type.of)
-                if isinstance(image, EncodedColumn) and image.dims is not None:
-                    sizes = np.repeat(image.dims, np.diff(column.offsets), axis=0)
-            if check_points(type, column.values, sizes) is None:
-                continue
-            for row in range(len(column)):
-                part = slice(*column.offsets[row : row + 2].tolist())
-                of_row = None if sizes is None else sizes[part]
-                if (refusal := check_points(type, column.values[part], of_row)) is not None:
-                    found.setdefault(row, f"{name}: {refusal.reason}. {UNFIT}")
-        return found
-
-
-def check_points(
-    type: Boxes | Keypoints,
-    values: NDArray[Any],
-    size: tuple[int, int] | NDArray[np.int32] | None = None,
+def _check_rows(
+    dtype: np.dtype[Any], shape: tuple[int, ...], columns: int, what: str
 ) -> Rejection | None:
-    """Return why boxes or points are invalid, or None. values: as stored. size: as for
-    `check_boxes`."""
-    if isinstance(type, Keypoints):
-        return check_keypoints(values)
-    return check_boxes(values, type.format, size=size)
-
-
-def _check_rows(values: NDArray[Any], columns: int, what: str) -> Rejection | None:
     """Return a Rejection unless the shape is (k, columns), or (0,) as numpy has it for an empty
     list."""
-    if values.dtype.kind not in "iuf":
-        return Rejection(f"wanted {what} as numbers, got {values.dtype.name}")
-    if values.shape == (0,) or (values.ndim == 2 and values.shape[1] == columns):
+    if dtype.kind not in "iuf":
+        return Rejection(f"wanted {what} as numbers, got {dtype.name}")
+    if shape == (0,) or (len(shape) == 2 and shape[1] == columns):
         return None
-    return Rejection(f"wanted {what} of shape (k, {columns}), got {values.shape}")
+    return Rejection(f"wanted {what} of shape (k, {columns}), got {shape}")
 
 
 def _shown_row(values: NDArray[Any], row: int, columns: int = 4) -> str:
     shown = ", ".join(f"{value:.6g}" for value in np.asarray(values).reshape(-1, columns)[row])
     return f"({shown})"
+
+
+_LAST_WORDS = frozenset(
+    ("box", "boxes", "bbox", "bboxes", "xyxy", "xywh", "cxcywh", "keypoints", "kpts", "landmarks")
+)
+
+
+def untyped_places(types: Mapping[str, FieldType]) -> list[str]:
+    """Return the fields whose names suggest boxes or points but whose types don't, so that they
+    don't follow their image through a recipe."""
+    return [
+        name
+        for name, type in types.items()
+        if type.reference is None
+        and (type.form is not None or type.in_tables or not type.is_settled)
+        and re.split(r"[._]", name.lower())[-1] in _LAST_WORDS
+    ]

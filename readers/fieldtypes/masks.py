@@ -1,4 +1,5 @@
-"""Decode masks, which hold a class number for each pixel, from image files and arrays.
+"""Masks: decode and check them. They hold a class number for each pixel, in image files and
+arrays.
 
 Pillow decodes them because it keeps palettes and 16 bits. DALI would turn a palette to luma and 16
 bits to 8, which changes the classes. Values that Pillow itself scales (grey PNG and TIFF of 2 and 4
@@ -9,16 +10,23 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from penstock.cache import ConfigError, explain_arguments
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes.array_forms import decode_array
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array
+from penstock.readers.fieldtypes.columns import ListColumn
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
-from penstock.readers.types import MAX_PIXELS, Rejection, pixel_refusal
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection, pixel_refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
     from numpy.typing import NDArray
 
     from penstock.readers.types import Encoded
@@ -51,6 +59,109 @@ _PNG_BIT_DEPTH = 24  # its position, in IHDR
 _WIDE = ":i4"
 _SMALL = np.dtype(np.uint8), np.dtype(np.bool_)
 _INT32 = np.dtype(np.int32)
+
+
+_NO_PIXELS = np.zeros((0, 0), np.uint8)
+_NO_PIXELS.flags.writeable = False
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Mask(FieldType):
+    """A class number for each pixel of an image, in a lossless image file or an .npy file.
+
+    of: the image's field. The mask follows the image through a recipe, by nearest neighbours.
+    dtype: of the delivered mask, "uint8" or "int32"; "auto" is uint8 if all files fit it.
+    """
+
+    of: str
+    dtype: str = AUTO_DTYPE
+
+    kind: ClassVar[str] = "mask"
+    refers_to: ClassVar[str | None] = "image"
+    is_encoded: ClassVar[bool] = True
+    has_sides: ClassVar[bool] = True
+    is_slow: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_reference("Mask", self.of)
+        if self.dtype not in (AUTO_DTYPE, "uint8", "int32"):
+            raise ConfigError(f'Mask: got dtype={self.dtype!r}, wanted "uint8" or "int32".')
+
+    @property
+    def is_settled(self) -> bool:
+        return self.dtype != AUTO_DTYPE
+
+    def settled(self, so_far: FieldType | None, facts: Facts, *, field: str) -> Mask:
+        """Return the mask of the smallest dtype that holds one more sample, too."""
+        del field
+        is_wide = facts.codec.endswith(_WIDE) or getattr(so_far, "dtype", "") == "int32"
+        return replace(self, dtype="int32" if is_wide else "uint8")
+
+    def check(
+        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
+    ) -> Facts | Rejection:
+        """Decode a mask completely, and return its facts or why it is none."""
+        from penstock.readers.fieldtypes.verification import strict_pillow
+
+        del field
+        codec = sniff_mask(data)
+        if isinstance(codec, Rejection):
+            return codec
+        messages: list[str] = []
+        if codec == "npy":
+            classes = read_mask(data, codec, max_pixels=max_pixels)
+        else:
+            with strict_pillow() as messages:
+                classes = read_mask(data, codec, max_pixels=max_pixels)
+        if isinstance(classes, Rejection):
+            return Rejection("; ".join((classes.reason, *messages)))
+        if self.dtype == "uint8" and classes.dtype != np.uint8:
+            return Rejection(TOO_WIDE)
+        # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
+        return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(codec, classes))
+
+    def check_image(self, facts: Facts, image: Facts | None) -> Rejection | None:
+        if image is None:
+            return Rejection(f'a mask without its image ("{self.of}")')
+        if facts.shape[:2] == image.shape[:2]:
+            return None
+        return Rejection(
+            f"it is {facts.shape[1]} wide and {facts.shape[0]} high, and its image is "
+            f"{image.shape[1]} wide and {image.shape[0]} high"
+        )
+
+    def decode(self, payload: Encoded) -> NDArray[Any]:
+        return decode_mask(payload, self.dtype)
+
+    def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
+        return partial(decode_mask, dtype=self.dtype, max_pixels=max_pixels)
+
+    @property
+    def empty(self) -> Any:
+        return _NO_PIXELS
+
+    def returned(self, value: Any) -> NDArray[Any]:
+        """Convert class numbers of any integer dtype."""
+        kinds = "uint8" if self.dtype == "uint8" else "uint8 or int32"
+        wanted = f"class numbers, {kinds}, of shape (height, width)"
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # an array-like object may raise anything
+            raise ValueError(f"no array ({error})", wanted) from None
+        got = f"{array.dtype} of shape {array.shape}"
+        if array.dtype.kind not in "bui" or array.ndim != 2:
+            raise ValueError(got, wanted)
+        classes = narrow(array)
+        if isinstance(classes, Rejection):
+            raise ValueError(classes.reason, wanted)
+        if self.dtype == "uint8" and classes.dtype != np.uint8:
+            raise ValueError(got, wanted)
+        return np.array(classes, np.int32 if self.dtype == "int32" else classes.dtype)
+
+    def column(self, samples: Sequence[Any]) -> ListColumn:
+        """Keep each mask as it is: they have one shape only after they followed their images."""
+        return ListColumn(list(samples))
 
 
 def sniff_mask(data: Encoded) -> str | Rejection:
@@ -96,11 +207,6 @@ def mask_codec(codec: str, classes: NDArray[Any]) -> str:
     """Return the codec of a mask for its facts: with ":i4" at its end if the mask needs more than 8
     bits, so that its dtype is known without decoding it."""
     return codec if classes.dtype == np.uint8 else codec + _WIDE
-
-
-def mask_dtype(codec: str) -> str:
-    """Return the dtype of a decoded mask, "uint8" or "int32", from the codec in its facts."""
-    return "int32" if codec.endswith(_WIDE) else "uint8"
 
 
 def decode_mask(
@@ -206,3 +312,53 @@ def _has_more(image: Any) -> bool:
     except EOFError:
         return False
     return True
+
+
+_LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "pgm"))
+_MASK_NAMES = ("mask", "seg")
+
+
+def masks_by_name(
+    types: Mapping[str, FieldType],
+    extensions: Mapping[str, Iterable[str]],
+    *,
+    given: Collection[str] = (),
+) -> tuple[dict[str, Mask], list[str]]:
+    """Choose the fields that are masks by their names, and note each decision as a sentence.
+
+    A mask's name is or ends in "mask" or "seg", it has lossless files, and it belongs to the only
+    other image. With several other images no mask is chosen. One lossless file suffices: lossy
+    files can't hold class numbers, so checking leaves them out, whereas all of them would pass as
+    pictures.
+
+    extensions: of each field's files, in lower case. given: fields whose types the user passed.
+    """
+    images = [name for name, type in types.items() if type.is_image]
+    likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
+    others = [name for name in images if name not in likely]
+    if len(others) == 1:
+        notes = [
+            f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
+            f'pixel{_lossy(extensions[name])}. For pictures pass schema={{"{name}": Image()}}'
+            for name in likely
+        ]
+        return {name: Mask(of=others[0]) for name in likely}, notes
+    notes = [
+        f'"{name}" is read as pictures, as there are several images: for masks name the image, '
+        f'schema={{"{name}": Mask(of="{others[0]}")}}'
+        for name in likely
+        if others
+    ]
+    return {}, notes
+
+
+def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
+    """Return True if a field's name and its files' extensions allow masks. extensions: none to
+    judge by the name alone."""
+    found = {*extensions}
+    return name.rpartition("_")[2] in _MASK_NAMES and (not found or not found.isdisjoint(_LOSSLESS))
+
+
+def _lossy(extensions: Iterable[str]) -> str:
+    others = sorted({*extensions} - _LOSSLESS)
+    return f", which {', '.join(f'.{each}' for each in others)} files can't hold" if others else ""

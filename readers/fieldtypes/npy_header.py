@@ -1,4 +1,6 @@
-"""Read headers of .npy files with numpy, within bounds, without unpickling anything."""
+"""Read headers of .npy files with numpy, within bounds, without unpickling anything; check files that
+hold one sample.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from numpy.lib import format as npy_format
 
-from penstock.readers.types import ArrayCodec, Rejection, array_codec
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, advice, widened
+from penstock.readers.types import ArrayCodec, Facts, Rejection, array_codec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +75,49 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
         )
     codec = ArrayCodec(codec.dtype, is_fortran=is_fortran and len(shape) > 1)
     return NpyHeader(codec=codec, shape=shape, start=file.tell())
+
+
+def check_array(
+    data: Encoded, dtype: str | None, shape: tuple[int | None, ...] | None, *, field: str
+) -> Facts | Rejection:
+    """Check an .npy file, and return its facts or why it is bad. dtype, shape: wanted, None for
+    any. field: its name, for messages."""
+    header = read_npy_header(data)
+    if isinstance(header, Rejection):
+        return header
+    misfit = _misfit(header.codec.name, header.shape, dtype, shape, field)
+    if misfit is not None:
+        return misfit
+    is_bool = header.codec.dtype.kind == "b"
+    if is_bool and len(data) > header.start and data[header.start :].max() > 1:
+        return Rejection("damaged: booleans that are neither 0 nor 1")
+    return Facts.of(data, start=header.start, shape=header.shape, codec=str(header.codec))
+
+
+def _misfit(
+    dtype: str,
+    shape: tuple[int, ...],
+    wanted: str | None,
+    form: tuple[int | None, ...] | None,
+    field: str,
+) -> Rejection | None:
+    """Return why an array doesn't have the dtype and shape of its field, or None. wanted, form:
+    None for any."""
+    if wanted not in (None, dtype):
+        remedy = advice(field, dtype, form)
+        return Rejection(
+            f"its numbers are {dtype}, but the schema wants {wanted}, and files aren't cast: "
+            f"convert them, or {remedy}"
+        )
+    if form is None:
+        return None
+    reason = f"its shape is {shape}, but the schema wants {form}"
+    if len(shape) != len(form):
+        return Rejection(reason)
+    if all(want in (None, got) for got, want in zip(shape, form, strict=True)):
+        return None
+    remedy = advice(field, wanted or AUTO_DTYPE, widened(form, shape))
+    return Rejection(f"{reason}: if lengths differ, {remedy}")
 
 
 def _codec(dtype: np.dtype[np.generic]) -> ArrayCodec | Rejection:

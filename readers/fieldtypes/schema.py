@@ -12,24 +12,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes.field_types import (
-    FIELD_TYPES,
+from penstock.readers.fieldtypes.field_type import (
     PRESENT,
-    Array,
-    Audio,
-    Boxes,
-    ClassLabel,
     FieldType,
-    Image,
-    Mask,
-    MultiLabel,
-    Video,
     check_field_name,
+    check_field_type,
+    field_type,
     from_json,
     is_field_name,
     is_number,
     number_name,
-    to_json,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +30,6 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes.columns import SampleBatch
 
 MAX_FIELDS = 4096
-_Type = TypeVar("_Type")
 
 
 class Schema(Mapping[str, FieldType]):
@@ -51,24 +42,19 @@ class Schema(Mapping[str, FieldType]):
         keypoints that refer to a field that isn't an image."""
         for name, type in fields.items():
             check_field_name(name, what="schema")
-            if not isinstance(type, tuple(FIELD_TYPES.values())):
-                raise ConfigError(
-                    f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
-                    'Array("float32", (3,)).'
-                )
+            check_field_type(name, type)
         self._fields = dict(fields)
         self._check_references()
 
     def _check_references(self) -> None:
         for name, type in self._fields.items():
-            of = getattr(type, "of", None)
-            if of is None:
+            of, wanted = type.reference, type.refers_to
+            if of is None or wanted is None:
                 continue
-            wanted = Boxes if isinstance(type, Array) else Image
-            if not isinstance(self._fields.get(of), wanted):
+            if of not in self._fields or self._fields[of].kind != wanted:
                 raise ConfigError(
                     f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
-                    f"{wanted.__name__}. Fields: {list(self._fields)}."
+                    f"{field_type(wanted).__name__}. Fields: {list(self._fields)}."
                 )
 
     def __getitem__(self, name: str) -> FieldType:
@@ -93,10 +79,6 @@ class Schema(Mapping[str, FieldType]):
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (self._fields,)
 
-    def of_type(self, kind: type[_Type]) -> dict[str, _Type]:
-        """Return the fields of one type, in order."""
-        return {name: type for name, type in self.items() if isinstance(type, kind)}
-
     def only(self, names: Mapping[str, Any] | tuple[str, ...]) -> Schema:
         """Return a schema of some of the fields, in the order of names. The fields to which they
         refer must be among them."""
@@ -105,21 +87,17 @@ class Schema(Mapping[str, FieldType]):
     @property
     def unsettled(self) -> tuple[str, ...]:
         """The fields whose types are known in full only after their data were seen."""
-        return tuple(
-            name
-            for name, type in self.items()
-            if isinstance(type, Array | Mask) and not type.is_settled
-        )
+        return tuple(name for name, type in self.items() if not type.is_settled)
 
     def class_names(self) -> tuple[str, ...]:
         """Return the class names of the only field of classes; empty if there is none, or
         several."""
-        found = [t.names for t in self.values() if isinstance(t, ClassLabel | MultiLabel)]
+        found = [names for t in self.values() if (names := t.class_names) or t.is_class]
         return found[0] if len(found) == 1 else ()
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the schema as manifests store it: a list, to keep the order."""
-        return [{"name": name, **to_json(type)} for name, type in self.items()]
+        return [{"name": name, **type.to_json()} for name, type in self.items()]
 
     @classmethod
     def from_json(cls, values: Any) -> Schema:
@@ -146,7 +124,6 @@ LABELS = (LABEL, "labels")
 """Integers with these names are treated as classes, unless the schema says otherwise."""
 
 _SHOWN = 4
-_UNDECODABLE = (Audio, Video)  # no decoder exists yet
 
 
 def base_name(field: str) -> str:
@@ -169,33 +146,33 @@ def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...
     that lack a field, for fields that some lack.
     """
     complete = [name for name in schema if not lacking.get(name)]
-    image = next((name for name in complete if isinstance(schema[name], Image)), None)
-    if image is not None and LABEL in complete and isinstance(schema[LABEL], ClassLabel):
+    image = next((name for name in complete if schema[name].is_image), None)
+    if image is not None and LABEL in complete and schema[LABEL].is_class:
         return image, LABEL
     return tuple(name for name in deliverable_fields(schema) if name in complete)
 
 
 def image_fields(schema: Schema, fields: Iterable[str]) -> tuple[str, ...]:
     """Return those of the fields that are images; names may be missing from the schema."""
-    return tuple(name for name in fields if isinstance(schema.get(name), Image))
+    return tuple(name for name in fields if name in schema and schema[name].is_image)
 
 
 def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
     """Return the first of the fields that is a class."""
-    return next((name for name in fields if isinstance(schema.get(name), ClassLabel)), None)
+    return next((name for name in fields if name in schema and schema[name].is_class), None)
 
 
 def deliverable_fields(schema: Schema) -> tuple[str, ...]:
     """Return the fields that batches can have."""
-    return tuple(name for name, type in schema.items() if not isinstance(type, _UNDECODABLE))
+    return tuple(name for name, type in schema.items() if type.is_delivered)
 
 
 def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
     """Return a sentence about the fields that `default_fields` leaves out because some samples lack
     them, or nothing decodes them; "" if there are none."""
     chosen = default_fields(schema, lacking)
-    if not any(isinstance(type, Image) for type in schema.values()):
-        raw = next((name for name in schema if isinstance(schema[name], _UNDECODABLE)), None)
+    if not any(type.is_image for type in schema.values()):
+        raw = next((name for name in schema if not schema[name].is_delivered), None)
         if raw is not None:
             return (
                 f'batches have {chosen} unless fields= is given: "{raw}" is '
@@ -269,7 +246,7 @@ def check_selection(
             )
         if name not in schema or field.endswith(PRESENT):
             continue
-        if isinstance(schema[name], _UNDECODABLE):
+        if not schema[name].is_delivered:
             kind = type(schema[name]).__name__
             raise ConfigError(
                 f"fields: {field!r} is {kind}, which nothing decodes yet. Leave it out, or declare "
@@ -349,14 +326,11 @@ class Naming:
             own = after
         by_stored = {stored: new for new, stored in own.items() if new != stored}
 
-        def renamed(type: FieldType) -> FieldType:
-            of: Any = getattr(type, "of", None)
-            return type if of not in by_stored else replace(type, of=by_stored[of])  # type: ignore[arg-type]
-
+        if by_stored:
+            types = {by_stored.get(n, n): type.renamed(by_stored) for n, type in schema.items()}
+            schema = Schema(types)
         return cls(
-            schema=Schema({by_stored.get(n, n): renamed(type) for n, type in schema.items()})
-            if by_stored
-            else schema,
+            schema=schema,
             by_new={new: stored for stored, new in by_stored.items()},
             by_stored=by_stored,
         )

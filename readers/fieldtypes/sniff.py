@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.field_types import FieldType
     from penstock.readers.types import Encoded
 
 IMAGE_HEAD_BYTES = 64
@@ -69,8 +68,8 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 
 
 def sniff(head: bytes) -> str | Rejection:
-    """Return the codec of an image, or why the bytes are no image. head: its first HEAD_BYTES
-    bytes."""
+    """Return the codec of an image, or why the bytes are no image. head: its first
+    IMAGE_HEAD_BYTES bytes."""
     if not head:
         return Rejection("empty file")
     for magic, codec in _MAGIC:
@@ -233,15 +232,12 @@ def _size_by_pillow(sample: Encoded) -> Sides:
         return UNKNOWN_SIZE
 
 
-MEDIA_HEAD_BYTES = 192
-"""The number of leading bytes that `sniff_audio` and `sniff_video` need."""
-
 _ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
 _MATROSKA = b"\x1aE\xdf\xa3"
 _TS_PACKET_BYTES = 188
 
 
-def sniff_audio(head: bytes) -> str | Rejection:
+def _sniff_audio(head: bytes) -> str | Rejection:
     """Return the container of a sound file, or why it is none. head: its first HEAD_BYTES bytes."""
     if not head:
         return Rejection("empty file")
@@ -269,7 +265,7 @@ def sniff_audio(head: bytes) -> str | Rejection:
     return Rejection("not sound (its first bytes match no known sound format)")
 
 
-def sniff_video(head: bytes) -> str | Rejection:
+def _sniff_video(head: bytes) -> str | Rejection:
     """Return the container of a video, or why it is none. head: its first HEAD_BYTES bytes."""
     if not head:
         return Rejection("empty file")
@@ -292,19 +288,11 @@ def sniff_video(head: bytes) -> str | Rejection:
     return Rejection("not a video (its first bytes match no known video format)")
 
 
-_SNIFFERS = {"image": sniff, "audio": sniff_audio, "video": sniff_video}
-
-HEAD_BYTES = max(IMAGE_HEAD_BYTES, MEDIA_HEAD_BYTES)
-"""The number of leading bytes that `refusal_by_head` needs."""
+_SNIFFERS = {"image": sniff, "audio": _sniff_audio, "video": _sniff_video}
 
 
-def has_head(type: FieldType) -> bool:
-    """Return True if the first bytes of a sample of this type identify its format."""
-    return type.kind in _SNIFFERS
-
-
-def refusal_by_head(type: FieldType, head: bytes) -> Rejection | None:
-    """Return why a sample can't be of a type, judged by its first bytes, or None. head: HEAD_BYTES
-    of them, or all if the sample is shorter."""
-    found = _SNIFFERS[type.kind](head) if has_head(type) else None
-    return found if isinstance(found, Rejection) else None
+def sniff_media(kind: str, head: bytes) -> str | Rejection:
+    """Return the codec or container of an encoded image, sound or video, or why the bytes are of
+    another kind. head: the first 192 of
+    them."""
+    return _SNIFFERS[kind](head)

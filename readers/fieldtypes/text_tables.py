@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import DatasetError
+from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ pack."""
 MAX_COLUMNS = 4096
 _MAX_DEPTH = 32
 _DELIMITERS = (",", "\t", ";")
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -252,9 +252,3 @@ def _check_header(names: Sequence[str], source: str) -> None:
         raise DatasetError(f"{source}: the column {shorten(twice[0])} occurs twice. Rename one.")
     if len(names) > MAX_COLUMNS:
         raise DatasetError(f"{source}: got {len(names):,} columns, wanted at most {MAX_COLUMNS:,}.")
-
-
-def shorten(value: object) -> str:
-    """Return a value as text for a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import Array, Value, array_form, number_dtype
+from penstock.readers.fieldtypes import Array, Value
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def field_type(
         given = replace(
             given, dtype=numbers, shape=own.shape if given.shape is None else given.shape
         )
-    number, form = number_dtype(given), array_form(given)
+    number, form = given.number, given.form
     wanted = number if form is None else form.dtype
     same_shape = not shape if form is None else form.shape == shape
     if wanted is None or not same_shape or not _can_cast(dtype, wanted):

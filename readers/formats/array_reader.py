@@ -22,15 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.readers.fieldtypes import (
-    ColumnCrop,
-    DenseColumn,
-    RaggedColumn,
-    array_form,
-    may_not_fit,
-    number_dtype,
-    put_fitting,
-)
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, PartRanges, place_numbers
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.open_shard import StridedRows
@@ -215,7 +207,7 @@ class ArrayReader(ChunkReader):
         self._cast = {
             name: readers[0].part.dtype.newbyteorder("=")
             for name, readers in self._readers.items()
-            if may_not_fit(shard.schema[name], readers[0].part.dtype)
+            if shard.schema[name].may_not_fit(readers[0].part.dtype)
         }
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
@@ -299,7 +291,7 @@ class ArrayReader(ChunkReader):
         """Read fields whose samples differ in shape; read other fields into new arrays."""
         columns: dict[str, Column] = {}
         for name in fields:
-            form = array_form(self._types[name])
+            form = self._types[name].form
             if form is not None and form.is_ragged:
                 shape = (0,) * len(form.shape) if form.rest is None else (0, *form.rest)
                 samples = self._whole(name, rows, data, wrong, np.empty(shape, form.dtype))
@@ -309,7 +301,7 @@ class ArrayReader(ChunkReader):
                 )
                 columns[name] = RaggedColumn.of(samples, like=like)
                 continue
-            dtype = form.dtype if form is not None else number_dtype(self._types[name])
+            dtype = form.dtype if form is not None else self._types[name].number
             out = np.zeros((len(rows), *(form.fixed_shape if form is not None else ())), dtype)
             self.gather(name, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
             columns[name] = DenseColumn(out)

@@ -22,10 +22,7 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     RaggedColumn,
-    array_form,
-    has_sides,
     joined_columns,
-    number_dtype,
     upright_sizes,
 )
 from penstock.readers.files import printable
@@ -276,13 +273,13 @@ def _column(type: FieldType, values: Any, block: Block) -> Column:
     """Return the values of a field as a column. Raises ValueError if they don't fit the field."""
     if len(values) != block.rows:
         raise ValueError(f"{len(values):,} values, and the index has {block.rows:,} records")
-    form, number = array_form(type), number_dtype(type)
+    form, number = type.form, type.number
     if number is not None:
         form = ArrayForm(number, ())
     if form is None:
         samples = [each.encode() if isinstance(each, str) else each for each in values]
         encoded = [np.frombuffer(each, np.uint8) for each in samples]
-        return EncodedColumn(encoded, upright_sizes(encoded) if has_sides(type) else None)
+        return EncodedColumn(encoded, upright_sizes(encoded) if type.has_sides else None)
     if form.is_ragged:
         arrays = [np.asarray(each, form.dtype) for each in values]
         if any(not _is_of(each.shape, form.shape) for each in arrays):
@@ -310,11 +307,11 @@ def _ragged(form: ArrayForm) -> RaggedColumn:
 
 def _empty_column(type: FieldType, rows: int) -> Column:
     """Return a column of zeros or of empty samples."""
-    form, number = array_form(type), number_dtype(type)
+    form, number = type.form, type.number
     if number is not None:
         return DenseColumn(np.zeros(rows, number))
     if form is None:
-        dims = np.zeros((rows, 2), np.int32) if has_sides(type) else None
+        dims = np.zeros((rows, 2), np.int32) if type.has_sides else None
         return EncodedColumn([np.empty(0, np.uint8)] * rows, dims)
     if form.is_ragged:
         like = _ragged(form)

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import (
-    DenseColumn,
-    EncodedColumn,
-    ListColumn,
-    array_form,
-    is_encoded,
-    number_dtype,
-)
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.formats.open_shard import SampleLayout
 from penstock.readers.types import MAX_PIXELS
 
@@ -192,9 +185,9 @@ class Candidates:
         type = self.schema[name]
         if name not in self.values:
             raise ConfigError(f'schema["{name}"]: got {type!r}, but no such field was found.')
-        if number_dtype(type) is not None:
+        if type.number is not None:
             return "value"
-        if not is_encoded(type) and array_form(type) is None:
+        if not type.is_encoded and type.form is None:
             raise ConfigError(
                 f'schema["{name}"]: got {type!r}, wanted a dtype and a shape for values of a table.'
             )

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockError
 from penstock.readers.byte_source import REINDEX
-from penstock.readers.fieldtypes import array_form, put_parts
+from penstock.readers.fieldtypes import put_parts
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
 from penstock.readers.formats.extents import decode_note
@@ -549,7 +549,7 @@ class ChunkShard(OpenShard):
 
     def _read_parts(self, name: str, request: ChunkRequest, out: RowsOut, corners: Ints) -> None:
         """Read whole samples and copy the needed parts of them."""
-        form, array = array_form(self._schema[name]), out.arrays[name]
+        form, array = self._schema[name].form, out.arrays[name]
         assert form is not None
         slots = np.arange(len(array))[out.places]
         size = max(1, int(np.prod(form.fixed_shape)) * array.dtype.itemsize)

@@ -17,12 +17,11 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import (
-    FIELD_TYPES,
     MAX_FIELDS,
     FieldType,
     check_field_name,
+    check_field_type,
     from_json,
-    to_json,
 )
 from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, status_of
 
@@ -306,12 +305,8 @@ def _schema(schema: Mapping[str, Any] | None) -> str:
         )
     for name, type in schema.items():
         check_field_name(name, what="schema")
-        if not isinstance(type, tuple(FIELD_TYPES.values())):
-            raise ConfigError(
-                f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
-                'Array("float32", (3,)).'
-            )
-    return json.dumps([{"name": name, **to_json(type)} for name, type in schema.items()])
+        check_field_type(name, type)
+    return json.dumps([{"name": name, **type.to_json()} for name, type in schema.items()])
 
 
 def _places(fields: Iterable[str] | Mapping[str, str | None] | None) -> tuple[tuple[str, str], ...]:

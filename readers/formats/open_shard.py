@@ -22,7 +22,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from penstock.cache.base import READ_MODE, ReadMode
-from penstock.readers.fieldtypes import array_form, has_sides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,9 +106,9 @@ class TableColumns:
 
     def _span(self, layout: SampleLayout, name: str) -> SpanPlace:
         place = SpanPlace(self._next(), self._next(), NO_SPAN)
-        if has_sides(layout.schema[name]):
+        if layout.schema[name].has_sides:
             return place._replace(height=self._next(2))
-        form = array_form(layout.schema[name])
+        form = layout.schema[name].form
         if form is None:
             return place
         place = place._replace(codec=self._next())

@@ -37,16 +37,13 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError
 from penstock.readers.fieldtypes import (
-    COLUMN_TYPES,
     DenseColumn,
     ListColumn,
     Schema,
     TableFields,
     TextTable,
-    array_form,
     fields_of,
     joined_columns,
-    number_dtype,
 )
 from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.candidates import MISSING, Spans
@@ -298,7 +295,7 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
         ):
             raise ValueError(f"{values.dtype} for {name!r}, which is {schema[name]!r}")
     for name, spans in records.spans.items():
-        if spans.codec is not None and array_form(schema[name]) is None:
+        if spans.codec is not None and schema[name].form is None:
             raise ValueError(f"bare numbers for {name!r}, which is {schema[name]!r}")
         starts, sizes = np.asarray(spans.starts, np.int64), np.asarray(spans.sizes, np.int64)
         if starts.shape != (count,) or sizes.shape != (count,):
@@ -312,8 +309,8 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
 
 def _dtype(type: FieldType) -> np.dtype[Any] | type[object]:
     """Return the dtype of a field's numbers; of other fields a dtype that no numbers cast to."""
-    form = array_form(type)
-    return form.dtype if form is not None else number_dtype(type) or np.dtype("V1")
+    form = type.form
+    return form.dtype if form is not None else type.number or np.dtype("V1")
 
 
 def _joined(parts: Sequence[RecordSpans], numbers: NDArray[np.int64]) -> Spans:
@@ -340,7 +337,7 @@ def _table(
             found.values[name] = DenseColumn(np.concatenate(values).astype(_dtype(schema[name])))
         elif not all(isinstance(each, Sequence) for each in values):
             found.values[name] = joined_columns(values)
-        elif isinstance(schema[name], COLUMN_TYPES):
+        elif schema[name].in_tables:
             lists[name] = [_plain(each) for part in values for each in part]
         else:
             found.values[name] = ListColumn([each or b"" for part in values for each in part])

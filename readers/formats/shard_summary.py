@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fieldtypes import ClassLabel, has_sides
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def summarise(
         sums=Sums.of(ordered),
         labels=_labels(schema, ordered),
         fields={
-            name: FieldSummary.of(each, is_image=has_sides(schema[name]))
+            name: FieldSummary.of(each, is_image=schema[name].has_sides)
             for name, each in ordered.items()
         },
         files=files,
@@ -208,7 +207,7 @@ def summarise(
 
 
 def _labels(schema: Schema, notes: Mapping[str, FieldNotes]) -> Mapping[int, int] | None:
-    for name in schema.of_type(ClassLabel):
+    for name in (name for name, type in schema.items() if type.is_class):
         each = notes[name]
         if each.values is not None:
             values = each.values if each.present is None else each.values[each.present]

@@ -25,12 +25,8 @@ from penstock.readers.fieldtypes import (
     EncodedColumn,
     ListColumn,
     RaggedColumn,
-    array_form,
     as_bits,
     codec_number,
-    has_sides,
-    is_encoded,
-    number_dtype,
 )
 from penstock.readers.files import (
     BROKEN,
@@ -125,9 +121,9 @@ def _is_of_chunks(layout: SampleLayout) -> bool:
 
 def _value_types(layout: SampleLayout, name: str) -> dict[str, Any]:
     type = layout.schema[name]
-    if is_encoded(type):
+    if type.is_encoded:
         return {"values": pa.large_binary()}
-    dtype = number_dtype(type)
+    dtype = type.number
     if dtype is not None:
         return {"values": pa.from_numpy_dtype(_real(dtype))}
     form = _form(layout, name)
@@ -141,7 +137,7 @@ def _value_types(layout: SampleLayout, name: str) -> dict[str, Any]:
 
 def _form(layout: SampleLayout, name: str) -> ArrayForm:
     """Return the dtype and shape of an array whose values are recorded."""
-    form = array_form(layout.schema[name])
+    form = layout.schema[name].form
     if form is None:
         raise TypeError(f"{name}: values of {layout.schema[name]!r} have no known dtype and shape")
     return form
@@ -225,10 +221,10 @@ def _list_of(what: str, column: Column) -> Any:
 
 def _recorded_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int) -> Column:
     """Return a field's recorded values. Raises ValueError for impossible values."""
-    if is_encoded(layout.schema[name]):
+    if layout.schema[name].is_encoded:
         ends, data = _flat(lists.arrow(f"{name}/values", length=samples))
         return EncodedColumn([data[start:end] for start, end in pairwise(ends.tolist())])
-    dtype = number_dtype(layout.schema[name])
+    dtype = layout.schema[name].number
     if dtype is not None:
         values = lists.numbers(f"{name}/values").view(dtype)
         if len(values) != samples:
@@ -400,7 +396,7 @@ class SpanNotes:
             raise ValueError("a sample lies in a file that isn't listed")
         if not len(files):
             return
-        least = 1 if has_sides(type) else 0
+        least = 1 if type.has_sides else 0
         if not (sizes.min() >= least and sizes.max() <= MAX_SHARD_BYTES):
             raise ValueError(f"a sample has {sizes.min():,} to {sizes.max():,} bytes")
         # In this order, because a sum of two may exceed 2^63.
@@ -410,9 +406,9 @@ class SpanNotes:
             and (starts + sizes <= file_sizes[files]).all()
         ):
             raise ValueError("a sample lies outside of its file")
-        if has_sides(type):
+        if type.has_sides:
             self._check_sides(present)
-        form = array_form(type)
+        form = type.form
         if form is not None:
             self._check_arrays(form, present)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError, PenstockWarning
-from penstock.readers.fieldtypes import ClassLabel, MultiLabel, Schema, Value
+from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import printable
 from penstock.readers.formats import candidates as shard_sizes
 from penstock.readers.formats.candidates import (
@@ -144,7 +144,7 @@ class SpanSamples:
                     f'schema: got "{name}", but {url} has {list(self.types)}{example}. Give types '
                     "of these fields, of a table's columns, or of the extensions of tar members."
                 )
-            if name in self.spans and isinstance(type, Value | ClassLabel | MultiLabel):
+            if name in self.spans and not type.in_files:
                 raise ConfigError(
                     f'schema["{name}"]: got {type!r}, but "{name}" lies in files of its own, which '
                     "can't hold such values. Put the values into a table (manifest=), or use "

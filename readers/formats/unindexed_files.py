@@ -27,7 +27,6 @@ from penstock.readers.byte_source import (
     read_up_to,
     unreadable_file_error,
 )
-from penstock.readers.fieldtypes import HEAD_BYTES, has_head, refusal_by_head
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
@@ -104,12 +103,12 @@ def _checked(
     load: returns the first bytes of some spans, which are given by (number, size).
     """
     heads = [
-        HEAD_BYTES if has_head(type) and size > _SMALL_BYTES else size
+        type.head_bytes if type.head_bytes and size > _SMALL_BYTES else size
         for size, type in zip(sizes, types, strict=True)
     ]
     samples: list[Encoded | Rejection] = []
     for data, type in zip(load(list(enumerate(heads))) if heads else (), types, strict=True):
-        refusal = refusal_by_head(type, data[:HEAD_BYTES].tobytes()) if has_head(type) else None
+        refusal = type.check_head(data[: type.head_bytes].tobytes())
         samples.append(data if refusal is None else refusal)
     rest = [
         (i, size)

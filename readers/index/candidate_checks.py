@@ -22,16 +22,12 @@ from crc32c import crc32c
 
 from penstock.cache import check_everywhere, keep_open, ordered, run_tasks
 from penstock.readers.fieldtypes import (
-    Array,
-    Boxes,
     BoxUnits,
     DenseColumn,
-    Keypoints,
     RaggedColumn,
-    array_form,
     bare_facts,
-    check_masks,
     check_noted,
+    check_slow,
     examine,
     image_fields,
     is_progressive,
@@ -49,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Checked, Schema
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.files import ProgressReporter
     from penstock.readers.formats import Candidates, Contents, Spans
     from penstock.readers.index.dataset_description import DatasetDescription
@@ -72,13 +68,13 @@ _PARTS = b"parts"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateBatch:
     """Some candidates of one shard. positions: int64, shape (n,). contents: by span field, the
-    bytes or a rejection for each candidate, None if it lacks the field. masks: the results of the
-    checks of masks."""
+    bytes or a rejection for each candidate, None if it lacks the field. checked: the facts of
+    masks."""
 
     shard: int
     positions: Ints
     contents: Contents
-    masks: Checked
+    checked: Mapping[str, Sequence[Facts | Rejection | None]]
 
     def examine(
         self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
@@ -97,17 +93,17 @@ class CandidateBatch:
         noted = noted_values(candidates, self.positions[list(rows)].tolist())
         found: Results = [{}] * len(rows)
         if samples:
-            masks = {name: [each[row] for row in rows] for name, each in self.masks.items()}
+            checked = {name: [each[row] for row in rows] for name, each in self.checked.items()}
             found = examine(
                 samples,
                 candidates.schema,
                 verify,
                 noted=noted,
-                masks=masks,
+                checked=checked,
                 max_pixels=candidates.max_pixels,
             )
         for name, codec in bare.items():
-            form = array_form(candidates.schema[name])
+            form = candidates.schema[name].form
             assert form is not None, name
             for place, row in enumerate(rows):
                 facts, data = found[place], self.contents[name][row]
@@ -121,18 +117,17 @@ class CandidateBatch:
 def check_units(candidates: Candidates) -> None:
     """Raise DatasetError if all boxes in tables have another unit than their format. Boxes in files
     are compared when they are read."""
-    for name, type in candidates.schema.of_type(Boxes).items():
-        if name in candidates.values:
-            values = noted_values(candidates, range(len(candidates)))[name]
-            boxes = [value for value in values if value is not None]
-            if boxes:
-                BoxUnits(enough=1).add(name, type, np.concatenate(boxes))
+    units = BoxUnits(enough=1)
+    for name, values in noted_values(candidates, range(len(candidates))).items():
+        found = [value for value in values if value is not None]
+        if found and candidates.schema[name].checks_values:
+            units.add(name, candidates.schema[name], np.concatenate(found))
 
 
 def noted_values(
     candidates: Candidates, positions: Sequence[int]
 ) -> dict[str, list[NDArray[np.generic] | None]]:
-    """Return the values of candidates that must fit their images: boxes, points, and arrays that
+    """Return the values of candidates that their type checks, such as boxes, and of arrays that
     belong to boxes; None for a candidate that lacks the field."""
     return {
         name: [
@@ -141,10 +136,7 @@ def noted_values(
         ]
         for name, column in candidates.values.items()
         if isinstance(column, DenseColumn | RaggedColumn)
-        and (
-            isinstance(type := candidates.schema[name], Boxes | Keypoints)
-            or (isinstance(type, Array) and type.of is not None)
-        )
+        and ((type := candidates.schema[name]).checks_values or type.reference is not None)
         for present in (candidates.present.get(name),)
     }
 
@@ -179,8 +171,8 @@ def read_candidate_batches(
     def read(piece: tuple[int, Ints]) -> CandidateBatch:
         shard, positions = piece
         contents = read_candidates(origin, candidates, positions)
-        masks = check_masks(contents, candidates.schema, max_pixels=candidates.max_pixels)
-        return CandidateBatch(shard=shard, positions=positions, contents=contents, masks=masks)
+        checked = check_slow(contents, candidates.schema, max_pixels=candidates.max_pixels)
+        return CandidateBatch(shard=shard, positions=positions, contents=contents, checked=checked)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")
 

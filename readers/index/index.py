@@ -18,7 +18,7 @@ import numpy as np
 from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
 from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.byte_source import REINDEX, LocalPlace
-from penstock.readers.fieldtypes import array_form, image_fields
+from penstock.readers.fieldtypes import image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
 from penstock.readers.origin import LocalFolder
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
@@ -356,7 +356,7 @@ class Index:
         known."""
         found = {}
         for name, type in self.schema.items():
-            form, lengths = array_form(type), self.summary(name).lengths
+            form, lengths = type.form, self.summary(name).lengths
             if form is not None and form.is_ragged and form.shape[0] is None and lengths:
                 found[name] = lengths[0][1]
         return found

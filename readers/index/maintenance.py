@@ -288,7 +288,7 @@ def _samples(sidecar: Sidecar, schema: Schema) -> Iterator[tuple[bytes, _Earlier
 def _is_alike(was: FieldType, now: FieldType) -> bool:
     """Return True if the facts about a field of one type hold for the other. An image isn't decoded
     like a mask, for instance."""
-    return type(was) is type(now) and getattr(was, "of", None) == getattr(now, "of", None)
+    return type(was) is type(now) and was.reference == now.reference
 
 
 def _rows(sidecar: Sidecar, name: str) -> list[tuple[int, Facts] | None]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes import Schema, array_form, has_sides, number_dtype
+from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import are_unsafe
 from penstock.readers.formats import (
     MAX_BYTES,
@@ -82,7 +82,7 @@ def check_summary(values: Any) -> FieldSummary:
 
 def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
     """Raise ValueError if a field of this type can't have this summary."""
-    is_number = number_dtype(type) is not None
+    is_number = type.number is not None
     if (summary.storage == "value") > is_number:
         raise ValueError(f"{type.kind} isn't a number")
     if summary.missing > samples:
@@ -90,9 +90,9 @@ def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
     is_there = summary.missing < samples
     if summary.storage == "chunks":
         return
-    if has_sides(type) and is_there != (summary.images is not None):
+    if type.has_sides and is_there != (summary.images is not None):
         raise ValueError(f"{type.kind} without bounds of its heights and widths")
-    form = array_form(type)
+    form = type.form
     if form is not None and summary.lengths and len(summary.lengths) != len(form.shape):
         raise ValueError(f"{len(summary.lengths)} dimensions for the shape {form.shape}")
 

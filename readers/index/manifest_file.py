@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, OtherVersionError, ReadError
+from penstock.cache import CorruptShardError, MissingDependencyError, OtherVersionError, ReadError
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.files import (
     BROKEN,
@@ -149,6 +149,8 @@ def read_manifest(
         )
         check_manifest(manifest)
         return manifest
+    except MissingDependencyError as error:  # a field of a type that isn't installed
+        raise MissingDependencyError(f"{url or printable(path)}: {error}") from error
     except BROKEN as error:
         raise _damaged(path, url, error, remedy) from error
 

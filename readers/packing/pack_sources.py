@@ -19,9 +19,6 @@ from crc32c import crc32c
 from penstock.cache import ConfigError, CorruptShardError, ordered
 from penstock.readers.dataset import Dataset, copy_keeping, open_shard
 from penstock.readers.fieldtypes import (
-    Array,
-    BoxChecks,
-    Boxes,
     BoxUnits,
     DenseColumn,
     EncodedColumn,
@@ -30,11 +27,8 @@ from penstock.readers.fieldtypes import (
     RaggedColumn,
     Schema,
     Settling,
-    Text,
-    array_form,
+    ValueChecks,
     examine,
-    is_encoded,
-    number_dtype,
     to_array,
     verify_for,
 )
@@ -218,12 +212,16 @@ def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> C
     """Read all arrays of unknown dtype or number of dimensions to find these, because a shard's
     columns have types. Raises DatasetError if they differ."""
     schema = candidates.schema
-    arrays = schema.of_type(Array)
-    unsettled = {name: arrays[name] for name in schema.unsettled if name in arrays}
+    unsettled = {name: schema[name] for name in schema.unsettled if not schema[name].is_encoded}
     if not unsettled:
         return candidates
     # Without `of`, they can be read alone.
-    apart = Schema({**schema, **{name: replace(type, of=None) for name, type in unsettled.items()}})
+    apart = Schema(
+        {
+            name: replace(each, of=None) if name in unsettled and each.reference else each  # type: ignore[type-var]
+            for name, each in schema.items()
+        }
+    )
     alone = with_fields(replace(candidates, schema=apart), tuple(unsettled))
     settling = Settling(alone.schema)
     shards = ((n, candidates.shards.positions(n)) for n in range(candidates.shards.shards))
@@ -234,9 +232,9 @@ def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> C
             if not isinstance(facts, Rejection):
                 settling.add(facts, sample=printable(candidates.names[position]))
     settled = {
-        name: replace(type, of=unsettled[name].of)
+        name: unsettled[name].completed(form.dtype.name, form.shape)
         for name, type in settling.schema().items()
-        if isinstance(type, Array)
+        if (form := type.form) is not None
     }
     return replace(candidates, schema=Schema({**schema, **settled}))
 
@@ -256,20 +254,20 @@ def _samples(
             data, type = chunk.contents[name][row], candidates.schema[name]
             assert isinstance(data, np.ndarray)
             payload = data[each.start : each.start + each.size]
-            if is_encoded(type):
+            if type.is_encoded:
                 payloads[name], kept[name] = payload, replace(each, start=0)
-            elif (form := array_form(type)) is not None:
+            elif (form := type.form) is not None:
                 arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
-                if isinstance(type, Boxes):
-                    units.add(name, type, arrays[name])
+                units.add(name, type, arrays[name])
         for name, column in candidates.values.items():
             present = candidates.present.get(name)
             if present is not None and not present[position]:
                 continue
             if isinstance(column, ListColumn | EncodedColumn):
                 payloads[name] = payload = payload_of(column, position)
-                codec = "utf-8" if isinstance(candidates.schema[name], Text) else "bytes"
-                kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
+                kept[name] = Facts(
+                    crc32c(payload), 0, len(payload), (), candidates.schema[name].codec
+                )
             else:
                 arrays[name] = column.sample(position)
         yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
@@ -315,7 +313,7 @@ class RowSource(PackSource):
         self._means = np.repeat(means, contents.sizes)
         self._boxes = None
         if self._pack is None:
-            self._boxes = BoxChecks.of(self.schema, [*self.schema], samples=len(source))
+            self._boxes = ValueChecks.of(self.schema, [*self.schema], samples=len(source))
         self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
 
     def close(self) -> None:
@@ -408,7 +406,7 @@ class RowSource(PackSource):
             return contents.shard_bytes
         found, stored = np.zeros(len(contents.sizes), np.int64), []
         for name, type in self.schema.items():
-            dtype, form = number_dtype(type), array_form(type)
+            dtype, form = type.number, type.form
             if dtype is not None:
                 found += contents.sizes * dtype.itemsize
             elif form is not None and not form.is_ragged:
@@ -432,7 +430,7 @@ class RowSource(PackSource):
                 for row, has in enumerate(mine)
             ]
             for name, mine in present.items()
-            if is_encoded(self.schema[name])
+            if self.schema[name].is_encoded
         }
         results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
         if recorded is not None:
@@ -471,7 +469,7 @@ def _recorded(
     """Return the names of a pack's samples, and the facts that it recorded of their encoded
     fields."""
     names, facts = [b""] * len(rows), [dict[str, Facts]() for _ in rows]
-    encoded = [name for name, type in schema.items() if is_encoded(type)]
+    encoded = [name for name, type in schema.items() if type.is_encoded]
     for number in np.unique(rows[:, 0]).tolist():
         places = np.flatnonzero(rows[:, 0] == number)
         mine = rows[places, 1]

@@ -22,14 +22,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
-from penstock.readers.fieldtypes import (
-    Mask,
-    Schema,
-    mask_dtype,
-    named_verify,
-    untyped_places,
-    verify_name,
-)
+from penstock.readers.fieldtypes import Schema, Settling, named_verify, untyped_places, verify_name
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
@@ -58,7 +51,7 @@ from penstock.readers.packing.shard_writing import PackWorkers, ShardWriter
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
-from penstock.readers.types import MAX_PIXELS
+from penstock.readers.types import MAX_PIXELS, Facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,15 +74,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 
-def _settle_masks(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
+def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
     """Return the schema in which each mask of unknown dtype gets the smallest one that fits all its
     samples."""
-    found = dict(schema)
-    for name, type in schema.of_type(Mask).items():
-        if not type.is_settled:
-            dtypes = {mask_dtype(codec) for shard in shards for codec in shard.fields[name].codecs}
-            found[name] = replace(type, dtype="int32" if "int32" in dtypes else "uint8")
-    return Schema(found)
+    settling = Settling(schema)
+    for name in schema.unsettled:
+        for codec in {codec for shard in shards for codec in shard.fields[name].codecs}:
+            settling.add({name: Facts(0, 0, 0, (), codec)}, sample=name)
+    return settling.schema()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +323,7 @@ def _write_manifest(
         [shard_name(shard) for shard, _ in good],
         [facts for _, facts in good],
         kind=PackFormat.name,
-        schema=_settle_masks(source.schema, [facts for _, facts in good]),
+        schema=_settled(source.schema, [facts for _, facts in good]),
         quarantined=len(quarantined),
         shuffled=folder.settings["shuffle"],
         seed=folder.settings["seed"],

@@ -20,15 +20,7 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import (
-    Boxes,
-    Keypoints,
-    Mask,
-    decode_mask,
-    image_fields,
-    is_progressive,
-    mask_codec,
-)
+from penstock.readers.fieldtypes import decode_mask, image_fields, is_progressive, mask_codec
 from penstock.readers.types import Facts, Rejection
 
 if TYPE_CHECKING:
@@ -65,7 +57,7 @@ def follow(
 def followers(schema: Schema, image: str) -> Iterator[str]:
     """Yield the masks, boxes and points of an image."""
     for name, type in schema.items():
-        if isinstance(type, Mask | Boxes | Keypoints) and type.of == image:
+        if type.refers_to == "image" and type.reference == image:
             yield name
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import ArrayForm, DenseColumn, array_form, from_bits, number_dtype
+from penstock.readers.fieldtypes import ArrayForm, DenseColumn, from_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,9 +40,7 @@ class BatchFields:
         spans = [name for name in fields if layout.storage[name] == "span"]
         self.names = tuple(spans)
         self.places: tuple[SpanPlace, ...] = tuple(layout.table.spans[name] for name in spans)
-        self.forms: tuple[ArrayForm | None, ...] = tuple(
-            array_form(layout.schema[name]) for name in spans
-        )
+        self.forms: tuple[ArrayForm | None, ...] = tuple(layout.schema[name].form for name in spans)
         self.has_arrays = any(form is not None for form in self.forms)
         by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
@@ -57,12 +55,12 @@ class BatchFields:
             if form is not None and name not in self.masked
         }
         self.rows = {
-            name: array_form(layout.schema[name]) if form is None else form
+            name: layout.schema[name].form if form is None else form
             for name, form in forms.items()
             if name not in self.dense
         }
         self._values = {
-            name: (at, number_dtype(layout.schema[name]))
+            name: (at, layout.schema[name].number)
             for name in fields
             if (at := layout.table.values.get(name)) is not None
         }
@@ -116,10 +114,10 @@ class BatchFields:
 def _dense_form(layout: SampleLayout, name: str) -> ArrayForm | None:
     """Return the form of a field whose samples have one shape; None for others."""
     type = layout.schema[name]
-    dtype = number_dtype(type)
+    dtype = type.number
     if dtype is not None:
         return ArrayForm(dtype, ())
-    form = array_form(type)
+    form = type.form
     return None if form is None or form.is_ragged else form
 
 

@@ -11,7 +11,7 @@ from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
 from penstock.readers.blocks import Blocks
 from penstock.readers.byte_source import REINDEX
-from penstock.readers.fieldtypes import RaggedColumn, SampleBatch, array_form
+from penstock.readers.fieldtypes import RaggedColumn, SampleBatch
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
@@ -199,7 +199,7 @@ class SampleReader:
         """Return the first length of samples of a ragged field, int64, shape (n,): from the shards'
         tables if they are spans, else from the samples. Raises ConfigError for other fields."""
         choice = BatchFields(self._layout, (name,))
-        form = array_form(self._layout.schema[name])
+        form = self._layout.schema[name].form
         if form is None or not form.is_ragged or form.shape[0] is not None:
             raise ConfigError(f'"{name}": its samples don\'t differ in their first length.')
         _check_rows(rows, self.index, "copy", self._url)

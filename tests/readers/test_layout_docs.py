@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.readers import Dataset
-from penstock.readers.fieldtypes import field_types
+from penstock.readers import Dataset, fieldtypes
 from tests import images
 from tests.layers import ROOT
 
@@ -59,6 +58,7 @@ def test_an_example_works_as_documented(
         dataset.open(verify=images.verify)
         return dataset
 
-    names = {**vars(field_types), "Dataset": opened}
+    names = {name: getattr(fieldtypes, name) for name in dir(fieldtypes)}
+    names["Dataset"] = opened
     exec(compile(code, heading, "exec"), names)
     names["train"].close()

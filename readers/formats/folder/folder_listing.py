@@ -13,13 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import (
-    MAX_TABLE_BYTES,
-    ClassLabel,
-    Image,
-    is_mask_name,
-    masks_by_name,
-)
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES, is_mask_name, masks_by_name
 from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.file_kinds import IMAGES, kind_of, stem
@@ -206,7 +200,7 @@ def hints_of_names(
     names: of the samples. has_labels: the user's schema contains labels.
     """
     label = types.get("label")
-    classes = label.names if isinstance(label, ClassLabel) else ()
+    classes = label.class_names if label is not None else ()
     if not classes:
         return _pairing_hints(names)
     if has_labels or len(classes) != 1 or role_of(classes[0]) is None:
@@ -249,7 +243,7 @@ def pictures_of_numbers(
 
     extensions: of the fields whose types weren't given.
     """
-    images = [name for name, type in types.items() if isinstance(type, Image)]
+    images = [name for name, type in types.items() if type.is_image]
     hints = []
     for name in images if len(images) > 1 else ():
         found = {*extensions.get(name, ())}

@@ -14,17 +14,14 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import (
-    COLUMN_TYPES,
     LABEL,
     LABELS,
     Array,
     Audio,
     ClassLabel,
     Image,
-    MultiLabel,
     Text,
     TextTable,
-    Value,
     Video,
     csv_table,
     fields_of,
@@ -296,10 +293,10 @@ def _file_columns(
 
 def _is_of_files(values: Sequence[object], type: FieldType) -> bool:
     """Return True if a column of this type names files. Arrays may be files or values."""
-    if not isinstance(type, COLUMN_TYPES):
+    if not type.in_tables:
         return True
     first = next((value for value in values if value is not None), None)
-    is_array = not isinstance(type, Value | ClassLabel | MultiLabel | Text)
+    is_array = type.in_files and not type.is_encoded
     return is_array and isinstance(first, str) and first.endswith(".npy")
 
 

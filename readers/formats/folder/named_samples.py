@@ -86,7 +86,7 @@ def class_folder_samples(
     classes = _classes(files, kind)
     given = schema.get("label")
     # A given list of classes numbers them, whichever folders exist.
-    if classes and not (isinstance(given, ClassLabel) and given.names):
+    if classes and (given is None or not given.class_names):
         classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
     known = set(classes)
     stray: list[QuarantineEntry] = []

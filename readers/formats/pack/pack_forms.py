@@ -25,14 +25,6 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import (
-    MultiLabel,
-    Text,
-    array_form,
-    has_sides,
-    is_encoded,
-    number_dtype,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,21 +128,19 @@ def pack_form(type: FieldType) -> PackForm:
     Raises ConfigError if the type's dtype or number of dimensions isn't settled yet, and if samples
     are too large.
     """
-    if is_encoded(type):
-        arrow = pa.large_string() if isinstance(type, Text) else pa.large_binary()
-        return PackForm(kind="bytes", arrow=arrow, is_picture=has_sides(type))
-    number, form = number_dtype(type), array_form(type)
+    if type.is_encoded:
+        arrow = pa.large_string() if type.codec == "utf-8" else pa.large_binary()
+        return PackForm(kind="bytes", arrow=arrow, is_picture=type.has_sides)
+    number, form = type.number, type.form
     if number is not None:
         return replace(_dense(number, ()), kind="value")
-    if isinstance(type, MultiLabel):
-        return _dense(np.dtype(np.float32), (len(type.names),), stored=np.dtype(bool))
     if form is None:
         raise ConfigError(
             f"got the type {type!r}, wanted its dtype and number of dimensions. Pass them: "
             'schema={"…": Array("float32", (None, 3))}.'
         )
     if not form.is_ragged:
-        return _dense(form.dtype, form.shape)
+        return _dense(form.dtype, form.shape, stored=np.dtype(bool) if type.is_bits else None)
     if form.rest is not None and form.shape[0] is None:
         return _ragged(form.dtype, form.rest)
     stored = _flat(form.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
-from penstock.readers.fieldtypes import PRESENT, Bytes, Text, is_encoded, is_field_name
+from penstock.readers.fieldtypes import PRESENT, Bytes, is_field_name
 from penstock.readers.files import printable
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.tables.column_types import (
@@ -104,7 +104,7 @@ def choose_columns(
             types[name] = column.type if type is None else completed_type(type, column.arrow)
             continue
         if type is not None:
-            paths = is_encoded(type) and not isinstance(type, Text) and is_text(column.arrow)
+            paths = type.is_encoded and not type.in_tables and is_text(column.arrow)
             advice = "Name a type that it can become (docs/parquet.md), or leave it out of schema="
             advice = f"If these are paths of files: {FILES_BY_PATHS}" if paths else advice
             raise ConfigError(f'schema["{name}"]: got {reason} ({file}). {advice}.')
@@ -145,7 +145,7 @@ def refusal_of(table: Any, *, file: str, first: int) -> str | None:
 
 def may_be_paths(name: str, type: FieldType) -> bool:
     """Return True if a field of texts has a name that is usual for paths of files."""
-    return isinstance(type, Text) and bool(_NAMES_OF_PATHS.search(name))
+    return type.is_encoded and type.in_tables and bool(_NAMES_OF_PATHS.search(name))
 
 
 def warn_of_paths(url: str, column: str, values: Sequence[bytes]) -> None:
@@ -195,11 +195,11 @@ def no_field_error(url: str, choice: FieldChoice) -> DatasetError:
 def kind_of(values: Sequence[bytes]) -> FieldType:
     """Return the type of binary values: images, sound or video if the first bytes of all of them
     are of that kind, else bytes."""
-    from penstock.readers.fieldtypes import HEAD_BYTES, Audio, Image, Video, refusal_by_head
+    from penstock.readers.fieldtypes import Audio, Image, Video
 
-    heads = [value[:HEAD_BYTES] for value in values if value]
     for type in (Image(), Audio(), Video()):
-        if heads and all(refusal_by_head(type, head) is None for head in heads):
+        heads = [value[: type.head_bytes] for value in values if value]
+        if heads and all(type.check_head(head) is None for head in heads):
             return type
     return Bytes()
 

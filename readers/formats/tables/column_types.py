@@ -18,18 +18,13 @@ from penstock.readers.fieldtypes import (
     LABEL,
     Array,
     Audio,
-    Bytes,
     ClassLabel,
     FieldType,
     Image,
-    MultiLabel,
     Text,
     Tokens,
     Value,
     Video,
-    array_form,
-    is_encoded,
-    number_dtype,
 )
 
 if TYPE_CHECKING:
@@ -172,8 +167,9 @@ def _parts(
 ) -> Iterator[ArrowColumn]:
     parts = {arrow.field(i).name: arrow.field(i).type for i in range(arrow.num_fields)}
     type = None if feature is None else feature.type
-    is_media = isinstance(type, Image | Audio | Video)
-    if is_media or (parts.keys() <= _MEDIA_PARTS and is_binary(parts.get("bytes"))):
+    if (type is not None and type.head_bytes) or (
+        parts.keys() <= _MEDIA_PARTS and is_binary(parts.get("bytes"))
+    ):
         if is_binary(parts.get("bytes")):
             yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=parts["bytes"], type=type)
         else:
@@ -352,24 +348,20 @@ def shape_of(arrow: Any) -> tuple[tuple[int | None, ...], Any]:
 
 def misfit(type: FieldType, arrow: Any) -> str | None:
     """Return why a column of an Arrow type can't be a field of this type, or None if it can."""
-    wanted = f"{type!r}, and it holds {arrow}"
-    if isinstance(type, Text):
-        return None if is_text(arrow) or is_binary(arrow) else wanted
-    if is_encoded(type) or isinstance(type, Bytes):
-        return None if is_binary(arrow) else wanted
-    if isinstance(type, MultiLabel):
+    wanted, kinds = f"{type!r}, and it holds {arrow}", type.column_kinds
+    if not kinds:
         return f"{type!r}, which isn't read from a column yet"
-    if isinstance(type, ClassLabel) and type.names and is_text(arrow):
+    if (is_text(arrow) and "text" in kinds) or (is_binary(arrow) and "binary" in kinds):
         return None
-    if (dtype := number_dtype(type)) is not None:
+    if type.number is not None:
         found = _number_under(arrow)
         if found is None:
             return wanted
-        is_class = isinstance(type, ClassLabel)
-        return None if (found.kind in "iu" if is_class else _casts(found, dtype)) else wanted
-    form = array_form(type)
-    if _is_void(arrow):
+        fits = found.kind in "iu" if type.is_class else _casts(found, type.number)
+        return None if fits else wanted
+    if type.is_encoded or _is_void(arrow):
         return wanted
+    form = type.form
     if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
         return None if form is None or form.shape in ((None,), (arrow.byte_width,)) else wanted
     shape, inner = shape_of(arrow)
@@ -399,10 +391,9 @@ def _number_under(arrow: Any) -> np.dtype[Any] | None:
 def completed_type(type: FieldType, arrow: Any) -> FieldType:
     """Return the user's type; an Array gets the dtype and shape that it leaves open from the
     column. Raises ConfigError if the column holds no arrays."""
-    if not isinstance(type, Array) or type.is_settled:
+    if type.is_settled:
         return type
     found = inferred_type(arrow, name="")
-    if not isinstance(found, Array):
+    if found is None or isinstance(found, str) or found.form is None:
         raise ConfigError(f"got {type!r}, and it holds {arrow}.")
-    dtype = found.dtype if type.dtype == "auto" else type.dtype
-    return Array(dtype, found.shape if type.shape is None else type.shape, type.of)
+    return type.completed(found.form.dtype.name, found.form.shape)

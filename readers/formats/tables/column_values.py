@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fieldtypes import (
-    ClassLabel,
-    DenseColumn,
-    EncodedColumn,
-    RaggedColumn,
-    array_form,
-    mismatch,
-    number_dtype,
-    unfit_numbers,
-)
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, unfit_numbers
 from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +45,7 @@ def values_table(
     values. tensor: how its tensors are stored. Raises ValueError if the types don't fit.
     """
     array = _inside(column, parts)
-    dtype, form = number_dtype(type), array_form(type)
+    dtype, form = type.number, type.form
     if dtype is not None:
         return _numbers(type, array, dtype)
     if form is not None:
@@ -107,21 +99,48 @@ def _decoded(array: Any) -> Any:
 
 
 def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
-    array = given = _decoded(array)
+    array, wrong = _decoded(array), dict[int, str]()
     unknown: Bools | None = None
-    if isinstance(type, ClassLabel) and is_text(array.type):
-        array, unknown = _class_numbers(array, type.names)
+    if is_text(array.type) and not type.is_class:
+        array, wrong = _parsed(type, array)
+    given = array
+    if is_text(array.type):
+        array, unknown = _class_numbers(array, type.class_names)
     numbers = _plain(array)
     found, unfit = _cast(numbers, dtype)
     if unknown is not None:
         unfit = unknown
     else:
         given = numbers
-        if isinstance(type, ClassLabel):
+        if type.is_class:
             raw = raw_numbers(numbers)
-            unfit = ((raw < 0) | (raw >= (len(type.names) or 2**63))) & _present(numbers)
-    rows = [] if unfit is None else np.flatnonzero(unfit).tolist()
-    return _table(found, {row: f"{given[row].as_py()!r:.80} {mismatch(type)}" for row in rows})
+            unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
+    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
+        wrong[row] = f"{given[row].as_py()!r:.80} {type.mismatch()}"
+    return _table(found, wrong)
+
+
+def _parsed(type: FieldType, texts: Any) -> tuple[Any, dict[int, str]]:
+    """Return the numbers, or lists of them, that texts stand for, and the reasons of other texts by
+    row."""
+    read, wrong = type.cell_reader(is_text=False), dict[int, str]()
+    empty = 0 if type.form is None else type.form.empty.tolist()
+    values: list[Any] = []
+    for row, text in enumerate(texts.to_pylist()):
+        value = None
+        try:
+            value = None if text is None else read(text)
+        except ValueError as error:
+            value = Rejection(str(error))
+        if isinstance(value, Rejection):
+            wrong[row], value = f"{text!r:.80} isn't a value: {value.reason}", empty
+        values.append(value.tolist() if isinstance(value, np.ndarray) else value)
+    if type.form is None:
+        return pa.array(values, pa.from_numpy_dtype(type.number)), wrong
+    kind = pa.from_numpy_dtype(type.form.dtype)
+    for _ in type.form.shape:
+        kind = pa.list_(kind)
+    return pa.array(values, kind), wrong
 
 
 def _class_numbers(texts: Any, names: Sequence[str]) -> tuple[Any, Bools]:
@@ -198,7 +217,9 @@ def _bytes(array: Any) -> Any:
 
 
 def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
-    array = _decoded(array)
+    array, wrong = _decoded(array), dict[int, str]()
+    if is_text(array.type):
+        array, wrong = _parsed(type, array)
     present = _present(array)
     lists = _NestedLists(array, len(form.shape) if tensor is None else 1)
     plain = _plain(lists.values)
@@ -210,12 +231,12 @@ def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None)
     numbers = flat.to_numpy(zero_copy_only=True)
     if tensor is not None:
         numbers = lists.shape_tensors(tensor, numbers)
-    wrong = _misfits(lists, form, present)
+    wrong |= _misfits(lists, form, present)
     for row in np.flatnonzero(unfit_rows).tolist():
         assert unfit is not None
         start, end = lists.offsets[row : row + 2].tolist()
         value = plain[start + int(np.argmax(unfit[start:end]))].as_py()
-        wrong.setdefault(row, f"{value!r} {mismatch(type)}")
+        wrong.setdefault(row, f"{value!r} {type.mismatch()}")
     good = present.copy()
     good[list(wrong)] = False
     if not good.all():  # without the numbers of bad rows and of null lists

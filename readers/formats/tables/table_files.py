@@ -20,7 +20,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
-from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema, array_form
+from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, DatasetFiles
@@ -269,7 +269,7 @@ class _Table:
         notes their number), and those whose metadata don't exclude such lists, but only the first
         of them for nested lists and on a remote store.
         """
-        form = array_form(type)
+        form = type.form
         is_nested = form is not None and form.shape.count(None) > 1
         wanted: list[tuple[int, int]] = []
         rows = total = 0
@@ -343,7 +343,7 @@ class _Table:
                 file = self._files[number]
                 if file.rows[begin:end].any():
                     fields = [
-                        self._chunks(number, column.name, array_form(type))
+                        self._chunks(number, column.name, type.form)
                         for column, type in zip(
                             choice.columns.values(), schema.values(), strict=True
                         )
@@ -387,7 +387,7 @@ class _ShardDraft:
         numbers = np.full((len(kept), len(fields)), NO_CHUNK, np.int64)
         self._chunks.append(numbers)
         for field, (type, chunks) in enumerate(zip(self._schema.values(), fields, strict=True)):
-            form = array_form(type)
+            form = type.form
             if chunks is None:
                 self._missing[field] += int(rows.sum())
                 continue

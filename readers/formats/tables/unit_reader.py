@@ -19,9 +19,6 @@ from penstock.readers.fieldtypes import (
     ArrayForm,
     DenseColumn,
     EncodedColumn,
-    array_form,
-    has_sides,
-    number_dtype,
     upright_sizes,
 )
 from penstock.readers.formats.chunked import ChunkReader
@@ -200,7 +197,7 @@ class UnitReader(ChunkReader):
                 samples = DenseRows(out, slice(0, len(rows)), form)
             present = self._collect(field, rows, samples, data, wrong)
             column = samples.column()
-            if has_sides(self._schema[field]):
+            if self._schema[field].has_sides:
                 assert isinstance(column, EncodedColumn)
                 dims = upright_sizes(column.samples)
                 unknown = np.flatnonzero((dims[:, 0] == 0) & present)
@@ -214,8 +211,8 @@ class UnitReader(ChunkReader):
     def _form(self, field: str) -> ArrayForm | None:
         """Return the form of a field's samples, None if they are encoded."""
         type = self._schema[field]
-        dtype = number_dtype(type)
-        return array_form(type) if dtype is None else ArrayForm(dtype, ())
+        dtype = type.number
+        return type.form if dtype is None else ArrayForm(dtype, ())
 
     def _collect(
         self,

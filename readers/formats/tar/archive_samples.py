@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import ClassLabel, json_value
+from penstock.readers.fieldtypes import json_value
 from penstock.readers.files import printable, unsafe_reason
 from penstock.readers.formats.tar.member_fields import split_key
 from penstock.readers.formats.tar.tar_headers import archive_members
@@ -198,7 +198,7 @@ def _label(text: bytes, field: MemberField, requested: RequestedFields) -> int |
         if _INTEGER.fullmatch(text) and (label := int(text)) in _INT64:
             return label
         type = requested.types.get(field.name)
-        names = type.names if isinstance(type, ClassLabel) else ()
+        names = type.class_names if type is not None else ()
         name = text.decode("utf-8", "replace")
         if name in names:
             return names.index(name)

@@ -16,7 +16,6 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import (
     LABEL,
     ClassLabel,
-    Image,
     TextTable,
     fields_of,
     is_mask_name,
@@ -127,7 +126,7 @@ class _ArchiveJoin:
         ).with_table(found)
         self._check_requested(samples.types)
         images = [name for name, kind in kinds.items() if kind == _IMAGE]
-        images.sort(key=lambda name: not isinstance(types[name], Image))
+        images.sort(key=lambda name: not types[name].is_image)
         order = [n for n in dict.fromkeys((*images, LABEL, *samples.types)) if n in samples.types]
         return replace(samples, types={name: samples.types[name] for name in order})
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes import Array, RaggedColumn
+from penstock.readers.fieldtypes import RaggedColumn
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
@@ -343,8 +343,8 @@ class TokenFormat(ChunkFormat):
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
         """Return the tokens alone; None (all fields) for packed documents, because a packed
         sequence is meaningless without them."""
-        document = schema.get(DOCUMENT)
-        is_packed = isinstance(document, Array) and document.dtype == "int32"
+        document = schema[DOCUMENT].form if DOCUMENT in schema else None
+        is_packed = document is not None and document.dtype == np.int32
         return None if is_packed else (TOKENS,)
 
     def files(self, origin: Origin) -> DatasetFiles:

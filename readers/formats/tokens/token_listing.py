@@ -188,8 +188,9 @@ def _schema(
 ) -> tuple[Schema, str]:
     """Return the fields, and the dtype of delivered tokens, which the user may choose."""
     given = given_types(origin.arrangement)
-    type = given.get(TOKENS)
-    if set(given) - {TOKENS} or not isinstance(type, Tokens | Array | None):
+    type = given.get(TOKENS, Tokens())
+    form = type.completed("int64", (None,)).form
+    if set(given) - {TOKENS} or form is None:
         raise ConfigError(
             f'schema: got {given}, expected only the type of the tokens: {{"{TOKENS}": '
             'Tokens("int32")}.'
@@ -198,8 +199,8 @@ def _schema(
         raise ConfigError(
             f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
         )
-    dtype = "int64" if type is None or type.dtype in (None, "auto") else str(type.dtype)
-    if np.dtype(dtype).kind not in "iu":
+    dtype = form.dtype.name
+    if form.dtype.kind not in "iu":
         raise ConfigError(
             f'schema["{TOKENS}"]: got {type!r}, expected an integer dtype: tokens are integers.'
         )

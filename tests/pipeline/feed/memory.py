@@ -23,7 +23,7 @@ from penstock.readers.fieldtypes import (
     check_names,
     check_selection,
     cropped,
-    is_encoded,
+    image_fields,
     stored_fields,
 )
 from tests.sources import values_of
@@ -67,7 +67,7 @@ class Memory(Source):
         self._lacking = {name: lacks for name, lacks in lacking.items() if lacks}
         schema = Schema(types)
         self._fields = check_selection(check_names(fields), schema, self._lacking, url=self.url)
-        images = {name: _range(self._sizes[name]) for name in schema.of_type(Image)}
+        images = {name: _range(self._sizes[name]) for name in image_fields(schema, schema)}
         sizes = [count // 2, count - count // 2]
         self._contents = values_of(sizes, schema=schema, images=images)
         self.bad = dict(bad or {})
@@ -126,7 +126,7 @@ class Memory(Source):
 
     def _column(self, name: str, ids: Ints, bad: Mapping[int, str]) -> Column:
         type, values = self.schema[name], [self._columns[name][i] for i in ids.tolist()]
-        if is_encoded(type):
+        if type.is_encoded:
             gone = [row in bad or value is None for row, value in enumerate(values)]
             samples = [
                 np.frombuffer(b"" if out else value, np.uint8)

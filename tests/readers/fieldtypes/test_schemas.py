@@ -96,7 +96,7 @@ def test_masks_are_as_wide_as_the_widest():
 
     def dtype(*codecs):
         settled = settle(schema, [("", mask(codec)) for codec in codecs])
-        return settled.of_type(Mask)["mask"].dtype
+        return settled["mask"].dtype
 
     assert dtype() == dtype("png", "npy") == "uint8"
     assert dtype("png", "png:i4", "png") == dtype("npy:i4") == "int32"

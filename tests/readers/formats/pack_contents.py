@@ -77,7 +77,8 @@ def content(
                 shapes=np.array([4, 5, 3]) * ~(gone & (name in lacking))[:, None],
                 codecs=["png"] * samples,
             )
-            for name in (*schema.of_type(Image), *schema.of_type(Mask))
+            for name, type in schema.items()
+            if type.has_sides
         },
         present={name: ~gone for name in lacking},
         source=np.arange(samples) + 100,

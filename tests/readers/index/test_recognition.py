@@ -61,7 +61,7 @@ def test_selected_images_are_read_as_a_folder(tmp_path: Path) -> None:
             index = dataset.open(verify=images.verify)
             assert (index.format.name, len(dataset)) == ("folder", 2)
             assert dataset.names([0, 1]) == ["cat/0.jpg", "cow/2.jpg"]
-            assert list(index.schema["label"].names) == ["cat", "cow"]
+            assert list(index.schema["label"].class_names) == ["cat", "cow"]
 
 
 def test_a_folder_of_images_loads_no_other_format(tmp_path: Path) -> None:

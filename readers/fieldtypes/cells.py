@@ -1,0 +1,234 @@
+"""Convert the cells of tables in text (CSV, JSON) to numbers, arrays and texts.
+
+Values are never converted to fit: a fraction is no integer, and true is no number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# As JSON writes them: digits after a leading zero are a name ("007"), not a number.
+_INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
+_NUMBER = re.compile(
+    r"\s*[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+(?:e[+-]?[0-9]+)?"
+    r"|nan|inf|infinity)\s*",
+    re.IGNORECASE,
+)
+_INT64 = range(-(2**63), 2**63)
+_LONGEST_INTEGER = 20
+_SEPARATORS = ("|", ";", ",")
+_SHOWN = 60
+_MAX_DEPTH = 16
+_KINDS = {"b": "true or false", "i": "integer", "u": "integer", "f": "number", "c": "number"}
+_BOOLS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def number_of(text: str) -> int | float | None:
+    """Parse a cell of a CSV as a number. Returns None for other text, and for integers beyond 64
+    bits."""
+    if _INTEGER.fullmatch(text):
+        number = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
+        return number if number is not None and number in _INT64 else None
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:
+    """Convert a value to a number of a dtype, or return a Rejection. is_text: of a CSV."""
+    found = _cell_number(value, dtype) if is_text else value
+    if isinstance(found, bool) is not (dtype.kind == "b") or not isinstance(found, int | float):
+        return Rejection(f"{shorten(value)} is no {_KINDS[dtype.kind]}")
+    if isinstance(found, float) and dtype.kind in "iu":
+        return Rejection(f"{shorten(value)} is no integer")
+    if isinstance(found, int) and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if not limits.min <= found <= limits.max:
+            return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
+        return found
+    try:
+        with np.errstate(over="ignore"):
+            made = dtype.type(found)
+    except OverflowError:
+        made = dtype.type(math.inf)
+    if dtype.kind in "fc" and np.isinf(made) and not math.isinf(found):
+        return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
+    return made
+
+
+def _cell_number(text: str, dtype: np.dtype[Any]) -> bool | int | float | None:
+    if dtype.kind == "b":
+        return _BOOLS.get(text.strip().lower())
+    if dtype.kind == "u" and _INTEGER.fullmatch(text) and len(text.strip()) <= _LONGEST_INTEGER:
+        return int(text)
+    return number_of(text)
+
+
+class ClassNumbers(dict[str, int]):
+    """Class numbers by name. is_ambiguous: the name of one class reads as the number of another, as
+    in ("1", "2", "3"), so that a number may mean either."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__((name, number) for number, name in enumerate(names))
+        self.is_ambiguous = any(
+            isinstance(parsed := number_of(name), int) and parsed != number
+            for name, number in self.items()
+        )
+
+
+def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int | Rejection:
+    """Convert a class's name or number to its number, or return a Rejection. is_text: of a CSV."""
+    if isinstance(value, str) and value in numbers:
+        return numbers[value]
+    found = number_of(value) if is_text else value
+    if isinstance(value, str) and numbers and (numbers.is_ambiguous or not isinstance(found, int)):
+        return Rejection(f"{shorten(value)} is no class of the list, which has {len(numbers):,}")
+    if type(found) is not int:
+        return Rejection(f"{shorten(value)} is no integer")
+    if numbers.is_ambiguous:
+        return Rejection(
+            f'{found} may be the class named "{found}" or class number {found}: rename the '
+            "classes, or write names as text"
+        )
+    if found not in (range(len(numbers)) if numbers else _INT64):
+        return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
+    return found
+
+
+def classes_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
+    """Convert a list of classes to float32 with 1 for each of them, or return a Rejection."""
+    parts = _parts(value, numbers) if is_text else value
+    if not isinstance(parts, list):
+        return Rejection(f"{shorten(value)} is no list of classes")
+    found = np.zeros(len(numbers), np.float32)
+    for part in parts:
+        number = class_cell(part, numbers=numbers, is_text=is_text and isinstance(part, str))
+        if isinstance(number, Rejection):
+            return number
+        if found[number]:
+            return Rejection(
+                f"{shorten(part)} occurs twice in {shorten(value)}; a list of zeros and ones is "
+                f'Array("float32", ({len(numbers)},))'
+            )
+        found[number] = 1
+    return found
+
+
+def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
+    """Return the classes that a cell of a CSV lists, as JSON or between separators or spaces."""
+    if text.strip() in numbers:
+        return [text.strip()]
+    if text.lstrip().startswith("["):
+        return json_list(text)
+    separator = next((each for each in _SEPARATORS if each in text), None)
+    return [part.strip() for part in text.split(separator) if part.strip()]
+
+
+def text_cell(value: Any) -> bytes | Rejection:
+    """Convert a text to UTF-8, or return a Rejection."""
+    if not isinstance(value, str):
+        return Rejection(f"{shorten(value)} is no text")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        return Rejection(f"{shorten(value)} holds half of a character (a lone surrogate)")
+
+
+def array_cell(
+    value: Any, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, is_text: bool
+) -> NDArray[Any] | Rejection:
+    """Convert lists of numbers to an array, or return a Rejection. dtype, shape: None keeps those
+    of the lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
+    found = array_of(_numbers(value) if is_text else value)
+    if isinstance(found, Rejection):
+        return found
+    array, _ = found
+    dtype = array.dtype if dtype is None else dtype
+    if array.size == 0 and array.shape == (0,) and shape is not None:
+        array = np.zeros([length or 0 for length in shape], dtype)
+        if array.size:
+            return Rejection(f"{shorten(value)} is empty, wanted shape {shape}")
+    elif shape is not None and (
+        array.ndim != len(shape)
+        or any(want not in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    ):
+        return Rejection(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
+    if array.dtype != dtype and not (array.size == 0 or fits(dtype, array)):
+        return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
+    return array.astype(dtype, copy=False)
+
+
+def array_of(value: Any) -> tuple[NDArray[Any], type] | Rejection:
+    """Convert lists of numbers to an array. Returns the array and the kind of its numbers, bool,
+    int or float (float64 then), or a Rejection."""
+    kinds = _leaves(value)
+    if kinds <= {int}:
+        kind: type = int if kinds else float
+    elif kinds <= {int, float}:
+        kind = float
+    elif kinds == {bool}:
+        kind = bool
+    else:
+        return Rejection(f"{shorten(value)} isn't a list of numbers")
+    try:
+        return np.array(value, {bool: np.bool_, int: np.int64, float: np.float64}[kind]), kind
+    except OverflowError:
+        return Rejection(f"{shorten(value)} holds an integer beyond 64 bits")
+    except ValueError:
+        return Rejection(f"{shorten(value)} holds lists of different lengths")
+
+
+def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
+    """Return True if a dtype holds the values: integers keep their value, and numbers stay
+    finite."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        in_range = values.size == 0 or (limits.min <= values.min() and values.max() <= limits.max)
+        return bool(values.dtype.kind in "iu" and in_range)
+    if dtype.kind in "fc":
+        if values.dtype.kind not in "iuf":
+            return False
+        with np.errstate(over="ignore"):
+            return bool((np.isfinite(values.astype(dtype)) == np.isfinite(values)).all())
+    return values.dtype.kind == "b"
+
+
+def json_list(text: str) -> list[Any] | None:
+    """Parse a list in JSON, or return None for other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def _leaves(value: Any, depth: int = 0) -> set[type]:
+    if not isinstance(value, list):
+        return {type(value)}
+    kinds = set(map(type, value))
+    if list not in kinds or depth == _MAX_DEPTH:
+        return kinds
+    return set().union(*(_leaves(each, depth + 1) for each in value))
+
+
+def _numbers(text: str) -> Any:
+    if text.lstrip().startswith("["):
+        return json_list(text)
+    numbers = [number_of(part) for part in re.split(r"[\s,;]+", text.strip())]
+    return text if None in numbers else numbers
+
+
+def shorten(value: object) -> str:
+    """Return a value as text for a message, shortened."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,502 @@
+"""Define what a type of field is: the base of all types, their names in manifests, and their JSON.
+
+A type is a frozen dataclass without I/O. It owns everything that is specific to its kind: how a
+file is checked and decoded, which cells of a table it can be, how its samples are stored and
+delivered. Other code asks the type and never tests which kind it is.
+
+The types of Penstock are in the modules beside this one, which are imported when a dataset has
+such a field. Another package defines a subclass of `FieldType` and names it in its pyproject.toml,
+so that every process finds it by the name in a manifest:
+
+    [project.entry-points."penstock.field_types"]
+    depth = "my_package.depth:Depth"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from penstock.cache import ConfigError, MissingDependencyError, PenstockError
+from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.columns import ListColumn
+from penstock.readers.types import MAX_PIXELS, NUMBER_SIZES, Facts, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.types import Encoded
+
+GROUP = "penstock.field_types"
+"""The entry points of types that other packages provide."""
+
+DTYPES = frozenset(
+    np.dtype(f"{kind}{size}").name for kind, sizes in NUMBER_SIZES.items() for size in sizes
+)
+"""The names of the supported dtypes."""
+
+ID, SAMPLE_ID, NUMBER = "id", "sample_id", "penstock/id"
+"""The names of a sample's number in the dataset. A field of the dataset that has one of the first
+two names hides it; no field can have the third."""
+
+PRESENT = ".present"
+"""The suffix of the field of bools that marks the samples that have a field."""
+
+_NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
+_KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_REASON_CHARACTERS = 200
+
+
+class FieldType:
+    """The type of a field: everything that is specific to one kind of data.
+
+    A subclass is a frozen dataclass. Its arguments are numbers, strings or tuples of these, because
+    manifests store them as JSON. It sets `kind`, and says how samples are stored by one of:
+
+    - `is_encoded = True`: a sample is bytes (of a file, or of a binary column). `decode` turns them
+      into the value that batches have, on the reading thread.
+    - `form`: a sample is an array (an .npy file, a list of a table, an array of a store).
+    - `number`: a sample is one number of a table.
+
+    Everything else has a default. Values are the same on every machine: a type holds no state.
+
+    kind: name in manifests, unique among all packages. refers_to: kind of the field that `of=`
+    names, if there is such an argument. extensions: of the files of a folder, or the members of a
+    tar file, that are of this type unless the schema says otherwise. has_sides: height and width
+    of each sample are recorded. is_image: pixels that a recipe changes and DALI decodes. is_class:
+    a class per sample. can_crop: a recipe may read a part of each array. can_return: a `Map` may
+    return such values. is_delivered: False if nothing decodes it yet. is_slow: decoding takes
+    longer than reading. is_bits: packs store each number as a bit. head_bytes: the number of
+    leading bytes that `check_head` needs; 0 for types without one. missing: the value of a sample
+    that lacks an encoded field whose `decoded` is None. codec: of encoded samples without a header
+    that identifies it, in their facts.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    refers_to: ClassVar[str | None] = None
+    extensions: ClassVar[tuple[str, ...]] = ()
+    is_encoded: ClassVar[bool] = False
+    has_sides: ClassVar[bool] = False
+    is_image: ClassVar[bool] = False
+    is_class: ClassVar[bool] = False
+    can_crop: ClassVar[bool] = False
+    can_return: ClassVar[bool] = True
+    is_delivered: ClassVar[bool] = True
+    is_slow: ClassVar[bool] = False
+    is_bits: ClassVar[bool] = False
+    head_bytes: ClassVar[int] = 0
+    missing: ClassVar[Any] = b""
+    codec: ClassVar[str] = "bytes"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        kind = cls.__dict__.get("kind")
+        if kind is None:
+            return
+        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
+            raise ConfigError(
+                f"{cls.__name__}: got kind={kind!r}, wanted lower-case letters, digits, _, . or -."
+            )
+        own = _MODULES.get(kind)
+        if own is not None and cls.__module__ != own:
+            raise ConfigError(
+                f"{cls.__name__}: the kind {kind!r} is Penstock's own. Choose another name."
+            )
+        _KNOWN[kind] = cls
+
+    # What a sample is.
+
+    @property
+    def number(self) -> np.dtype[Any] | None:
+        """The dtype if a sample is one number, else None."""
+        return None
+
+    @property
+    def form(self) -> ArrayForm | None:
+        """The form if a sample is stored as an array, else None; also None until it is settled."""
+        return None
+
+    @property
+    def decoded(self) -> ArrayForm | None:
+        """The form of the arrays that `decode` returns: batches have a tensor, or a `Ragged` if it
+        is ragged. None for other values, which batches have as a list."""
+        return None
+
+    @property
+    def is_ragged(self) -> bool:
+        """Return True if samples are arrays that may differ in shape."""
+        form = self.form or self.decoded
+        return form is not None and form.is_ragged
+
+    @property
+    def in_tables(self) -> bool:
+        """Return True if the cells of a table in text can be samples."""
+        return not self.is_encoded
+
+    @property
+    def in_files(self) -> bool:
+        """Return True if a sample can be a file of its own."""
+        return self.number is None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, by number; empty if the type has none."""
+        return ()
+
+    @property
+    def reference(self) -> str | None:
+        """The field that `of=` names, or None."""
+        return getattr(self, "of", None)
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """Return the type with the new name of the field to which it refers. names: new by old."""
+        of = self.reference
+        return replace(self, of=names[of]) if of in names else self  # type: ignore[type-var, index]
+
+    # How its type is completed from the data.
+
+    @property
+    def is_settled(self) -> bool:
+        """Return True if the type is known in full before data are seen."""
+        return True
+
+    def completed(self, dtype: str, shape: tuple[int | None, ...]) -> FieldType:
+        """Return the type with a stored dtype and shape in place of what it leaves open."""
+        del dtype, shape
+        return self
+
+    def settled(self, so_far: FieldType | None, facts: Facts, *, field: str) -> FieldType:
+        """Return the type with what one more sample shows. so_far: the result for the samples
+        before it. field: its name, for messages. Raises ValueError if no type fits all of them."""
+        del so_far, facts, field
+        return self
+
+    # How samples are checked and decoded.
+
+    def check(
+        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
+    ) -> Facts | Rejection:
+        """Check a file that holds one sample completely, and return its facts or why it is bad.
+
+        Encoded samples are decoded; arrays must be .npy files of the type's form. field: its name,
+        for messages. max_pixels: of an image or a mask.
+        """
+        if self.is_encoded:
+            try:
+                self.decoder(max_pixels=max_pixels)(data)
+            except ValueError as error:
+                return Rejection(str(error))
+            return Facts.of(data, codec=self.codec)
+        form = self.form
+        assert form is not None, self
+        from penstock.readers.fieldtypes.npy_header import check_array
+
+        return check_array(data, form.dtype.name, form.shape, field=field)
+
+    def check_head(self, head: bytes) -> Rejection | None:
+        """Return why bytes that begin so can't be a sample, or None, so that the rest isn't read.
+        head: the first `head_bytes` of them."""
+        del head
+        return None
+
+    def check_values(
+        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
+    ) -> Rejection | None:
+        """Return why the values of one sample are invalid, or None. They have the type's form.
+
+        values: as stored. size: height and width of the image to which they belong, None if it is
+        unknown. Types that override this are also checked when tables are read.
+        """
+        del values, size
+        return None
+
+    @property
+    def checks_values(self) -> bool:
+        """Return True if values of the right form may still be invalid."""
+        return type(self).check_values is not FieldType.check_values
+
+    def check_image(self, facts: Facts, image: Facts | None) -> Rejection | None:
+        """Return why a sample doesn't fit the image to which it belongs, or None. image: facts of
+        that; None if the sample has none."""
+        del facts, image
+        return None
+
+    def decode(self, payload: Encoded) -> Any:
+        """Decode the bytes of one sample, uint8, shape (bytes,). Raises ValueError, whose message
+        is a reason against the sample."""
+        raise NotImplementedError(f"{type(self).__name__}.decode")
+
+    def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
+        """Return the function that decodes a payload, and checks the result against `decoded`. It
+        raises ValueError for a payload that doesn't decode."""
+        del max_pixels
+        form, decode = self.decoded, self.decode
+
+        def decoded(payload: Encoded) -> Any:
+            try:
+                value = decode(payload)
+            except (PenstockError, MemoryError, ValueError):
+                raise
+            except Exception as error:  # a library may raise anything for damaged bytes
+                from penstock.cache.base import machine_remedy
+
+                if machine_remedy(error) is not None:
+                    raise
+                reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+                raise ValueError(f"it doesn't decode ({type(error).__name__}: {reason})") from error
+            if form is None:
+                return value
+            array = np.asarray(value)
+            if array.dtype != form.dtype or not form.has(array.shape):
+                raise ValueError(
+                    f"it decodes to {array.dtype} of shape {array.shape}, wanted {form.dtype} of "
+                    f"shape {form.shape}"
+                )
+            return array
+
+        return decoded
+
+    @property
+    def empty(self) -> Any:
+        """The value of a sample that lacks an encoded field."""
+        return self.missing if self.decoded is None else self.decoded.empty
+
+    def column(self, samples: Sequence[Any]) -> Column:
+        """Join the values of samples, with `empty` for those that lack the field."""
+        form = self.form or self.decoded
+        return ListColumn(list(samples)) if form is None else form.column(samples)
+
+    def returned(self, value: Any) -> Any:
+        """Convert a value that a `Map` returned for an encoded type without `decoded`. Raises
+        ValueError(got, wanted) for another kind of value; got is "" to show the value."""
+        wanted = type(self.missing)
+        if not isinstance(value, wanted):
+            raise ValueError("", f"a {wanted.__name__}")
+        return value
+
+    # Where its samples may come from.
+
+    @property
+    def column_kinds(self) -> Set[str]:
+        """The values of Arrow columns that can be samples: "binary", "text", "number", "list"."""
+        if self.is_encoded:
+            return {"binary"}
+        return {"list"} if self.number is None else {"number"}
+
+    def cell(self, value: Any, *, is_text: bool) -> Any:
+        """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
+        array; or return a Rejection, or raise ValueError. is_text: the value is text of a CSV."""
+        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
+
+        if self.is_encoded:
+            text = text_cell(value)
+            if not isinstance(text, Rejection):
+                self.decoder()(np.frombuffer(text, np.uint8))
+            return text
+        if self.number is not None:
+            return number_cell(value, self.number, is_text=is_text)
+        assert self.form is not None, self
+        found = array_cell(value, self.form.dtype, self.form.shape, is_text=is_text)
+        return found if isinstance(found, Rejection) else self.check_values(found) or found
+
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        """Return `cell` for the values of one column."""
+        return partial(self.cell, is_text=is_text)
+
+    def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
+        """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of
+        another dtype are cast, and a number that doesn't fit makes its sample bad."""
+        form = self.form if self.number is None else ArrayForm(self.number, ())
+        if form is None or form.shape != shape:
+            return False
+        are_integers = dtype.kind in "iu" and form.dtype.kind in "iu"
+        return are_integers or np.can_cast(dtype, form.dtype, "same_kind")
+
+    def may_not_fit(self, stored: np.dtype[Any]) -> bool:
+        """Return True if some numbers of a stored dtype may not fit the type."""
+        dtype = self.number if self.form is None else self.form.dtype
+        if dtype is None or dtype.kind not in "iuf" or stored.kind not in "iuf":
+            return False
+        return not np.can_cast(stored, dtype)
+
+    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+        """Mark the stored numbers that aren't values of the type: integers out of range, and
+        fractions that would become infinite. dtype: of the values. Returns bools of their shape."""
+        return unfit_numbers(dtype, numbers)
+
+    def mismatch(self) -> str:
+        """Describe why a number isn't a value of the type, as the end of a sentence."""
+        return f"doesn't fit {self!r}"
+
+    # How it is shown and stored.
+
+    def show(self, value: Any) -> str | None:
+        """Return the text by which `penstock inspect` shows one value of a batch, or None for the
+        usual one."""
+        del value
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the type as manifests store it."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind, **{k: v for k, v in values.items() if v is not None}}
+
+
+_PACKAGE = __name__.rpartition(".")[0]
+_MODULES = {
+    kind: f"{_PACKAGE}.{module}"
+    for module, kinds in (
+        ("media", ("image", "audio", "video")),
+        ("texts", ("text", "bytes")),
+        ("arrays", ("array", "tokens")),
+        ("labels", ("value", "class_label", "multi_label")),
+        ("masks", ("mask",)),
+        ("boxes", ("boxes", "keypoints")),
+    )
+    for kind in kinds
+}
+_KNOWN: dict[str, type[FieldType]] = {}
+
+
+def field_type(kind: str) -> type[FieldType]:
+    """Return the type of a kind: ours, one that this process has defined, or that of an installed
+    package. Raises ValueError for text that isn't a kind, and MissingDependencyError for a kind
+    that no package provides."""
+    if kind in _MODULES:
+        import_module(_MODULES[kind])
+    if kind in _KNOWN:
+        return _KNOWN[kind]
+    if not _KIND.fullmatch(kind):
+        raise ValueError(f"{kind[:80]!r} isn't a kind of field")
+    points = entry_points(group=GROUP, name=kind)
+    if not points:
+        raise MissingDependencyError(
+            f"It has a field of the type {kind!r}, which isn't one of Penstock's. Install the "
+            f"package that provides it (entry point {kind!r} of {GROUP!r}), or import its module "
+            "first."
+        )
+    point = next(iter(points))
+    try:
+        found = point.load()
+    except Exception as error:  # another package's code may raise anything
+        raise MissingDependencyError(
+            f"The type of field {kind!r} ({point.value}) can't be loaded "
+            f"({type(error).__name__}: {error}). Correct its package, or install what it needs."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, FieldType) and found.kind == kind):
+        raise ConfigError(f"The entry point {kind!r} ({point.value}) isn't a type of that kind.")
+    return found
+
+
+def types_by_extension() -> dict[str, FieldType]:
+    """Return the types of other packages by the extensions of their files."""
+    for point in entry_points(group=GROUP):
+        if point.name not in _KNOWN:
+            field_type(point.name)
+    others = (each for kind, each in _KNOWN.items() if kind not in _MODULES)
+    return {extension: each() for each in others for extension in each.extensions}
+
+
+def from_json(value: Any) -> FieldType:
+    """Return the type that a manifest stores. The value is untrusted. Raises ValueError, and
+    MissingDependencyError for a kind that no package provides."""
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str):
+        raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "kind"}
+    try:
+        return field_type(kind)(**values)
+    except MissingDependencyError:
+        raise
+    except (ConfigError, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
+    """Mark the numbers that a dtype can't hold. Returns bools of their shape."""
+    unfit: NDArray[np.bool_]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        unfit = (found < int(limits.min)) | (found > int(limits.max))
+    else:
+        with np.errstate(all="ignore"):
+            unfit = np.isinf(found.astype(dtype)) & np.isfinite(found)
+    return unfit
+
+
+def is_field_name(name: object) -> bool:
+    """Return True if a field can have this name."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and is_utf8(name)
+
+
+def is_utf8(text: str) -> bool:
+    """Return True if a text can be encoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return True
+
+
+def check_field_name(name: object, *, what: str) -> str:
+    """Return a field's name, or raise ConfigError. what: the argument, for the message."""
+    if not isinstance(name, str) or not is_field_name(name):
+        raise ConfigError(
+            f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash."
+        )
+    if name.endswith(PRESENT):
+        raise ConfigError(
+            f'{what}: got {name!r}: names that end in "{PRESENT}" are reserved. Choose another '
+            "name."
+        )
+    return name
+
+
+def check_field_type(name: str, type: object) -> None:
+    """Raise ConfigError unless a value of `schema=` is a type. name: of the field."""
+    if not isinstance(type, FieldType):
+        raise ConfigError(
+            f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
+            'Array("float32", (3,)).'
+        )
+
+
+def number_name(fields: Container[str]) -> str:
+    """Return the first free name for the sample's number. fields: of the dataset."""
+    return next(name for name in (ID, SAMPLE_ID, NUMBER) if name not in fields)
+
+
+def is_number(name: str, fields: Container[str]) -> bool:
+    """Return True if a name stands for the sample's number. fields: of the dataset."""
+    return name in (ID, SAMPLE_ID, NUMBER) and name not in fields
+
+
+def check_dtype(what: str, dtype: object) -> str:
+    """Return the name of a supported dtype, or raise ConfigError. what: the type's name."""
+    try:  # numpy would read None as float64
+        name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        name = ""
+    if name not in DTYPES:
+        raise ConfigError(
+            f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}."
+        )
+    return str(name)
+
+
+def check_reference(what: str, of: object) -> None:
+    """Raise ConfigError unless `of=` is a field's name. what: the type's name."""
+    if not is_field_name(of):
+        raise ConfigError(f"{what}: got of={of!r:.80}, wanted the name of a field.")

@@ -1,0 +1,150 @@
+"""Numbers and classes: one number, one class, or several classes per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from penstock.cache import ConfigError, explain_arguments
+from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, unfit_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from numpy.typing import NDArray
+
+_MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
+_INT64 = np.dtype(np.int64)
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Value(FieldType):
+    """One number per sample. dtype: numpy's name, such as "float32"."""
+
+    dtype: str
+
+    kind: ClassVar[str] = "value"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", check_dtype("Value", self.dtype))
+        if np.dtype(self.dtype).itemsize > 8:
+            raise ConfigError(f"Value: got {self.dtype!r}, wanted a number of 8 bytes at most.")
+
+    @property
+    def number(self) -> np.dtype[Any]:
+        return np.dtype(self.dtype)
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class ClassLabel(FieldType):
+    """A class by its number, int64. names: by number; empty if the classes have no names."""
+
+    names: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "class_label"
+    is_class: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _check_names("ClassLabel", self.names))
+
+    @property
+    def number(self) -> np.dtype[Any]:
+        return _INT64
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def column_kinds(self) -> Set[str]:
+        return {"number", "text"} if self.names else {"number"}
+
+    def cell(self, value: Any, *, is_text: bool) -> Any:
+        return self.cell_reader(is_text=is_text)(value)
+
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        from penstock.readers.fieldtypes.cells import ClassNumbers, class_cell
+
+        return partial(class_cell, numbers=ClassNumbers(self.names), is_text=is_text)
+
+    def may_not_fit(self, stored: np.dtype[Any]) -> bool:
+        return bool(self.names) or (stored.kind in "iuf" and not np.can_cast(stored, _INT64))
+
+    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+        unfit = unfit_numbers(dtype, numbers)
+        return unfit | (numbers < 0) | (numbers >= len(self.names)) if self.names else unfit
+
+    def mismatch(self) -> str:
+        if not self.names:
+            return "is no class number: classes are numbered from 0"
+        shown = ", ".join(map(repr, self.names[:_NAMES_SHOWN]))
+        more = ", …" if len(self.names) > _NAMES_SHOWN else ""
+        return f"is none of the {len(self.names):,} classes ({shown}{more}), numbered from 0"
+
+    def show(self, value: Any) -> str | None:
+        if value.dim():
+            return None
+        number = int(value)
+        return self.names[number] if 0 <= number < len(self.names) else str(number)
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class MultiLabel(FieldType):
+    """Any number of classes per sample, delivered as float32 of shape (len(names),), with 1 for
+    each class that applies. names: of the classes, at least one."""
+
+    names: tuple[str, ...]
+
+    kind: ClassVar[str] = "multi_label"
+    is_bits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _check_names("MultiLabel", self.names))
+        if not self.names:
+            raise ConfigError("MultiLabel: got no names, wanted the classes' names.")
+
+    @property
+    def form(self) -> ArrayForm:
+        return ArrayForm.of("float32", (len(self.names),))
+
+    @property
+    def in_files(self) -> bool:
+        return False
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def column_kinds(self) -> Set[str]:
+        return set()
+
+    def cell(self, value: Any, *, is_text: bool) -> Any:
+        return self.cell_reader(is_text=is_text)(value)
+
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        from penstock.readers.fieldtypes.cells import ClassNumbers, classes_cell
+
+        return partial(classes_cell, numbers=ClassNumbers(self.names), is_text=is_text)
+
+
+def _check_names(what: str, names: object) -> tuple[str, ...]:
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
+    if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
+        raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
+    if len(names) > _MAX_NAMES:
+        raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")
+    return tuple(names)

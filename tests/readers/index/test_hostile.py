@@ -208,7 +208,7 @@ HOSTILE = {
     "no schema": says("schema", []),
     "a schema of text": says("schema", "image"),
     "a field twice": lambda about, _: about["schema"].append(about["schema"][0]),
-    "a type that nobody knows": label("kind", "zip"),
+    "a type that nobody can know": label("kind", "zip/7"),
     "an array of no dtype": lambda about, _: about["schema"].__setitem__(
         1, {"name": "label", "kind": "array", "dtype": "auto"}
     ),

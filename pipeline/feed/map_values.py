@@ -35,7 +35,7 @@ def without_views(column: Column, type: FieldType) -> Column:
     """Return a column without views on files; samples that aren't decoded become bytes."""
     if not isinstance(column, EncodedColumn):
         return column
-    if not type.can_return:  # images, which a Map receives as bytes
+    if type.is_image or not type.is_delivered:
         return ListColumn([sample.tobytes() for sample in column.samples])
     return type.column(list(map(type.decoder(), column.samples)))
 

@@ -30,21 +30,21 @@ _TOLERANCE = 0.01
 
 
 class _Points(FieldType):
-    """Rows of numbers that are places in an image. width: numbers in a row."""
+    """Rows of `_width` numbers that are places in an image."""
 
     __slots__ = ()
 
     refers_to: ClassVar[str | None] = "image"
-    width: ClassVar[int]
+    _width: ClassVar[int]
 
     @property
-    def plural(self) -> str:
+    def _plural(self) -> str:
         """The name of its values in messages."""
         return "points"
 
     @property
     def form(self) -> ArrayForm:
-        return ArrayForm.of("float32", (None, self.width))
+        return ArrayForm.of("float32", (None, self._width))
 
     def check(
         self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
@@ -56,10 +56,10 @@ class _Points(FieldType):
         header = read_npy_header(data)
         if isinstance(header, Rejection):
             return header
-        wrong = _check_rows(header.codec.dtype, header.shape, self.width, self.plural)
+        wrong = _check_rows(header.codec.dtype, header.shape, self._width, self._plural)
         if wrong is not None:
             return wrong
-        shape = header.shape if len(header.shape) == 2 else (0, self.width)
+        shape = header.shape if len(header.shape) == 2 else (0, self._width)
         return Facts.of(data, start=header.start, shape=shape, codec=str(header.codec))
 
 
@@ -76,7 +76,7 @@ class Boxes(_Points):
     format: BoxFormat = "xyxy"
 
     kind: ClassVar[str] = "boxes"
-    width: ClassVar[int] = 4
+    _width: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         check_reference("Boxes", self.of)
@@ -90,7 +90,7 @@ class Boxes(_Points):
         return self.format.endswith("_norm")
 
     @property
-    def plural(self) -> str:
+    def _plural(self) -> str:
         return f"{self.format} boxes"
 
     def check_values(
@@ -108,7 +108,7 @@ class Keypoints(_Points):
     of: str
 
     kind: ClassVar[str] = "keypoints"
-    width: ClassVar[int] = 2
+    _width: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         check_reference("Keypoints", self.of)

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
+from penstock.readers.fieldtypes import FieldType
 from tests.goldens.material import (
     PACKS,
     SOURCES,
@@ -165,8 +166,11 @@ def exported(value: Any, _: Material) -> Any:
     ours = [each for each in value.__mro__ if each.__module__.startswith("penstock.")]
     found: dict[str, Any] = {"arguments": arguments(value)}
     found["bases"] = [each.__name__ for each in value.__mro__ if each not in ours]
+    # The interface of types of fields is for their authors, not for users of a type.
+    inner = vars(FieldType).keys() - {"kind"} if issubclass(value, FieldType) else frozenset()
+    inner -= vars(value).keys() & {"is_ragged", "is_settled"}
     for attribute, held in {k: v for each in ours[::-1] for k, v in vars(each).items()}.items():
-        if not attribute.startswith("_"):
+        if not attribute.startswith("_") and attribute not in inner:
             method = getattr(held, "__func__", held)
             found[f".{attribute}"] = arguments(method) if inspect.isroutine(method) else "value"
     if issubclass(value, Exception):

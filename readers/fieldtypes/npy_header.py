@@ -1,5 +1,5 @@
-"""Read headers of .npy files with numpy, within bounds, without unpickling anything; check files that
-hold one sample.
+"""Read headers of .npy files with numpy, within bounds, without unpickling anything; check files of
+one sample.
 """
 
 from __future__ import annotations

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import Array, Value
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from penstock.readers.fieldtypes import FieldType
 
 MAX_SAMPLE_BYTES = 2**36
@@ -51,19 +50,7 @@ def field_type(
     own: FieldType = Array(dtype.name, shape) if is_array else Value(dtype.name)
     if given is None:
         return own
-    if isinstance(given, Array) and isinstance(own, Array):
-        numbers = own.dtype if given.dtype == "auto" else given.dtype
-        given = replace(
-            given, dtype=numbers, shape=own.shape if given.shape is None else given.shape
-        )
-    number, form = given.number, given.form
-    wanted = number if form is None else form.dtype
-    same_shape = not shape if form is None else form.shape == shape
-    if wanted is None or not same_shape or not _can_cast(dtype, wanted):
+    given = given.completed(dtype.name, shape)
+    if not given.can_hold(dtype, shape):
         raise ConfigError(f'schema["{name}"]: got {given!r}, and the samples of {url} are {own!r}.')
     return given
-
-
-def _can_cast(dtype: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    is_integer = dtype.kind in "iu" and wanted.kind in "iu"
-    return is_integer or np.can_cast(dtype, wanted, "same_kind")

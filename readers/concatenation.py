@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptSampleError
-from penstock.cache.base import READ_MODE
-from penstock.readers.fieldtypes import Schema, joined_batches, stored_fields
+from penstock.cache import ConfigError
+from penstock.readers.fieldtypes import Schema, stored_fields
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
-from penstock.readers.sources import Contents, Source
+from penstock.readers.sources import Contents, Run, Source, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode
-    from penstock.readers.blocks import Blocks
-    from penstock.readers.fieldtypes import ColumnCrop, FieldType, SampleBatch
-    from penstock.readers.formats import DecodedChunks
+    from penstock.readers.fieldtypes import FieldType
 
     Ints = NDArray[np.int64]
 
@@ -52,7 +47,7 @@ def concat(sources: Sequence[Source]) -> Source:
     parts = [
         part
         for source in found
-        for part in (source.parts if isinstance(source, Concatenation) else (source,))
+        for part in (source.bases if isinstance(source, Concatenation) else (source,))
     ]
     for part in parts[1:]:
         _check_same(parts[0], part)
@@ -67,97 +62,64 @@ def concat(sources: Sequence[Source]) -> Source:
     return joined
 
 
-class Concatenation(Source):
-    """The samples of several sources, part after part. It closes nothing."""
+class Concatenation(View):
+    """The samples of several sources, part after part."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         """parts: of the same schema, as `concat` has checked."""
-        self.parts = tuple(parts)
-        self.url = " + ".join(part.url for part in self.parts)
+        self.bases = tuple(parts)
+        self.url = " + ".join(part.url for part in self.bases)
         self._contents: Contents | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
-        return concat, (list(self.parts),)
+        return concat, (list(self.bases),)
 
     def __repr__(self) -> str:
-        return f"concat([{', '.join(map(repr, self.parts))}])"
+        return f"concat([{', '.join(map(repr, self.bases))}])"
 
     @property
     def contents(self) -> Contents:
         """The contents of all parts. The label correlation of several datasets is unknown: icc is
         None, and the order mixes as widely as for such data."""
         if self._contents is None:
-            self._contents = _joined([part.contents for part in self.parts])
+            self._contents = _joined([part.contents for part in self.bases])
         return self._contents
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
-        return concat([part._renamed(names, made) for part in self.parts])
-
-    def _datasets(self) -> tuple[Source, ...]:
-        return tuple(whole for part in self.parts for whole in part._datasets())
+        return concat([part._renamed(names, made) for part in self.bases])
 
     @cached_property
     def _first_shard(self) -> Ints:
         """The number of shards before each part, int64, shape (parts,)."""
-        counts = [len(part.contents.sizes) for part in self.parts]
+        counts = [len(part.contents.sizes) for part in self.bases]
         return np.cumsum([0, *counts[:-1]])
 
     @cached_property
     def _first_id(self) -> Ints:
         """The offset of the ids of each part, int64, shape (parts,)."""
-        ends = [part.contents.id_end for part in self.parts]
+        ends = [part.contents.id_end for part in self.bases]
         return np.cumsum([0, *ends[:-1]])
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a batch, in order: the same in all parts."""
-        return self.parts[0].fields
-
-    @property
-    def cache_folder(self) -> str | None:
-        """The cache folder of the first part that has one; None if there is none."""
-        folders = (part.cache_folder for part in self.parts)
-        return next((folder for folder in folders if folder is not None), None)
 
     @property
     def remote_shards(self) -> RemoteShards | None:
         """The shards of all parts that are read from a remote store."""
         return RemoteShards.end_to_end(
-            [(part.remote_shards, len(part.contents.sizes)) for part in self.parts]
+            [(part.remote_shards, len(part.contents.sizes)) for part in self.bases]
         )
 
-    @property
-    def chunks(self) -> tuple[DecodedChunks, ...]:
-        """The stores of decoded chunks of all parts, one for each dataset."""
-        return tuple(dict.fromkeys(store for part in self.parts for store in part.chunks))
-
-    # -- samples
-
-    def _by_part(self, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield each part that has some of these rows: its number, their positions, and the rows in
-        the part."""
+    def _runs(self, rows: Ints) -> Iterator[Run]:
         of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
-        for number in np.unique(of).tolist():
-            places = np.flatnonzero(of == number)
-            yield number, places, rows[places] - [self._first_shard[number], 0]
-
-    def ids(self, rows: Ints) -> Ints:
-        """Return sample ids: those of the parts, one after the other."""
-        ids = np.empty(len(rows), np.int64)
-        for number, places, mine in self._by_part(rows):
-            ids[places] = self.parts[number].ids(mine) + self._first_id[number]
-        return ids
-
-    def rows(self, ids: Ints) -> Ints:
-        """Return (shard, row) of sample ids. Raises ConfigError for ids that no part has."""
-        rows = np.empty((len(ids), 2), np.int64)
-        for number, places, mine in self._ids_by_part(ids):
-            rows[places] = self.parts[number].rows(mine)
-            rows[places, 0] += self._first_shard[number]
-        return rows
+        parts = np.unique(of).tolist() or [0]
+        for number in parts:
+            at = np.flatnonzero(of == number) if len(parts) > 1 else slice(None)
+            mine = np.array(rows[at])
+            mine[:, 0] -= self._first_shard[number]
+            yield Run(self.bases[number], mine, at, int(self._first_id[number]))
 
     def _ids_by_part(self, ids: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Yield each part that has some of these ids: its number, their positions, and the ids in
+        the part."""
         end = self.contents.id_end
         if len(ids) and not (ids.min() >= 0 and ids.max() < end):
             raise ConfigError(f"ids: got {ids.min()} to {ids.max()}, wanted 0 to {end - 1}.")
@@ -166,98 +128,21 @@ class Concatenation(Source):
             places = np.flatnonzero(of == number)
             yield number, places, ids[places] - self._first_id[number]
 
-    def read(
-        self,
-        rows: Ints,
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
-        blocks: Blocks | None = None,
-    ) -> SampleBatch:
-        """Read samples in the order of rows; see `Dataset.read`."""
-
-        def read(number: int, mine: Ints, places: Ints) -> SampleBatch:
-            found: dict[int, str] | None = None if bad is None else {}
-            try:
-                batch = self.parts[number].read(
-                    mine,
-                    mode=mode,
-                    bad=found,
-                    fields=fields,
-                    crops=crops and {name: crop.take(places) for name, crop in crops.items()},
-                    blocks=blocks,
-                )
-            except CorruptSampleError as error:
-                error.sample_id += int(self._first_id[number])
-                raise
-            if bad is not None and found:
-                bad.update({int(places[row]): why for row, why in found.items()})
-            return batch
-
-        return self._gathered(rows, read)
-
-    def values(self, name: str, rows: Ints) -> SampleBatch:
-        """Read only one field of these rows."""
-        return self._gathered(rows, lambda number, mine, _: self.parts[number].values(name, mine))
-
-    def _gathered(self, rows: Ints, read: Callable[[int, Ints, Ints], SampleBatch]) -> SampleBatch:
-        """Join the batches that `read` returns for each part, in the order of the rows, with their
-        ids in the concatenation."""
-        batches, order = [], []
-        for number, places, mine in self._by_part(rows):
-            batch = read(number, mine, places)
-            batches.append(replace(batch, ids=batch.ids + self._first_id[number]))
-            order.append(places)
-        if not batches:
-            return read(0, rows, rows[:, 0])
-        joined = joined_batches(batches)
-        if len(batches) == 1:
-            return joined
-        back = np.empty(len(rows), np.int64)
-        back[np.concatenate(order)] = np.arange(len(rows))
-        return joined.take(back)
-
-    def lengths(self, name: str, rows: Ints) -> Ints:
-        """Return first lengths of samples, int64, shape (n,)."""
-        lengths = np.empty(len(rows), np.int64)
-        for number, places, mine in self._by_part(rows):
-            lengths[places] = self.parts[number].lengths(name, mine)
-        return lengths
+    def rows(self, ids: Ints) -> Ints:
+        """Return (shard, row) of sample ids. Raises ConfigError for ids that no part has."""
+        rows = np.empty((len(ids), 2), np.int64)
+        for number, places, mine in self._ids_by_part(ids):
+            rows[places] = self.bases[number].rows(mine)
+            rows[places, 0] += self._first_shard[number]
+        return rows
 
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """Return the samples' names for messages, as in their parts."""
         wanted = np.asarray([*ids], np.int64)
-        names = [""] * len(wanted)
+        names = np.empty(len(wanted), object)
         for number, places, mine in self._ids_by_part(wanted):
-            for place, name in zip(places.tolist(), self.parts[number].names(mine), strict=True):
-                names[place] = name
-        return names
-
-    def _part_of(self, shard: int) -> tuple[Source, int]:
-        """Return the part of a shard, and the shard's number in it."""
-        number = int(np.searchsorted(self._first_shard, shard, side="right")) - 1
-        return self.parts[number], shard - int(self._first_shard[number])
-
-    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Return the upright height and width of the images in a shard, int32, shape (samples,
-        2)."""
-        part, number = self._part_of(shard)
-        return part.image_dims(number, name)
-
-    def is_near(self, shard: int) -> bool:
-        """Return True if the table of a shard's samples can be read without the remote."""
-        part, number = self._part_of(shard)
-        return part.is_near(number)
-
-    def give_back(self) -> None:
-        """Close those open shards of all parts that the cache needn't keep."""
-        for part in self.parts:
-            part.give_back()
-
-    def close(self) -> None:
-        """Close nothing: the caller closes the parts."""
+            names[places] = self.bases[number].names(mine)
+        return list(names)
 
 
 def _joined(each: Sequence[Contents]) -> Contents:

@@ -2,8 +2,8 @@
 
 A dataset is a source, and so are a selection of one and several joined end to end. A source stands
 between the plan, which names (shard, row), and the feed, which needs columns; neither depends on
-its kind. `Contents` describes the samples of a source, and `Selection` reads some samples of
-another source.
+its kind. `Contents` describes the samples of a source; a `View` reads those of others, such as a
+`Selection`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, cast
 
 import numpy as np
 
-from penstock.cache import ConfigError, IndexChangedError
+from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.cache.base import READ_MODE
 from penstock.readers.fieldtypes import (
     LABELS,
@@ -28,6 +28,7 @@ from penstock.readers.fieldtypes import (
     base_name,
     check_renames,
     class_field,
+    joined_batches,
     joined_columns,
 )
 from penstock.readers.types import MAX_PIXELS
@@ -461,16 +462,143 @@ class Source(ABC):
         self.close()
 
 
-class Selection(Source):
-    """Some samples of another source, which it reads: the result of `subset` and `split`.
+class Run(NamedTuple):
+    """Some rows of a view in one of its bases. rows: (shard, row) in the base. at: their positions
+    among the rows of the view; a slice if they are all of them. first_id: the id in the view of the
+    base's sample 0."""
 
-    Its shards are those of that source that hold any of them. It closes nothing.
+    base: Source
+    rows: Ints
+    at: Ints | slice
+    first_id: int = 0
+
+
+class View(Source):
+    """Samples of other sources, which it reads and doesn't close: a selection or a concatenation.
+
+    bases: these sources, which have the same fields.
     """
+
+    bases: tuple[Source, ...]
+
+    @abstractmethod
+    def _runs(self, rows: Ints) -> Iterable[Run]:
+        """Return where these rows, (shard, row), are in the bases: each base once."""
+
+    def _datasets(self) -> tuple[Source, ...]:
+        return tuple(whole for base in self.bases for whole in base._datasets())
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a batch, in order."""
+        return self.bases[0].fields
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The user's cache folder, the first of several; None if there is none."""
+        folders = (base.cache_folder for base in self.bases)
+        return next((folder for folder in folders if folder is not None), None)
+
+    @property
+    def chunks(self) -> tuple[DecodedChunks, ...]:
+        """The stores of decoded chunks, one for each dataset that is open."""
+        return tuple(dict.fromkeys(store for base in self.bases for store in base.chunks))
+
+    def ids(self, rows: Ints) -> Ints:
+        """Return the sample ids of (shard, row), int64, shape (n,)."""
+        ids = np.empty(len(rows), np.int64)
+        for run in self._runs(rows):
+            found = run.base.ids(run.rows)
+            if isinstance(run.at, slice):
+                return found + run.first_id if run.first_id else found
+            ids[run.at] = found + run.first_id
+        return ids
+
+    def read(
+        self,
+        rows: Ints,
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
+        crops: Mapping[str, ColumnCrop] | None = None,
+        blocks: Blocks | None = None,
+    ) -> SampleBatch:
+        """Read samples in the order of rows; see `Dataset.read`."""
+
+        def read(run: Run) -> SampleBatch:
+            found, cut, at = bad, crops, run.at
+            if not isinstance(at, slice):
+                found = None if bad is None else {}
+                cut = crops and {name: crop.take(at) for name, crop in crops.items()}
+            try:
+                batch = run.base.read(
+                    run.rows, mode=mode, bad=found, fields=fields, crops=cut, blocks=blocks
+                )
+            except CorruptSampleError as error:
+                error.sample_id += run.first_id
+                raise
+            if bad is not None and found and not isinstance(at, slice):
+                bad.update({int(at[row]): why for row, why in found.items()})
+            return batch
+
+        return self._joined(rows, read)
+
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        """Read only one field of these rows."""
+        return self._joined(rows, lambda run: run.base.values(name, run.rows))
+
+    def _joined(self, rows: Ints, read: Callable[[Run], SampleBatch]) -> SampleBatch:
+        """Join the batches that `read` returns for each base, in the order of the rows, with their
+        ids in the view."""
+        batches, order = [], []
+        for run in self._runs(rows):
+            batch = read(run)
+            if isinstance(run.at, slice):
+                return replace(batch, ids=batch.ids + run.first_id) if run.first_id else batch
+            batches.append(replace(batch, ids=batch.ids + run.first_id))
+            order.append(run.at)
+        back = np.empty(len(rows), np.int64)
+        back[np.concatenate(order)] = np.arange(len(rows))
+        return joined_batches(batches).take(back)
+
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """Return first lengths of samples, int64, shape (n,)."""
+        lengths = np.empty(len(rows), np.int64)
+        for run in self._runs(rows):
+            lengths[run.at] = run.base.lengths(name, run.rows)
+        return lengths
+
+    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
+        """Return the upright height and width of the images in a shard, int32, shape (samples,
+        2)."""
+        rows = np.arange(int(self.contents.sizes[shard]), dtype=np.int64)
+        (run,) = self._runs(np.stack([np.full_like(rows, shard), rows], axis=1))
+        dims: NDArray[np.int32] = run.base.image_dims(int(run.rows[0, 0]), name)
+        return dims[run.rows[:, 1]]
+
+    def is_near(self, shard: int) -> bool:
+        """Return True if the table of a shard's samples can be read without the remote."""
+        (run,) = self._runs(np.array([[shard, 0]]))
+        return run.base.is_near(int(run.rows[0, 0]))
+
+    def give_back(self) -> None:
+        """Close those open shards of all bases that the cache needn't keep."""
+        for base in self.bases:
+            base.give_back()
+
+    def close(self) -> None:
+        """Close nothing: the caller closes the bases."""
+
+
+class Selection(View):
+    """Some samples of another source: the result of `subset` and `split`. Its shards are those of
+    that source that hold any of them."""
 
     def __init__(self, base: Source, places: Ints, fingerprint: str) -> None:
         """places: positions of the samples among all of base, int64, ascending. fingerprint: of the
         base from which they were chosen."""
-        self.url = base.url
+        self.url, self.bases = base.url, (base,)
         self._base, self._places = base, places
         self.part_of = self._fingerprint = fingerprint
         self._contents: Contents | None = None
@@ -505,9 +633,6 @@ class Selection(Source):
             self._contents = selected(base, self._places, self._shards)
         return self._contents
 
-    def _datasets(self) -> tuple[Source, ...]:
-        return self._base._datasets()
-
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return Selection(self._base._renamed(names, made), self._places, self._fingerprint)
 
@@ -517,36 +642,18 @@ class Selection(Source):
         starts = self._base.contents.starts
         return np.unique(np.searchsorted(starts, self._places, side="right") - 1)
 
-    def _in_base(self, rows: Ints) -> Ints:
-        """Return the rows of the base, as (shard, row)."""
+    def _runs(self, rows: Ints) -> Iterable[Run]:
         places = self._places[self.contents.places(rows)]
-        shards = self._shards[rows[:, 0]]
-        return np.stack([shards, places - self._base.contents.starts[shards]], axis=1)
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a batch, as in the base."""
-        return self._base.fields
-
-    @property
-    def cache_folder(self) -> str | None:
-        """The user's cache folder; None if there is none."""
-        return self._base.cache_folder
+        found = np.empty((len(rows), 2), np.int64)
+        found[:, 0] = shards = self._shards[rows[:, 0]]
+        np.subtract(places, self._base.contents.starts[shards], out=found[:, 1])
+        return (Run(self._base, found, slice(None)),)
 
     @property
     def remote_shards(self) -> RemoteShards | None:
         """The shards that are read from a remote store, whole, as the cache keeps them."""
         remote = self._base.remote_shards
         return None if remote is None else remote.only(self._shards)
-
-    @property
-    def chunks(self) -> tuple[DecodedChunks, ...]:
-        """The stores of decoded chunks of the base."""
-        return self._base.chunks
-
-    def ids(self, rows: Ints) -> Ints:
-        """Return sample ids, which are those of the base."""
-        return self._base.ids(self._in_base(rows))
 
     def rows(self, ids: Ints) -> Ints:
         """Return (shard, row) of sample ids. Raises ConfigError for samples that aren't
@@ -562,55 +669,12 @@ class Selection(Source):
             )
         return self.contents.rows(places)
 
-    def read(
-        self,
-        rows: Ints,
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
-        blocks: Blocks | None = None,
-    ) -> SampleBatch:
-        """Read samples in the order of rows; see `Dataset.read`."""
-        return self._base.read(
-            self._in_base(rows), mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
-        )
-
-    def values(self, name: str, rows: Ints) -> SampleBatch:
-        """Read only one field of these rows."""
-        return self._base.values(name, self._in_base(rows))
-
-    def lengths(self, name: str, rows: Ints) -> Ints:
-        """Return first lengths of samples, int64, shape (n,)."""
-        return self._base.lengths(name, self._in_base(rows))
-
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """Return the samples' names for messages. Raises ConfigError for samples that aren't
         selected."""
         wanted = np.asarray([*ids], np.int64)
         self.rows(wanted)
         return self._base.names(wanted)
-
-    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Return the upright height and width of the selected images of a shard, int32, shape
-        (samples, 2)."""
-        count = int(self.contents.sizes[shard])
-        rows = np.stack([np.full(count, shard), np.arange(count)], axis=1)
-        mine = self._in_base(rows)
-        dims: NDArray[np.int32] = self._base.image_dims(int(self._shards[shard]), name)[mine[:, 1]]
-        return dims
-
-    def is_near(self, shard: int) -> bool:
-        """Return True if the table of a shard's samples can be read without the remote."""
-        return self._base.is_near(int(self._shards[shard]))
-
-    def give_back(self) -> None:
-        """Close open shards of the base that the cache needn't keep."""
-        self._base.give_back()
-
-    def close(self) -> None:
-        """Close nothing: the caller closes the base."""
 
 
 def _is_whole(type: FieldType | None) -> bool:

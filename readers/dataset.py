@@ -191,7 +191,6 @@ class Dataset(Source):
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
-        self._left_out: Mapping[str, LeftOut] | None = None
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -312,10 +311,7 @@ class Dataset(Source):
         return super()._largest(name) if bounds is None else int(bounds[1])
 
     def _own_left_out(self) -> Mapping[str, LeftOut]:
-        if self._left_out is None:
-            reader = self._reader or self._open()
-            self._left_out = reader.index.left_out()
-        return self._left_out
+        return (self._reader or self._open()).index.left_out
 
     @property
     def contents(self) -> Contents:
@@ -523,29 +519,19 @@ def _check_allowed_left_out(share: object) -> float:
 def _check_left_out(index: Index, allowed: float) -> None:
     """Warn if an index leaves out many samples. Raises DatasetError if it leaves out more than
     allowed."""
-    noted = index.about.samples_left_out
-    if not (index.quarantined if noted is None else noted):
+    if not index.left_out:
         return
-    from penstock.readers.origin import (
-        NOT_KNOWN,
-        QUARANTINE,
-        left_out_text,
-        left_out_total,
-        percent,
-    )
+    from penstock.readers.origin import QUARANTINE, left_out_text, left_out_total, percent
 
-    most = index.quarantined if noted is None else left_out_total(noted)
-    if most <= min(allowed, WARNED_LEFT_OUT) * (index.samples + most):
-        return
-    left_out = index.left_out()
-    share = left_out_total(left_out) / (index.samples + left_out_total(left_out))
+    total = left_out_total(index.left_out)
+    share = total / (index.samples + total)
     if share <= min(allowed, WARNED_LEFT_OUT):
         return
-    message = f"{index.url}: {left_out_text(left_out, samples=index.samples)}."
-    is_known = NOT_KNOWN not in left_out  # else files that aren't meant to be samples count too
-    if is_known:
-        message += f" The rejected files are listed in {index.place}/{QUARANTINE.decode()}."
-    if share > allowed and is_known:
+    message = (
+        f"{index.url}: {left_out_text(index.left_out, samples=index.samples)}. The rejected files "
+        f"are listed in {index.place}/{QUARANTINE.decode()}."
+    )
+    if share > allowed:
         raise DatasetError(
             f"{message} At most {percent(allowed)} may be left out: repair or remove them (a list "
             "of classes may lack a name), or accept it with Dataset(…, allow_left_out="

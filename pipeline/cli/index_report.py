@@ -138,7 +138,7 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "shuffled": found.shuffled,
         "icc": found.icc,
         "quarantined": found.quarantined,
-        "left_out": {reason: each.samples for reason, each in found.left_out().items()},
+        "left_out": {reason: each.samples for reason, each in found.left_out.items()},
         "passed_over": found.about.passed_over,
         "fingerprint": found.fingerprint,
         "batch_size": batch_size,

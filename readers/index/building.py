@@ -205,7 +205,7 @@ class IndexBuilder:
                 name[:_MOST_LEFT_OUT]: reason[:_MOST_LEFT_OUT]
                 for name, reason in list(candidates.left_out.items())[:_MOST_LEFT_OUT]
             },
-            samples_left_out=joined_left_out([left_out, candidates.unnamed]) or None,
+            samples_left_out=joined_left_out([left_out, candidates.unnamed]),
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))

@@ -9,7 +9,6 @@ cache.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -278,8 +277,6 @@ class Index:
     each shard; of chunks, only those of the cached fields. All are int64, shape (shards,), and no
     shard is empty. quarantined: the number of files that are left out. place: the manifest's
     folder, for messages. shards: opens them. scratch: kept alive as long as the index.
-    read_quarantine: returns the bytes of its quarantine.jsonl; raises OSError or PenstockError if
-    there is none.
     """
 
     url: str
@@ -291,7 +288,6 @@ class Index:
     shards: IndexShards
     origin: Origin
     scratch: Scratch
-    read_quarantine: Callable[[], bytes]
 
     @property
     def about(self) -> ManifestHeader:
@@ -412,14 +408,10 @@ class Index:
     def quarantined(self) -> int:
         return self.about.quarantined
 
+    @property
     def left_out(self) -> Mapping[str, LeftOut]:
-        """Return the left-out samples by reason; see `noted_left_out`."""
-        noted = self.about.samples_left_out
-        if not (self.quarantined if noted is None else noted):
-            return {}
-        from penstock.readers.origin import noted_left_out
-
-        return noted_left_out(noted, self.quarantined, self.read_quarantine, place=self.place)
+        """Return the left-out samples by reason."""
+        return self.about.samples_left_out
 
     @property
     def remote(self) -> Remote | None:
@@ -458,21 +450,6 @@ def index_of(
         shown = f"{origin.url}/{OWN_FOLDER.decode()}"
     else:
         shown = printable(place) if isinstance(place, bytes) else place.url
-
-    def read_quarantine() -> bytes:
-        from penstock.readers.origin import QUARANTINE
-
-        path: bytes
-        if isinstance(place, bytes):
-            path = os.path.join(place, QUARANTINE)
-        else:
-            holder, name = origin, b"%s/%s" % (OWN_FOLDER, QUARANTINE)
-            if place is not None:
-                holder, name = place, QUARANTINE
-            path = holder.file(name, size_bytes=None, version=manifest.about.fingerprint)
-        with open(path, "rb") as file:
-            return file.read()
-
     return Index(
         url=origin.url,
         place=shown,
@@ -483,5 +460,4 @@ def index_of(
         shards=IndexShards(origin, manifest, Sidecars(manifest, place, repair)),
         origin=origin,
         scratch=scratch,
-        read_quarantine=read_quarantine,
     )

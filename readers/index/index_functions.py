@@ -167,7 +167,7 @@ def index(
             quarantined=built.quarantined,
             seconds=time.monotonic() - began,
             place=built.place,
-            left_out={reason: each.samples for reason, each in built.left_out().items()},
+            left_out={reason: each.samples for reason, each in built.left_out.items()},
         )
     finally:
         opener.origin.close()

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from penstock.readers.formats import (
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,16 +58,87 @@ def is_sidecar_name(name: bytes) -> bool:
     return _NAMED_IN_MANIFEST.fullmatch(name) is not None
 
 
-_MAX_CODECS, _MAX_CODEC, _MAX_DIMENSIONS = 2**10, 64, 32
+_MAX_NAME = 4096
+
+_Check = Callable[[Any], bool]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SAMPLES
+
+
+def _is_text(value: Any, *, most: int = _MAX_NAME) -> bool:
+    return isinstance(value, str) and len(value) <= most
+
+
+def _optional(is_right: _Check) -> _Check:
+    return lambda value: value is None or is_right(value)
+
+
+def _is_list(is_right: _Check, *, most: int = 2**31) -> _Check:
+    return lambda value: (
+        isinstance(value, list) and len(value) <= most and all(map(is_right, value))
+    )
+
+
+def _is_mapping(is_right: _Check) -> _Check:
+    return lambda value: isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_pair(first: _Check, second: _Check) -> _Check:
+    return lambda value: (
+        isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
+    )
+
+
+def _is_within(least: float, most: float) -> _Check:
+    """Return a check of an integer."""
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float, bool) and (
+        math.isfinite(value) if isinstance(value, float) else abs(value) < 2**64
+    )
+
+
+def _is_ascending(is_right: _Check) -> _Check:
+    is_pair = _is_pair(is_right, is_right)
+    return lambda value: is_pair(value) and value[0] <= value[1]
+
+
+def _is_range(value: Any) -> bool:
+    names = ("min_height", "max_height", "min_width", "max_width")
+    if not isinstance(value, dict) or set(value) != set(names):
+        return False
+    sides, is_right = [value[name] for name in names], _is_ascending(_is_within(1, MAX_SIDE))
+    return is_right(sides[:2]) and is_right(sides[2:])
+
+
+def _refuse(values: Mapping[str, Any], checks: Mapping[str, _Check], whose: str) -> None:
+    """Raise ValueError for a value that isn't right."""
+    for name, is_right in checks.items():
+        if name in values and not is_right(values[name]):
+            raise ValueError(f"{whose} {name} can't be {str(values[name])[:80]!r}")
+
+
+_SUMMARY_CHECKS: dict[str, _Check] = {
+    "storage": lambda value: value in STORAGES,
+    "missing": _is_count,
+    "images": _optional(_is_range),
+    "channels": _is_list(_is_within(0, 2**16), most=2**17),
+    "codecs": _is_list(partial(_is_text, most=64), most=2**10),
+    "lengths": _is_list(_is_ascending(_is_within(0, MAX_SHARD_BYTES)), most=32),
+    "bounds": _optional(_is_ascending(_is_number)),
+    "progressive": _optional(_is_count),
+}
 
 
 def check_summary(values: Any) -> FieldSummary:
     """Parse the summary of a field from untrusted JSON. Raises ValueError, TypeError."""
     if not isinstance(values, dict):
         raise ValueError(f"the summary of a field can't be {str(values)[:80]!r}")
-    for name, is_right in _SUMMARY_CHECKS.items():
-        if name in values and not is_right(values[name]):
-            raise ValueError(f"a field's {name} can't be {str(values[name])[:80]!r}")
+    _refuse(values, _SUMMARY_CHECKS, "a field's")
     images, bounds = values.get("images"), values.get("bounds")
     return FieldSummary(
         **{
@@ -97,68 +169,9 @@ def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
         raise ValueError(f"{len(summary.lengths)} dimensions for the shape {form.shape}")
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_SAMPLES
-
-
-def _is_list_of_most(is_right: Callable[[Any], bool], *, most: int) -> Callable[[Any], bool]:
-    return lambda value: (
-        isinstance(value, list) and len(value) <= most and all(map(is_right, value))
-    )
-
-
-def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(each) is int for each in value)
-        and 0 <= value[0] <= value[1] <= MAX_SHARD_BYTES
-    )
-
-
-def _is_bounds(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(type(each) in (int, float, bool) for each in value)
-        and all(abs(each) < 2**64 for each in value if type(each) is int)
-        and all(map(math.isfinite, value))
-        and value[0] <= value[1]
-    )
-
-
-def _is_range(value: Any) -> bool:
-    names = ("min_height", "max_height", "min_width", "max_width")
-    if value is None:
-        return True
-    if not isinstance(value, dict) or set(value) != set(names):
-        return False
-    if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in value.values()):
-        return False
-    return bool(
-        value["min_height"] <= value["max_height"] and value["min_width"] <= value["max_width"]
-    )
-
-
-_SUMMARY_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "storage": lambda value: value in STORAGES,
-    "missing": _is_count,
-    "images": _is_range,
-    "channels": _is_list_of_most(
-        lambda value: type(value) is int and 0 <= value <= 2**16, most=2**17
-    ),
-    "codecs": _is_list_of_most(
-        lambda value: isinstance(value, str) and len(value) <= _MAX_CODEC, most=_MAX_CODECS
-    ),
-    "lengths": _is_list_of_most(_is_pair, most=_MAX_DIMENSIONS),
-    "bounds": _is_bounds,
-    "progressive": lambda value: value is None or _is_count(value),
-}
-
 _MAX_TEXT_BYTES = 64 * 2**20
 # Enough for a million folders with their times. Each value takes 70 bytes of memory.
 _MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
-_MAX_NAME = 4096
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LISTING = re.compile(r"[0-9a-f]{0,64}")
 _ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
@@ -175,8 +188,7 @@ class ManifestHeader:
     fingerprint of the listing that the index was built from, hex. passed_over: files that belong to
     no sample, by extension. overhead_bytes: the largest number of bytes of a pack's shard in
     addition to its samples. left_out: columns that are no field, with the reasons.
-    samples_left_out: the number of left-out samples by reason, with an example; None if an earlier
-    version wrote this.
+    samples_left_out: the number of left-out samples by reason, with an example.
     """
 
     kind: str
@@ -196,7 +208,7 @@ class ManifestHeader:
     passed_over: dict[str, int] = field(default_factory=dict)
     overhead_bytes: int | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    samples_left_out: dict[str, LeftOut] | None = None
+    samples_left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -229,11 +241,8 @@ class ManifestHeader:
         values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}
         values["schema"] = self.schema.to_json()
         values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
-        if not self.left_out:
-            del values["left_out"]
-        if not self.samples_left_out:
-            del values["samples_left_out"]
-        return values
+        optional = ("left_out", "samples_left_out")
+        return {name: each for name, each in values.items() if each or name not in optional}
 
 
 def load_header(text: bytes) -> dict[str, Any]:
@@ -257,19 +266,17 @@ def _refuse_constant(name: str) -> float:
 def check_header(values: dict[str, Any]) -> ManifestHeader:
     """Parse the header from untrusted JSON. Raises ValueError, TypeError."""
     values.pop("penstock", None)
-    for name, is_right in _ABOUT_CHECKS.items():
-        if name in values and not is_right(values[name]):
-            raise ValueError(f"its {name} can't be {str(values[name])[:80]!r}")
+    _refuse(values, _ABOUT_CHECKS, "its")
     schema = values["schema"] = Schema.from_json(values["schema"])
     fields = {name: check_summary(each) for name, each in values["fields"].items()}
     if fields.keys() != set(schema):
         raise ValueError("its summaries don't match the fields of its schema")
     values["fields"] = {name: fields[name] for name in schema}  # JSON sorts them
-    if values.get("samples_left_out"):
+    if counts := values.pop("samples_left_out", None):
         from penstock.readers.origin import LeftOut, joined_left_out
 
-        counts = values["samples_left_out"].items()
-        values["samples_left_out"] = joined_left_out([{k: LeftOut(*each) for k, each in counts}])
+        found = {reason: LeftOut(*each) for reason, each in counts.items()}
+        values["samples_left_out"] = joined_left_out([found])
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = ManifestHeader(**values)
     if unknown := schema.unsettled:
@@ -279,63 +286,30 @@ def check_header(values: dict[str, Any]) -> ManifestHeader:
     return about
 
 
-def _is_text(value: Any, *, most: int = _MAX_NAME) -> bool:
-    return isinstance(value, str) and len(value) <= most
-
-
-def _is_list(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(is_right, value))
-
-
-def _are_left_out(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, dict)
-        and all(
-            isinstance(each, list)
-            and len(each) == 2
-            and _is_count(each[0])
-            and _is_text(each[1], most=4 * _MAX_NAME)
-            for each in value.values()
-        )
-    )
-
-
-def _is_correlation(value: Any) -> bool:
-    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
-    return value is None or (
-        type(value) in (int, float) and math.isfinite(value) and -1e9 <= value <= 1 + 1e-9
-    )
-
-
-def _is_time(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 2
-        and _is_text(value[0], most=2 * _MAX_NAME)
-        and type(value[1]) is int
-        and abs(value[1]) < 2**63
-    )
-
-
-_ABOUT_CHECKS: dict[str, Callable[[Any], bool]] = {
+_ABOUT_CHECKS: dict[str, _Check] = {
     "kind": lambda value: isinstance(value, str) and is_format(value),
     "schema": lambda value: isinstance(value, list),
     "fields": lambda value: isinstance(value, dict),
-    "samples": lambda value: _is_count(value) and value > 0,
+    "samples": _is_within(1, MAX_SAMPLES),
     "fingerprint": lambda value: _is_text(value) and bool(_FINGERPRINT.fullmatch(value)),
-    "icc": _is_correlation,
+    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
+    "icc": _optional(lambda value: type(value) in (int, float) and -1e9 <= value <= 1 + 1e-9),
     "quarantined": _is_count,
     "shuffled": lambda value: isinstance(value, bool),
-    "seed": lambda value: value is None or (type(value) is int and abs(value) < 2**64),
+    "seed": _optional(_is_within(1 - 2**64, 2**64 - 1)),
     "arrangement": lambda value: _is_text(value) and bool(_ARRANGEMENT.fullmatch(value)),
-    "source": lambda value: _is_text(value, most=2**16),
+    "source": partial(_is_text, most=2**16),
     "settings": lambda value: isinstance(value, dict),
-    "directories": _is_list(_is_time),
+    "directories": _is_list(
+        _is_pair(partial(_is_text, most=2 * _MAX_NAME), _is_within(1 - 2**63, 2**63 - 1))
+    ),
     "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
-    "passed_over": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
-    "overhead_bytes": lambda value: value is None or _is_count(value),
-    "left_out": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
-    "samples_left_out": _are_left_out,
+    "passed_over": _is_mapping(_is_count),
+    "overhead_bytes": _optional(_is_count),
+    "left_out": _is_mapping(_is_text),
+    "samples_left_out": _optional(
+        _is_mapping(_is_pair(_is_count, partial(_is_text, most=4 * _MAX_NAME)))
+    ),
 }
 
 NAMES_AT_ONCE = 2**14

@@ -6,11 +6,11 @@ from .arrangement import (
 from .dataset_place import index_url as index_url, options_scope as options_scope
 from .dataset_place import place_of as place_of
 from .file_selection import by_pattern as by_pattern, of_names as of_names
-from .left_out import LeftOut as LeftOut, NOT_KNOWN as NOT_KNOWN, QUARANTINE as QUARANTINE
+from .left_out import LeftOut as LeftOut, QUARANTINE as QUARANTINE
 from .left_out import QuarantineEntry as QuarantineEntry
 from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out
 from .left_out import left_out_for as left_out_for, left_out_text as left_out_text
-from .left_out import left_out_total as left_out_total, noted_left_out as noted_left_out
+from .left_out import left_out_total as left_out_total
 from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines
 from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin

@@ -11,15 +11,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache import PenstockError
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 QUARANTINE = b"quarantine.jsonl"
-
-NOT_KNOWN = "not known: the index names no reasons, and its quarantine.jsonl can't be read"
 
 _MOST_REASONS, _SHOWN = 16, 5
 _PLACE = re.compile(r" \([^()]*\b(?:row|line|file|sample) [^()]*\)| at byte \d+")
@@ -104,35 +101,6 @@ def _summed(entries: Iterable[tuple[str, LeftOut]]) -> dict[str, LeftOut]:
         counts[reason] += each.samples
         examples.setdefault(reason, each.example)
     return {reason: LeftOut(count, examples[reason]) for reason, count in counts.items()}
-
-
-def parse_quarantine(data: bytes) -> dict[str, LeftOut]:
-    """Parse an untrusted quarantine file and count its entries. Raises ValueError."""
-    entries = []
-    for line in data.splitlines():
-        value = json.loads(line)
-        if not isinstance(value, dict) or not isinstance(value.get("reason"), str):
-            raise ValueError("a line of it isn't an object with a reason")
-        name = str(value.get("name", "")).encode("utf-8", "surrogatepass")
-        entries.append(QuarantineEntry(name=name, reason=value["reason"]))
-    return count_left_out(entries, has_stray_files=True)
-
-
-def noted_left_out(
-    noted: Mapping[str, LeftOut] | None, quarantined: int, read: Callable[[], bytes], *, place: str
-) -> Mapping[str, LeftOut]:
-    """Return the left-out samples of a dataset from its manifest, or from its quarantine file if an
-    earlier version wrote the manifest without them.
-
-    quarantined: the number of lines of that file. read: returns its bytes; raises OSError or
-    PenstockError. place: its folder, for messages.
-    """
-    if noted is not None or not quarantined:
-        return noted or {}
-    try:
-        return parse_quarantine(read())
-    except (OSError, ValueError, RecursionError, PenstockError):
-        return {NOT_KNOWN: LeftOut(quarantined, place)}
 
 
 def left_out_total(left_out: Mapping[str, LeftOut]) -> int:

@@ -124,12 +124,6 @@ _REASONS_OF_OTHERS = (
     "it vanished",
     "can't be examined",
     "not a regular file",
-    # As earlier versions recorded them in an index.
-    "not sound, by",
-    "not a video, by",
-    "its folder is no class",
-    "what it lies beside is no sample",
-    "can't be looked at",
 )
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _READABLE = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(

@@ -103,7 +103,7 @@ class PackSummary:
     @classmethod
     def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
         """Summarise a complete pack."""
-        left_out = manifest.about.samples_left_out or {}
+        left_out = manifest.about.samples_left_out
         return cls(
             samples=manifest.about.samples,
             shards=len(manifest.names),
@@ -329,7 +329,7 @@ def _write_manifest(
         seed=folder.settings["seed"],
         source=source.url,
         settings=folder.settings,
-        samples_left_out=joined_left_out([left_out, source.left_out]) or None,
+        samples_left_out=joined_left_out([left_out, source.left_out]),
     )
     write_manifest(os.path.join(folder.own, MANIFEST), manifest)
     folder.tidy()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import shutil
 import warnings
 from typing import TYPE_CHECKING
 
@@ -13,8 +10,7 @@ import pytest
 
 from penstock import ClassLabel, DataLoader, Dataset, Value, concat
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers import build_index, open_index, pack
-from penstock.readers.index import read_manifest, write_manifest
+from penstock.readers import pack
 from tests import images, tars
 from tests.files import uploaded
 
@@ -52,14 +48,6 @@ def opened(url: object, **options: object) -> tuple[Dataset, list[str]]:
     return dataset, [str(each.message) for each in caught if " are left out: " in str(each.message)]
 
 
-def as_before(place: str) -> None:
-    """Rewrite an index as an earlier version wrote it: without counts in its manifest."""
-    path = os.fsencode(os.path.join(place, "manifest.arrow"))
-    manifest = read_manifest(path, remedy="", mapped=False)
-    about = dataclasses.replace(manifest.about, samples_left_out=None)
-    write_manifest(path, dataclasses.replace(manifest, about=about))
-
-
 @pytest.mark.parametrize("write", [folder, archives])
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_each_opening_reports_the_counts(
@@ -79,14 +67,6 @@ def test_each_opening_reports_the_counts(
             (message,) = messages
             assert "3 of 63 samples (4.76 %) are left out: 2 x not an image" in message
             assert "(such as " in message
-    place = str(root / "_penstock") if is_packed else f"{root}.penstock"
-    as_before(place)
-    older, third = opened(root)
-    assert (older.left_out, len(third)) == (WANTED, len(second))
-    os.unlink(os.path.join(place, "quarantine.jsonl"))
-    older, (message,) = opened(root)
-    assert "quarantine.jsonl can't be read" in message
-    assert next(iter(older.left_out)).startswith("not known")
 
 
 def test_selections_and_concatenations(tmp_path: Path) -> None:
@@ -149,7 +129,6 @@ def test_below_one_percent_there_is_no_warning(tmp_path: Path) -> None:
 
 def test_a_remote_dataset_and_a_remote_pack(tmp_path: Path) -> None:
     pack(folder(tmp_path / "set"), tmp_path / "pack", verify=images.verify)
-    as_before(os.path.join(tmp_path, "pack", "_penstock"))
     for name in ("set", "pack"):
         with uploaded(tmp_path / name) as url:
             dataset, messages = opened(url, cache=tmp_path / "cache")
@@ -195,15 +174,3 @@ def test_similar_reasons_are_counted_together(tmp_path: Path) -> None:
     assert count == 40
     assert reason.startswith("n: ")
     assert len(message) < 400
-
-
-def test_a_damaged_quarantine_file_is_no_error(tmp_path: Path) -> None:
-    root = folder(tmp_path / "set")
-    place = build_index(root, verify=images.verify).place
-    as_before(place)
-    for data in (b"\x00\xff", b"[1]\n", b"{" * 10**5, b'{"name": 3, "reason": 4}\n'):
-        with open(os.path.join(place, "quarantine.jsonl"), "wb") as file:
-            file.write(data)
-        assert next(iter(open_index(root).left_out())).startswith("not known")
-    shutil.rmtree(place)
-    assert build_index(root, verify=images.verify).left_out == WANTED

@@ -17,11 +17,10 @@ from penstock.readers.formats import AUTO, check_format
 from penstock.readers.index.manifest_file import MANIFEST
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
-    LocalFolder,
     Scratch,
     check_url,
     local_path,
-    plain_folder,
+    locate,
     show,
     status_of,
 )
@@ -106,11 +105,6 @@ class DatasetDescription:
 
     def locate(self, scratch: Scratch, arrangement: Arrangement) -> Origin:
         """Open the dataset's files. Raises the same errors as `origin.locate`."""
-        may_be_plain = self.filesystem is None and not scratch.is_kept  # else: a network mount?
-        if may_be_plain and (folder := plain_folder(self.url, arrangement)) is not None:
-            return folder
-        from penstock.readers.origin import locate
-
         return locate(
             self.url,
             storage_options=self.storage_options,
@@ -145,7 +139,7 @@ class DatasetDescription:
         their folder, and the same errors as `locate`."""
         scratch = Scratch(self.cache)
         origin = self.locate(scratch, DEFAULT_ARRANGEMENT)
-        if isinstance(origin, LocalFolder) and status_of(origin.root) is None:
+        if origin.is_local and origin.folder and status_of(origin.folder) is None:
             raise DatasetNotFoundError(
                 f"{origin.url} doesn't exist on this machine, although it exists on the machine of "
                 "the driver. Mount it under the same path on every machine that runs workers, or "

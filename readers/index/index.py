@@ -19,7 +19,6 @@ from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.byte_source import REINDEX, LocalPlace
 from penstock.readers.fieldtypes import image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
-from penstock.readers.origin import LocalFolder
 from penstock.readers.types import ANY_SIZE, MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -110,9 +109,8 @@ class IndexShards:
         FetchError."""
         remote = self.remote
         if remote is None:
-            if not isinstance(self._origin, LocalFolder):
-                raise TypeError(f"{self._origin.url} is neither local nor remote")
-            return self._opener(shard).open(LocalPlace(self._origin.root))
+            assert self._origin.folder is not None
+            return self._opener(shard).open(LocalPlace(self._origin.folder))
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
@@ -192,10 +190,7 @@ class Sidecars:
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        place: bytes | RemoteFolder | None,
-        repair: IndexRepair | None = None,
+        self, manifest: Manifest, place: bytes | Origin | None, repair: IndexRepair | None = None
     ) -> None:
         self._manifest, self._place, self._repair = manifest, place, repair
         self._layout = manifest.about.layout
@@ -438,7 +433,7 @@ def index_of(
     manifest: Manifest,
     *,
     origin: Origin,
-    place: bytes | RemoteFolder | None,
+    place: bytes | Origin | None,
     scratch: Scratch,
     repair: IndexRepair | None = None,
 ) -> Index:

@@ -37,7 +37,7 @@ from penstock.readers.index.manifest_file import (
     read_manifest,
     read_manifest_of,
 )
-from penstock.readers.origin import QUARANTINE, LocalFolder, RemoteFolder, local_path, show
+from penstock.readers.origin import QUARANTINE, local_path, show
 
 if TYPE_CHECKING:
     from penstock.readers.index.dataset_description import Folder
@@ -148,9 +148,7 @@ class IndexPlaces:
         Raises ConfigError."""
         if self.index is not None and (path := self._named()) is not None:
             return [path]
-        places = []
-        if isinstance(self.origin, LocalFolder):
-            places += [p for p in self.origin.index_folders() if is_trusted(p, self.origin.root)]
+        places = self.origin.index_folders()
         if self.scratch.is_kept:
             places.append(self._temporary())
         home = self.home()
@@ -158,42 +156,37 @@ class IndexPlaces:
             places.append(home)
         return places or [self._temporary()]
 
-    def remote(self) -> RemoteFolder | None:
+    def remote(self) -> Origin | None:
         """Return the remote folder that may hold a remote dataset's index: the one that the user
         gave, or the one next to the data. Return None for local data, or if there is no such place.
         Raises ConfigError."""
-        origin = self.origin
-        if not isinstance(origin, RemoteFolder):
+        if self.index is not None and self._named() is not None:
             return None
-        if self.index is not None:
-            return None if self._named() is not None else origin.folder_at(os.fspath(self.index))
-        return None if origin.index_url is None else origin.folder_at(origin.index_url)
+        return self.origin.index_place(None if self.index is None else os.fspath(self.index))
 
     def home(self) -> bytes | None:
         """Return the folder in the user's cache directory. Return None if there is none, or if the
         URL doesn't identify the data."""
         from penstock.cache.base import user_cache
 
-        base, inode = user_cache(), b""
-        if base is None or not self.origin.is_known_by_url:
+        base, inode, origin = user_cache(), b"", self.origin
+        if base is None or not origin.is_known_by_url:
             return None
-        if isinstance(self.origin, LocalFolder):  # another disk may be mounted at its path later
+        if origin.is_local and origin.folder:  # another disk may be mounted at its path later
             with contextlib.suppress(OSError):  # listing it raises the precise error
-                inode = b"\0%d" % os.stat(self.origin.root).st_ino
+                inode = b"\0%d" % os.stat(origin.folder).st_ino
         return os.path.join(base, INDEXES, os.fsencode(self._key(inode)))
 
     def is_own(self, place: bytes) -> bool:
         """Return True if only this node sees a place: the user didn't give it, and it isn't next to
         the data."""
-        origin = self.origin
-        next_to_data = origin.index_folders() if isinstance(origin, LocalFolder) else ()
-        return self.index is None and place not in next_to_data
+        return self.index is None and place not in self.origin.index_folders()
 
     def _named(self) -> bytes | None:
         """Return the local path in `index`, or None if it is a URL."""
         assert self.index is not None
         path = local_path(os.fspath(self.index))
-        if path is None and not isinstance(self.origin, RemoteFolder):
+        if path is None and self.origin.is_local:
             raise ConfigError(
                 f"index: got {show(self.index)} for {self.origin.url}, wanted a local folder for "
                 "the index of local data."
@@ -205,11 +198,11 @@ class IndexPlaces:
     def _check_outside(self, place: bytes) -> None:
         """Raise ConfigError for an `index=` inside a local dataset, where the index's folders would
         be taken for classes."""
-        if not isinstance(self.origin, LocalFolder) or self.origin.selection is not None:
+        root = self.origin.folder
+        if not self.origin.is_local or not root or self.origin.selection is not None:
             return
-        parts = os.path.relpath(os.path.realpath(place), os.path.realpath(self.origin.root)).split(
-            os.sep.encode()
-        )
+        path = os.path.relpath(os.path.realpath(place), os.path.realpath(root))
+        parts = path.split(os.sep.encode())
         if parts[0] != b".." and not any(is_passed_over(p) for p in parts if p != b"."):
             raise ConfigError(
                 f"index: {printable(place)} is inside the dataset's folder, where it would be "
@@ -264,15 +257,13 @@ class IndexPlaces:
             return False
         return True
 
-    def for_upload(self) -> tuple[IndexPlaces, RemoteFolder | None]:
+    def for_upload(self) -> tuple[IndexPlaces, Origin | None]:
         """Return the places to build an index in, and the remote folder to upload it to, or
         None."""
-        origin = self.origin
-        if isinstance(origin, RemoteFolder):
-            if self.index is not None and self._named() is None:
-                return replace(self, index=None), self.remote()
-            if self.index is None and origin.mount is not None:  # the place next to it is a path
-                return self, self.remote()
+        if not self.origin.is_local and self.index is not None and self._named() is None:
+            return replace(self, index=None), self.remote()
+        if not self.origin.is_local and self.index is None and self.origin.folder is not None:
+            return self, self.remote()  # the place next to it is a path
         return self, None
 
     @property
@@ -297,7 +288,7 @@ class IndexPlaces:
         if place is None:
             return None
         try:
-            found = place.find(MANIFEST)
+            found = place.entry(MANIFEST)
             if found is None and not is_named:
                 return None
             if found is None:
@@ -305,7 +296,7 @@ class IndexPlaces:
                     f"{place.url}: there is no index. Build it: penstock index {self.origin.url} "
                     f"--out {place.url}."
                 )
-            manifest = read_manifest_of(place, MANIFEST, *found, remedy=REINDEX)
+            manifest = read_manifest_of(place, found, remedy=REINDEX)
         except (FetchError, DatasetError) as error:
             if is_named:
                 raise
@@ -322,7 +313,7 @@ class IndexPlaces:
         return _of_no_pack(manifest, place.url)
 
 
-def upload_index(built: Manifest, place: bytes, to: RemoteFolder) -> None:
+def upload_index(built: Manifest, place: bytes, to: Origin) -> None:
     """Upload an index to a remote folder, the manifest last. Raises FetchError."""
     try:
         for name in (*built.names, QUARANTINE, MANIFEST):
@@ -333,23 +324,3 @@ def upload_index(built: Manifest, place: bytes, to: RemoteFolder) -> None:
             "--out FOLDER, a local folder, and pass that as index=.",
             uri=to.url,
         ) from None
-
-
-def is_trusted(place: bytes, root: bytes) -> bool:
-    """Return True if an index in a place belongs to this user, the data's owner or root. In a
-    folder that all users may write, such as /tmp, any user could have put one next to the data."""
-    try:
-        owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
-    except OSError:
-        return True  # it doesn't exist
-    try:
-        trusted = {os.geteuid(), 0, os.stat(root).st_uid}
-    except OSError:
-        return True
-    if owners <= trusted:
-        return True
-    _log.warning(
-        "%s: this folder belongs to another user than the data, so it isn't used for the index",
-        printable(place),
-    )
-    return False

@@ -19,7 +19,6 @@ from penstock.readers.index.building import IndexBuilder, PriorFacts, noted_dire
 from penstock.readers.index.index import Sidecars
 from penstock.readers.index.index_folders import check_arrangement, read_index
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
-from penstock.readers.origin import LocalFolder
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
@@ -173,12 +172,13 @@ class IndexMaintenance:
         """Make the first writable folder. Return it with the snapshot, in which the root's time is
         the one after that."""
         origin, snapshot = self.origin, listing.snapshot()
-        if not isinstance(origin, LocalFolder) or b"" not in snapshot.directories:
+        root = origin.folder
+        if root is None or b"" not in snapshot.directories:
             return self.places.make(), snapshot
-        before = os.stat(origin.root).st_mtime_ns
+        before = os.stat(root).st_mtime_ns
         place = self.places.make()
         if snapshot.directories[b""] == before:  # else files were added: update at next opening
-            times = {**snapshot.directories, b"": os.stat(origin.root).st_mtime_ns}
+            times = {**snapshot.directories, b"": os.stat(root).st_mtime_ns}
             snapshot = replace(snapshot, directories=times)
         return place, snapshot
 

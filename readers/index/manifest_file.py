@@ -44,7 +44,7 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.origin import Origin
+    from penstock.readers.origin import Entry, Origin
 
 MANIFEST = b"manifest.arrow"
 """The name of the manifest in the index's folder."""
@@ -155,19 +155,21 @@ def read_manifest(
         raise _damaged(path, url, error, remedy) from error
 
 
-def read_manifest_of(
-    origin: Origin, name: bytes, size_bytes: int, version: str, *, remedy: str
-) -> Manifest:
+def read_manifest_of(origin: Origin, entry: Entry, *, remedy: str) -> Manifest:
     """Read a manifest. A damaged copy in the cache is fetched once more."""
+    name, size_bytes, version = entry.name, entry.size_bytes, entry.version
     url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
-    path = origin.file(name, size_bytes=size_bytes, version=version)
-    try:
+
+    def read() -> Manifest:
+        path = origin.file(name, size_bytes=size_bytes, version=version)
         return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
+
+    try:
+        return read()
     except (CorruptShardError, FileNotFoundError):  # removed since it was fetched
         if not origin.drop(name, size_bytes=size_bytes, version=version):
             raise
-    path = origin.file(name, size_bytes=size_bytes, version=version)
-    return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
+        return read()
 
 
 def _remake(values: Mapping[str, Any]) -> str | None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.maintenance import IndexMaintenance
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin import Origin, RemoteFolder, Scratch
+    from penstock.readers.origin import Origin, Scratch
     from penstock.readers.types import Progress, Verify
 
 OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
@@ -142,7 +142,7 @@ class IndexOpener:
         if origin.selection is not None:
             return None
         try:
-            found = origin.find(OWN_MANIFEST)
+            found = origin.entry(OWN_MANIFEST)
         except FetchError as error:
             if self.places.local_manifest is None:
                 raise
@@ -156,7 +156,7 @@ class IndexOpener:
         if found is None:
             return None
         try:
-            manifest = read_manifest_of(origin, OWN_MANIFEST, *found, remedy=REPACK)
+            manifest = read_manifest_of(origin, found, remedy=REPACK)
         except CorruptShardError:
             if shows_own_index(origin):
                 raise
@@ -191,8 +191,8 @@ class IndexOpener:
             return
         for shard in np.flatnonzero(own.samples > _MANY_SAMPLES).tolist():
             name, size_bytes = own.names[shard], int(own.shard_bytes[shard])
-            found = self.origin.find(name)
-            if found is None or found[0] != size_bytes:
+            found = self.origin.entry(name)
+            if found is None or found.size_bytes != size_bytes:
                 raise CorruptShardError(
                     f"{self.origin.url}: {printable(name)} is missing or doesn't have the size in "
                     f"the manifest ({size_bytes:,} bytes). {REPACK}"
@@ -315,7 +315,7 @@ class IndexOpener:
 
         return IndexMaintenance(builder=self._builder(format), places=places)
 
-    def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
+    def _index(self, manifest: Manifest, place: bytes | Origin | None) -> Index:
         repair = None
         if isinstance(place, bytes):
             from penstock.readers.index.index_folders import is_cached

@@ -13,9 +13,11 @@ from .left_out import left_out_for as left_out_for, left_out_text as left_out_te
 from .left_out import left_out_total as left_out_total
 from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines
-from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
-from .origin import leads_to_folder as leads_to_folder, plain_folder as plain_folder
-from .remote_folder import RemoteFolder as RemoteFolder, locate as locate, segment as segment
+from .locating import locate as locate
+from .listed_files import Entry as Entry
+from .origin import LocalFolder as LocalFolder, Origin as Origin
+from .origin import leads_to_folder as leads_to_folder
+from .remote_folder import RemoteFolder as RemoteFolder, segment as segment
 from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store

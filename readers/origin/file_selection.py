@@ -11,13 +11,15 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable, unsafe_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.readers.origin.listed_files import Entry
 
 MAX_NAMES = 1_000_000
 """A pattern that stands for more files than this is taken for a typing error."""
@@ -36,9 +38,10 @@ _SET_IN_NAME = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
 _SET_IN_PART = re.compile(r"\[[^\]]+\]")
 _EVERYTHING = "**"
 
-File = TypeVar("File")
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
+Listed = tuple[str, "Entry | None"]
+"""The name of a file, and its entry if the listing contains it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +188,7 @@ def _choices(group: str, pattern: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree(Generic[File]):
+class Tree:
     """The functions that list a folder's files. Names are joined by "/", below one root.
 
     top: lists a folder: (files with their names, names of its subfolders). walk: lists all files
@@ -193,13 +196,13 @@ class Tree(Generic[File]):
     concurrent calls.
     """
 
-    top: Callable[[str], tuple[list[tuple[str, File]], list[str]]]
-    walk: Callable[[str], Iterable[tuple[str, File]]]
-    find: Callable[[str], File | None]
+    top: Callable[[str], tuple[list[Listed], list[str]]]
+    walk: Callable[[str], Iterable[Listed]]
+    find: Callable[[str], Entry | None]
     at_once: int = 16
 
 
-def select_files(tree: Tree[File], selection: FileSelection, *, url: str) -> list[tuple[str, File]]:
+def select_files(tree: Tree, selection: FileSelection, *, url: str) -> list[Listed]:
     """List the files that a selection names, in its order. The files that match one pattern are
     sorted by name.
 
@@ -220,7 +223,7 @@ def select_files(tree: Tree[File], selection: FileSelection, *, url: str) -> lis
             "Fetch them, or list only files that exist. To join datasets that are folders, use "
             "concat([…])."
         )
-    found: list[tuple[str, File]] = []
+    found: list[Listed] = []
     for part in selection.parts:
         if (file := existing.get(part)) is not None:
             found.append((part, file))
@@ -239,7 +242,7 @@ def select_files(tree: Tree[File], selection: FileSelection, *, url: str) -> lis
     return found
 
 
-def _each(tree: Tree[File], ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
+def _each(tree: Tree, ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
     if tree.at_once < 2 or len(keys) < 2:
         return [ask(key) for key in keys]
     return list(ordered(ask, keys, workers=tree.at_once, ahead=2 * tree.at_once, name="list"))
@@ -250,7 +253,7 @@ def _shown(names: list[str]) -> str:
     return f"{few}, …" if len(names) > 3 else few
 
 
-def _matches(tree: Tree[File], pattern: str) -> list[tuple[str, File]]:
+def _matches(tree: Tree, pattern: str) -> list[Listed]:
     parts = pattern.split("/")
     folders = [""]
     while parts[0] != _EVERYTHING and len(parts) > 1:
@@ -263,7 +266,7 @@ def _matches(tree: Tree[File], pattern: str) -> list[tuple[str, File]]:
     return sorted(found, key=lambda each: each[0].encode("utf-8", "surrogateescape"))
 
 
-def _folders(tree: Tree[File], above: list[str], part: str) -> list[str]:
+def _folders(tree: Tree, above: list[str], part: str) -> list[str]:
     if not _is_magic(part):
         return [_below(folder, part) for folder in above]
     fits = _fitting(part)
@@ -275,7 +278,7 @@ def _folders(tree: Tree[File], above: list[str], part: str) -> list[str]:
     ]
 
 
-def _files(tree: Tree[File], above: list[str], parts: list[str]) -> Iterator[tuple[str, File]]:
+def _files(tree: Tree, above: list[str], parts: list[str]) -> Iterator[Listed]:
     if parts[0] == _EVERYTHING:
         for folder in above:
             yield from _deep(tree, folder, parts)
@@ -291,7 +294,7 @@ def _files(tree: Tree[File], above: list[str], parts: list[str]) -> Iterator[tup
             )
 
 
-def _deep(tree: Tree[File], folder: str, parts: list[str]) -> Iterator[tuple[str, File]]:
+def _deep(tree: Tree, folder: str, parts: list[str]) -> Iterator[Listed]:
     regex = _compiled(_regex(parts), parts)
     skip = len(folder) + 1 if folder else 0
     for name, file in tree.walk(folder):

@@ -1,6 +1,6 @@
 """Define the place that holds a dataset's files: a local folder, or a folder of a remote store.
 
-`Origin` is the interface of both kinds: `LocalFolder` serves local file systems (NFS too),
+`Origin` is the base of both kinds: `LocalFolder` serves local file systems (NFS too),
 `RemoteFolder` reads a store through the cache. Names are bytes relative to the dataset's root. They
 need not be UTF-8, and a name that a remote store returned never becomes a local path.
 """
@@ -8,94 +8,88 @@ need not be UTF-8, and a name that a remote store returned never becomes a local
 from __future__ import annotations
 
 import errno
-import hashlib
+import logging
 import os
 import stat
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.files import INDEX_SUFFIX, is_passed_over
+from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.urls import cannot_examine, local_path, status_of
+from penstock.readers.origin.listed_files import Entry, RootNames, TopLevel
+from penstock.readers.origin.urls import cannot_examine, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection
-    from penstock.readers.origin.urls import Url
+    from penstock.readers.origin.file_selection import FileSelection, Listed, Tree
+
+_log = logging.getLogger("penstock")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A file in a listing. name: relative to the root. mtime_ns: 0 for a remote file. version: an
-    etag or the like, "" if unknown."""
-
-    name: bytes
-    size_bytes: int
-    mtime_ns: int
-    version: str
-
-    @property
-    def identity(self) -> str:
-        """Return 32 hex digits that change with every fact of the entry."""
-        facts = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
-        return hashlib.sha256(facts + self.name).hexdigest()[:32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopLevel:
-    """The contents of a folder, without its subfolders' contents. entries: the wanted files.
-    missing: names of wanted files that aren't regular files or are broken links. others, folders:
-    names of the other files and of the subfolders."""
-
-    entries: list[Entry]
-    missing: list[bytes]
-    others: list[bytes]
-    folders: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootNames:
-    """The names of the files and folders at a dataset's root, or of the files its URL selects."""
-
-    files: tuple[bytes, ...]
-    folders: tuple[bytes, ...]
-
-
-class Origin(Protocol):
+class Origin(ABC):
     """The place that holds a dataset's files.
 
     url: for messages, without credentials. key: identifies this dataset in a cache. selection: the
     files below the root that the URL names; None means all files. arrangement: the user's arguments
-    on how the files make up samples. is_known_by_url: True if a later process finds the same data
-    under this URL. variant: identifies the arrangement among those of this place,
-    "" for the default.
+    on how the files make up samples. variant: identifies the arrangement among those of this place,
+    "" for the default. is_known_by_url: True if a later process finds the same data under this URL.
+    folder: the path of the root, if it is a folder of a local or mounted file system. remote: the
+    reader of a remote dataset, None for a local one.
     """
 
-    url: str
-    key: str
-    is_local: bool
-    is_known_by_url: bool
-    selection: FileSelection | None
-    arrangement: Arrangement
-    variant: str
+    is_local: ClassVar[bool]
+    is_known_by_url = True
+    folder: bytes | None = None
+    remote: Remote | None = None
 
-    @property
-    def remote(self) -> Remote | None:
-        """Return the reader of a remote dataset, None for a local one."""
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        selection: FileSelection | None,
+        arrangement: Arrangement,
+        variant: str,
+    ) -> None:
+        """url, key: of the root."""
+        self.url = url
+        if selection is not None:
+            self.url, key = f"{url.rstrip('/')}/{selection.pattern}", f"{key}\0{selection.key}"
+        self.key = f"{key}\0{variant}" if variant else key
+        self.selection, self.arrangement, self.variant = selection, arrangement, variant
+        self._names: RootNames | None = None
+        self._kept: tuple[list[tuple[bytes, Entry | None]], list[bytes]] | None = None
 
+    def index_folders(self) -> list[bytes]:
+        """Return the local folders next to the data that may hold its index, best first."""
+        return []
+
+    def index_place(self, url: str | None) -> Origin | None:
+        """Return the remote folder at a URL of the same store, or next to the data, that may hold
+        the index. Return None for local data, or if there is no such place. Raises ConfigError and
+        FetchError."""
+        del url
+        return None
+
+    def upload(self, local: bytes, name: bytes) -> None:
+        """Upload a local file to a name below a remote root. Raises FetchError."""
+        del local, name
+        raise TypeError(f"{self.url} is local")
+
+    @abstractmethod
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         """Return the local path of a file below the root. A small remote file is fetched as a
         whole. Raises FetchError."""
 
     def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
         """Delete the cached copy of a small remote file. Return False if the origin is local."""
+        del name, size_bytes, version
+        return False
 
-    def find(self, name: bytes) -> tuple[int, str] | None:
-        """Return (bytes, version) of a file below the root, or None if it doesn't exist."""
-
+    @abstractmethod
     def entry(self, name: bytes) -> Entry | None:
         """Return the entry of a regular file below the root, or None if it doesn't exist. Raises
         FetchError."""
@@ -103,6 +97,12 @@ class Origin(Protocol):
     def names(self) -> RootNames:
         """Return the names that `top` lists. They are listed once, so that each format can check
         cheaply whether it recognises the dataset. Raises the same errors as `top`."""
+        if self._names is None:
+            files, folders = listed = self._list()
+            self._names = RootNames(files=tuple(n for n, _ in files), folders=tuple(folders))
+            # Stores list a page at a time, so the call of `top` that follows uses this listing.
+            self._kept = None if self.is_local else listed
+        return self._names
 
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
         """List the files directly below the root, sorted by name. The result is empty if the folder
@@ -113,17 +113,43 @@ class Origin(Protocol):
         DatasetError. With a selection, raises DatasetNotFoundError if a file doesn't exist and
         ConfigError if one is named twice.
         """
+        listed, self._kept = self._kept, None
+        files, folders = listed or self._list()
+        top = TopLevel(entries=[], missing=[], others=[], folders=folders)
+        for name, known in files:
+            if not wanted(name):
+                top.others.append(name)
+            elif (entry := known or self.entry(name)) is not None:
+                top.entries.append(entry)
+            else:
+                top.missing.append(name)
+        return top
+
+    def _list(self) -> tuple[list[tuple[bytes, Entry | None]], list[bytes]]:
+        """List the files of the root, sorted, or of the selection, in its order, and the folders at
+        the root. An entry is None if the listing doesn't contain it."""
+        if self.selection is not None:
+            from penstock.readers.origin.file_selection import select_files
+
+            found = select_files(self._tree(), self.selection, url=self.url)
+            return [(os.fsencode(name), entry) for name, entry in found], []
+        files, folders = self._tree().top("")
+        named = [(os.fsencode(name), entry) for name, entry in files if name]
+        return sorted(named, key=lambda each: each[0]), sorted(map(os.fsencode, folders))
+
+    @abstractmethod
+    def _tree(self) -> Tree:
+        """Return the functions that list the folders below the root."""
 
     def close(self) -> None:
         """Close the connections. Safe to call twice."""
+        self._kept = None
 
 
-class LocalFolder:
+class LocalFolder(Origin):
     """A dataset in a folder of a local file system (NFS too)."""
 
     is_local = True
-    is_known_by_url = True
-    remote = None
 
     def __init__(
         self,
@@ -131,106 +157,26 @@ class LocalFolder:
         selection: FileSelection | None = None,
         arrangement: Arrangement = DEFAULT_ARRANGEMENT,
     ) -> None:
-        self.root = os.path.abspath(root)
-        self.url = self.key = os.fsdecode(self.root)
-        self.selection = selection
-        self._names: RootNames | None = None
-        if selection is not None:
-            self.url = os.path.join(self.url, selection.pattern)
-            self.key = f"{self.key}\0{selection.key}"
-        self.arrangement, self.variant = arrangement, arrangement.key
-        if self.variant:
-            self.key = f"{self.key}\0{self.variant}"
+        self.root = self.folder = os.path.abspath(root)
+        url, key = os.fsdecode(self.root), arrangement.key
+        super().__init__(url, url, selection=selection, arrangement=arrangement, variant=key)
 
     def index_folders(self) -> list[bytes]:
-        """Return the candidates for the index's folder next to the data, best first: next to the
-        given path, and if that is a link, next to its target."""
+        """Return the trusted folders for the index: next to the given path, and if that is a link,
+        next to its target."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
         if self.selection is not None:
             folders = [os.path.join(root, self.selection.index_name) for root in roots]
         else:
             folders = [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
-        if not self.variant:
-            return folders
-        variant = os.fsencode(self.variant)
-        return [b"%s-%s%s" % (f[: -len(INDEX_SUFFIX)], variant, INDEX_SUFFIX) for f in folders]
+        if self.variant:
+            ending = b"-%s%s" % (os.fsencode(self.variant), INDEX_SUFFIX)
+            folders = [folder.removesuffix(INDEX_SUFFIX) + ending for folder in folders]
+        return [folder for folder in folders if is_trusted(folder, self.root)]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version
         return os.path.join(self.root, name)
-
-    def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        del name, size_bytes, version
-        return False
-
-    def find(self, name: bytes) -> tuple[int, str] | None:
-        found = status_of(os.path.join(self.root, name))
-        if found is None or not stat.S_ISREG(found.st_mode):
-            return None
-        return found.st_size, str(found.st_mtime_ns)
-
-    def names(self) -> RootNames:
-        if self._names is None:
-            top = self.top(lambda _: False)
-            self._names = RootNames(files=tuple(top.others), folders=tuple(top.folders))
-        return self._names
-
-    def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
-        top = TopLevel(entries=[], missing=[], others=[], folders=[])
-        if self.selection is not None:
-            inside = [(name, False) for name in self._selected()]
-        else:
-            inside = self._list_folder(b"")
-        for name, is_folder in inside:
-            if is_folder or not wanted(name):
-                (top.folders if is_folder else top.others).append(name)
-            elif (entry := self.entry(name)) is not None:
-                top.entries.append(entry)
-            else:
-                top.missing.append(name)
-        return top
-
-    def _selected(self) -> list[bytes]:
-        from penstock.readers.origin.file_selection import Tree, select_files
-
-        def top(folder: str) -> tuple[list[tuple[str, bool]], list[str]]:
-            prefix = os.path.join(os.fsencode(folder), b"")
-            inside = self._list_folder(prefix)
-            files = [
-                (os.fsdecode(prefix + name), True) for name, is_folder in inside if not is_folder
-            ]
-            return files, [os.fsdecode(name) for name, is_folder in inside if is_folder]
-
-        def find(name: str) -> bool | None:
-            return None if self.find(os.fsencode(name)) is None else True
-
-        def walk(folder: str) -> Iterator[tuple[str, bool]]:
-            waiting = [(folder, frozenset[bytes]())]
-            while waiting:
-                folder, above = waiting.pop()
-                real = os.path.realpath(os.path.join(self.root, os.fsencode(folder)))
-                if real in above:  # a link to a folder above it
-                    continue
-                files, folders = top(folder)
-                yield from files
-                inside = (n for n in folders if not is_passed_over(os.fsencode(n)))
-                waiting += [(os.path.join(folder, n), above | {real}) for n in inside]
-
-        assert self.selection is not None
-        tree = Tree(top=top, walk=walk, find=find, at_once=1)
-        return [os.fsencode(name) for name, _ in select_files(tree, self.selection, url=self.url)]
-
-    def _list_folder(self, folder: bytes) -> list[tuple[bytes, bool]]:
-        """List a folder: sorted (name, is a folder or a link to one)."""
-        try:
-            with os.scandir(os.path.join(self.root, folder)) as found:
-                return sorted((entry.name, leads_to_folder(entry)) for entry in found)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                return []
-            raise cannot_examine(os.path.join(self.root, folder), error, is_folder=True) from error
 
     def entry(self, name: bytes) -> Entry | None:
         found = status_of(os.path.join(self.root, name))
@@ -238,8 +184,41 @@ class LocalFolder:
             return None
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
-    def close(self) -> None:
-        """Do nothing: a local folder holds no connections."""
+    def _tree(self) -> Tree:
+        from penstock.readers.origin.file_selection import Tree
+
+        return Tree(
+            top=self._top,
+            walk=self._walk,
+            find=lambda name: self.entry(os.fsencode(name)),
+            at_once=1,
+        )
+
+    def _top(self, folder: str) -> tuple[list[Listed], list[str]]:
+        path = os.path.join(self.root, os.fsencode(folder))
+        try:
+            with os.scandir(path) as found:
+                inside = [(os.fsdecode(each.name), leads_to_folder(each)) for each in found]
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return [], []
+            raise cannot_examine(path, error, is_folder=True) from error
+        files: list[Listed] = [
+            (os.path.join(folder, name), None) for name, is_folder in inside if not is_folder
+        ]
+        return files, [name for name, is_folder in inside if is_folder]
+
+    def _walk(self, folder: str) -> Iterator[Listed]:
+        waiting = [(folder, frozenset[bytes]())]
+        while waiting:
+            folder, above = waiting.pop()
+            real = os.path.realpath(os.path.join(self.root, os.fsencode(folder)))
+            if real in above:  # a link to a folder above it
+                continue
+            files, folders = self._top(folder)
+            yield from files
+            inside = (n for n in folders if not is_passed_over(os.fsencode(n)))
+            waiting += [(os.path.join(folder, n), above | {real}) for n in inside]
 
 
 def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -250,11 +229,18 @@ def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
         return False
 
 
-def plain_folder(url: Url, arrangement: Arrangement = DEFAULT_ARRANGEMENT) -> LocalFolder | None:
-    """Return the origin of a local folder that exists, or None for any other URL, which `locate`
-    opens. Raises ReadError."""
-    path = None if isinstance(url, list | tuple) else local_path(url)
-    status = status_of(path) if path and b"\0" not in path else None
-    if path is None or status is None or not stat.S_ISDIR(status.st_mode):
-        return None
-    return LocalFolder(path, arrangement=arrangement)
+def is_trusted(place: bytes, root: bytes) -> bool:
+    """Return True if an index in a place belongs to this user, the data's owner or root. In a
+    folder that all users may write, such as /tmp, any user could have put one next to the data."""
+    try:
+        owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
+        trusted = {os.geteuid(), 0, os.stat(root).st_uid}
+    except OSError:
+        return True  # it doesn't exist
+    if owners <= trusted:
+        return True
+    _log.warning(
+        "%s: this folder belongs to another user than the data, so it isn't used for the index",
+        printable(place),
+    )
+    return False

@@ -1,81 +1,110 @@
-"""Open a dataset at any URL, and read the folders of a remote store through the cache.
-
-`locate` turns a URL into an origin. No other code decides how a dataset is reached, except that
-`plain_folder` opens local folders.
-"""
+"""Read the folders of a remote store through the cache."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, redact
+from penstock.cache import ConfigError, DatasetNotFoundError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.dataset_place import index_url, options_scope, place_of
-from penstock.readers.origin.origin import Entry, LocalFolder, RootNames, TopLevel
+from penstock.readers.origin.dataset_place import index_url, options_scope
+from penstock.readers.origin.listed_files import Entry
+from penstock.readers.origin.origin import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection
-    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.file_selection import FileSelection, Listed, Tree
     from penstock.readers.origin.scratch import Scratch
-    from penstock.readers.origin.urls import Url
     from penstock.readers.types import Encoded
 
 
-class RemoteFolder:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAccess:
+    """The means to open folders of one store. options: `storage_options=`. scratch: has the cache.
+    filesystem: an fsspec file system; URLs are paths in it; None for any other store."""
+
+    options: Mapping[str, Any]
+    scratch: Scratch
+    filesystem: Any | None
+
+
+class RemoteFolder(Origin):
     """A dataset in a folder of a remote store, which is read through `remote`.
 
-    shown: its URL, without credentials. mount: its path, if it is a folder of a network file
-    system. index_url: the URL of the folder for its index; None if there is no such place.
-    folder_at: opens another folder of the same store. is_known_by_url: True if a later process
-    finds the same data under this URL.
+    index_url: the URL of the folder for its index; None if there is no such place.
     """
 
     is_local = False
-    mount: bytes | None = None
+    remote: Remote
 
     def __init__(
         self,
-        remote: Remote,
-        shown: str,
+        url: str,
+        access: StoreAccess,
         selection: FileSelection | None = None,
-        *,
-        index_url: str | None = None,
-        folder_at: Callable[[str], RemoteFolder] | None = None,
-        is_known_by_url: bool = True,
         arrangement: Arrangement = DEFAULT_ARRANGEMENT,
+        *,
+        of: Remote | None = None,
     ) -> None:
-        self.remote = remote
-        self.index_url, self.is_known_by_url = index_url, is_known_by_url
-        self._folder_at = folder_at
-        self._others: dict[str, RemoteFolder] = {}
-        self._root_url = self.url = shown.rstrip("/")
-        self._scope = remote.fetcher.store.scope
-        self.arrangement, self.variant = arrangement, arrangement.key_with_content()
-        self.key = dataset_key(self._scope, self._root_url, selection, self.variant)
-        self.selection = selection
-        self._names: RootNames | None = None
-        self._listed: tuple[list[Entry], list[bytes]] | None = None
-        if selection is not None:
-            self.url = f"{self.url}/{selection.pattern}"
+        """of: the dataset that this folder belongs to, if it isn't a dataset itself. Raises
+        ConfigError, MissingDependencyError."""
+        from penstock.cache.blobs import Remote
+        from penstock.cache.fetch import Fetcher
+        from penstock.cache.stores import fetch_policy, open_store
 
-    def folder_at(self, url: str) -> RemoteFolder:
-        """Open another folder of the same store with the same options. It is closed together with
-        this one. Raises ConfigError if the URL is in another store, and FetchError."""
-        if self._folder_at is None:
-            raise TypeError(f"{self.url} was opened without folder_at=")
+        is_path = access.filesystem is not None
+        store = open_store(url, access.options, filesystem=access.filesystem)
+        shown = store.url if is_path else redact(url)
+        variant = arrangement.key_with_content()
+        self._url, self._access, self._others = url, access, dict[str, RemoteFolder]()
+        self._scope, self._root_url = store.scope, shown.rstrip("/")
+        super().__init__(
+            self._root_url,
+            f"{self._scope}\0{self._root_url}",
+            selection=selection,
+            arrangement=arrangement,
+            variant=variant,
+        )
+        self.index_url = index_url(url, selection, is_path=is_path, variant=variant)
+        # memory: belongs to this process alone; a file system object may be of any kind.
+        self.is_known_by_url = not is_path and not url.startswith("memory:")
+        meter = None if of is None else of.fetcher.meter
+        fetcher = Fetcher(store, policy=fetch_policy(access.options), meter=meter)
+        digest = hashlib.sha256(self.key.encode("utf-8", "surrogateescape")).hexdigest()
+        group, label = digest[:32], shown if selection is None else self.url
+        if of is not None:
+            group, label = of.group, of.label
+        cache, upstream = access.scratch.disk_cache(), None
+        if cache.peers is not None:
+            from penstock.cache.blobs import StoreUpstream
+            from penstock.cache.peers import PeerDirectory, PeerUpstream
+
+            directory = PeerDirectory(group=group)
+            upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
+        self.remote = Remote(fetcher, cache, group=group, label=label, upstream=upstream)
+
+    def index_place(self, url: str | None) -> RemoteFolder | None:
+        url = url or self.index_url
+        if url is None:
+            return None
+        if self._access.filesystem is None and options_scope(url) != options_scope(self._url):
+            raise ConfigError(
+                f"index: {redact(url)} is in another store than the data, {redact(self._url)}, and "
+                "storage_options apply to that one. Give a folder of the same store or a local one."
+            )
         if url not in self._others:
-            self._others[url] = self._folder_at(url)
+            # It is closed together with this one.
+            self._others[url] = RemoteFolder(url, self._access, of=self.remote)
         return self._others[url]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
@@ -85,63 +114,30 @@ class RemoteFolder:
         self.remote.drop_object(os.fsdecode(name), size_bytes=size_bytes, version=version)
         return True
 
-    def find(self, name: bytes) -> tuple[int, str] | None:
-        found = self.remote.find(os.fsdecode(name))
-        return None if found is None else (found.size_bytes, found.version)
-
     def entry(self, name: bytes) -> Entry | None:
         found = self.remote.find(os.fsdecode(name))
         return None if found is None else _entry(found)
 
-    def names(self) -> RootNames:
-        if self._names is None:
-            self._listed = self._list()  # used once more, by the call of `top` that follows
-            files, folders = self._listed
-            self._names = RootNames(files=tuple(e.name for e in files), folders=tuple(folders))
-        return self._names
+    def _tree(self) -> Tree:
+        from penstock.readers.origin.file_selection import Tree
 
-    def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
-        top = TopLevel(entries=[], missing=[], others=[], folders=[])
-        listed, self._listed = self._listed, None
-        files, folders = listed or self._list()
-        top.folders.extend(folders)
-        for entry in files:
-            if wanted(entry.name):
-                top.entries.append(entry)
-            elif entry.name:
-                top.others.append(entry.name)
-        return top
-
-    def _list(self) -> tuple[list[Entry], list[bytes]]:
-        """List the files of the root or of the selection, in order, and the folders at the root."""
         fetcher = self.remote.fetcher
-        if self.selection is None:
-            objects, folders = fetcher.list_folder()
-            entries = sorted(map(_entry, objects), key=lambda entry: entry.name)
-            return entries, sorted(map(os.fsencode, folders))
-        from penstock.readers.origin.file_selection import Tree, select_files
 
-        def top(folder: str) -> tuple[list[tuple[str, ObjectInfo]], list[str]]:
+        def top(folder: str) -> tuple[list[Listed], list[str]]:
             objects, folders = fetcher.list_folder(folder)
-            return [(found.path, found) for found in objects], list(folders)
+            return [(found.path, _entry(found)) for found in objects], list(folders)
 
-        def walk(folder: str) -> Iterator[tuple[str, ObjectInfo]]:
-            return ((found.path, found) for found in fetcher.walk(folder))
+        def walk(folder: str) -> Iterator[Listed]:
+            return ((found.path, _entry(found)) for found in fetcher.walk(folder))
 
-        tree = Tree(top=top, walk=walk, find=self.remote.find)
-        found = select_files(tree, self.selection, url=self.url)
-        return [_entry(info) for _, info in found], []
+        return Tree(top=top, walk=walk, find=lambda name: self.entry(os.fsencode(name)))
 
     def walk(self) -> Iterator[Entry]:
-        """List every object below the root, or of the selection.
+        """List every object below the root.
 
         Raises FetchError, DatasetNotFoundError, and ConfigError if the URL is a single file.
         """
-        self._listed = None
-        if self.selection is not None:
-            yield from self._list()[0]
-            return
-        is_empty = True
+        self._kept, is_empty = None, True
         for found in self.remote.fetcher.walk():
             is_empty = False
             yield _entry(found)
@@ -233,117 +229,4 @@ def segment(
         start=start,
         object_bytes=object_bytes,
         may_lack=may_lack,
-    )
-
-
-def dataset_key(scope: str, url: str, selection: FileSelection | None, variant: str = "") -> str:
-    """Return the name of a remote dataset in a cache. variant: the key of its arrangement."""
-    chosen = "" if selection is None else f"\0{selection.key}"
-    return f"{scope}\0{url}{chosen}" + (f"\0{variant}" if variant else "")
-
-
-def locate(
-    url: Url,
-    *,
-    storage_options: Mapping[str, Any] | None,
-    scratch: Scratch,
-    filesystem: Any | None = None,
-    arrangement: Arrangement = DEFAULT_ARRANGEMENT,
-) -> Origin:
-    """Open the origin of a URL. filesystem: an fsspec file system; url is then a path in it.
-    arrangement: the user's arguments on how the files make up samples.
-
-    If a URL may name a file or a folder (x.parquet), the store is asked. A local path on a network
-    file system is read through the cache if the user gave one.
-
-    Raises ConfigError, MissingDependencyError, FetchError.
-    """
-    place = place_of(url, is_path=filesystem is not None)
-    root, selection = place.root, place.selection
-    if isinstance(root, str):
-        options = storage_options or {}
-        found = _open_remote(root, options, scratch, selection, filesystem, arrangement=arrangement)
-        if place.folder is None or _is_file(found):
-            return found
-        found.close()
-        return _open_remote(
-            place.folder, options, scratch, None, filesystem, arrangement=arrangement
-        )
-    if scratch.is_kept:
-        from penstock.cache.base import is_network
-
-        mount = os.path.abspath(root)
-        if is_network(os.fsdecode(mount)):
-            from fsspec.implementations.local import LocalFileSystem
-
-            files = LocalFileSystem()
-            path = os.fsdecode(mount)
-            mounted = _open_remote(path, {}, scratch, selection, files, arrangement=arrangement)
-            mounted.mount = mount
-            return mounted
-    return LocalFolder(root, selection, arrangement)
-
-
-def _is_file(origin: RemoteFolder) -> bool:
-    """Return True if the single selected file exists. If the store can't answer, return True:
-    reading the file then raises the precise error."""
-    assert origin.selection is not None
-    try:
-        return origin.remote.find(origin.selection.parts[0]) is not None
-    except FetchError:
-        return True
-
-
-def _open_remote(
-    url: str,
-    options: Mapping[str, Any],
-    scratch: Scratch,
-    selection: FileSelection | None,
-    filesystem: Any | None,
-    of: Remote | None = None,
-    arrangement: Arrangement = DEFAULT_ARRANGEMENT,
-) -> RemoteFolder:
-    """Open a folder of a store. of: the dataset that this folder belongs to, if it isn't a dataset
-    itself."""
-    from penstock.cache.blobs import Remote
-    from penstock.cache.fetch import Fetcher
-    from penstock.cache.stores import fetch_policy, open_store
-
-    store = open_store(url, options, filesystem=filesystem)
-    meter = None if of is None else of.fetcher.meter
-    fetcher = Fetcher(store, policy=fetch_policy(options), meter=meter)
-    shown = redact(url) if filesystem is None else store.url
-    variant = arrangement.key_with_content()
-    key = dataset_key(store.scope, shown.rstrip("/"), selection, variant)
-    label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
-    digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    group = digest[:32] if of is None else of.group
-    cache, upstream = scratch.disk_cache(), None
-    if cache.peers is not None:
-        from penstock.cache.blobs import StoreUpstream
-        from penstock.cache.peers import PeerDirectory, PeerUpstream
-
-        directory = PeerDirectory(group=group)
-        upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
-    remote = Remote(
-        fetcher, cache, group=group, label=label if of is None else of.label, upstream=upstream
-    )
-
-    def folder_at(other: str) -> RemoteFolder:
-        if filesystem is None and options_scope(other) != options_scope(url):
-            raise ConfigError(
-                f"index: {redact(other)} is in another store than the data, {redact(url)}, and "
-                "storage_options apply to that one. Give a folder of the same store or a local one."
-            )
-        return _open_remote(other, options, scratch, None, filesystem, remote)
-
-    return RemoteFolder(
-        remote,
-        shown,
-        selection,
-        index_url=index_url(url, selection, is_path=filesystem is not None, variant=variant),
-        folder_at=folder_at,
-        # memory: belongs to this process alone; a file system object may be of any kind.
-        is_known_by_url=filesystem is None and not url.startswith("memory:"),
-        arrangement=arrangement,
     )

@@ -36,7 +36,6 @@ from penstock.readers.index import (
 )
 from penstock.readers.origin import (
     QUARANTINE,
-    LocalFolder,
     Scratch,
     count_left_out,
     joined_left_out,
@@ -469,8 +468,8 @@ def _destination(dst: Folder, origin: Origin | None) -> bytes:
         )
     root = os.path.abspath(path)
     # A pack may lie next to selected tar files, but not inside a folder that is a dataset.
-    folder = origin.root if isinstance(origin, LocalFolder) else getattr(origin, "mount", None)
-    if origin is not None and folder is not None and origin.selection is None:
+    folder = None if origin is None or origin.selection is not None else origin.folder
+    if folder is not None:
         source, target = os.path.realpath(folder), os.path.realpath(root)
         if os.path.commonpath((source, target)) in (source, target):
             raise ConfigError(

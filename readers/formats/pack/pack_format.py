@@ -37,7 +37,7 @@ class PackFormat:
 
         A finished pack is recognised earlier, by its manifest.
         """
-        return origin.selection is None and any(origin.find(name) is not None for name in _TRACES)
+        return origin.selection is None and any(origin.entry(name) is not None for name in _TRACES)
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """Return the opener of a shard. It needs no sidecar: the shard describes itself."""

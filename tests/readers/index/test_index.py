@@ -254,7 +254,7 @@ def test_an_index_of_another_version_is_refused_with_a_remedy(
 def test_an_older_index_in_a_cache_is_rebuilt(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.readers.index.index_folders.is_trusted", lambda *_: False)
+    monkeypatch.setattr("penstock.readers.origin.origin.is_trusted", lambda *_: False)
     with monkeypatch.context() as older:
         older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
         kept = open_index(folder, cache=tmp_path / "cache", verify=images.verify)

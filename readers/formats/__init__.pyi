@@ -25,7 +25,7 @@ from .chunk_files import ChunkFiles as ChunkFiles
 from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
 from .chunked import ChunkedShardFacts as ChunkedShardFacts, Crops as Crops
-from .chunked import DatasetFiles as DatasetFiles, ShardData as ShardData
+from .chunked import ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument
@@ -55,6 +55,7 @@ from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
 from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
 from .shard_summary import join_ranges as join_ranges
+from .files_format import DatasetFiles as DatasetFiles, FilesFormat as FilesFormat
 from .file_kinds import IMAGES as IMAGES, stem as stem
 from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar

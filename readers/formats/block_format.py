@@ -28,7 +28,7 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader, DatasetFiles
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.unindexed_files import open_data_file
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, FieldType, Schema
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
+    from penstock.readers.formats.files_format import DatasetFiles
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin

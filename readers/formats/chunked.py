@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptShardError, DatasetNotFoundError, PenstockError
+from penstock.cache import CorruptShardError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
-from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
 from penstock.readers.formats.extents import decode_note
-from penstock.readers.formats.format import Indexing, Snapshot, SpanFormat
+from penstock.readers.formats.files_format import DatasetFiles, FilesFormat
+from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.open_shard import OpenShard, RowRequest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
-    from penstock.readers.origin import Entry, LeftOut, Origin, QuarantineEntry
+    from penstock.readers.origin import LeftOut, Origin
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -227,19 +227,6 @@ class ChunkReader(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DatasetFiles:
-    """The files of a dataset, in the order of its samples, before their contents are read.
-
-    quarantined: files that are left out, and why. found: whatever else the format found while it
-    listed them; `ChunkFormat.index` receives it.
-    """
-
-    entries: Sequence[Entry]
-    quarantined: Sequence[QuarantineEntry] = ()
-    found: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedDataset:
     """A dataset in chunks as the metadata of its files describe it.
 
@@ -255,20 +242,14 @@ class ChunkedDataset:
     announce: Callable[[], None] | None = None
 
 
-class ChunkFormat(SpanFormat, Indexing, ABC):
+class ChunkFormat(FilesFormat):
     """The base of formats in chunks.
 
-    name: as in `format=`. extensions: of the names of its files, in lower case, without the dot.
-    in_folders: True if files in subfolders belong to the dataset. may_lack_objects: True if a
-    missing file stands for fill values (Zarr). is_encoded: True if samples that can be read singly
-    are decoded too, which uses a core.
+    may_lack_objects: True if a missing file stands for fill values (Zarr). is_encoded: True if
+    samples that can be read singly are decoded too, which uses a core.
     """
 
-    name: ClassVar[str]
-    extensions: ClassVar[frozenset[str]] = frozenset()
-    in_folders: ClassVar[bool] = False
     least_sample_bytes: ClassVar[int] = 0
-    keeps_facts: ClassVar[bool] = False
     may_lack_objects: ClassVar[bool] = False
     is_encoded: ClassVar[bool] = False
 
@@ -287,45 +268,6 @@ class ChunkFormat(SpanFormat, Indexing, ABC):
         contradict each other: they come from a file that may be damaged.
         """
 
-    def recognises(self, origin: Origin) -> bool:
-        """Return True if such files lie at the root, or if the user selected only such files."""
-        names = [self.is_file(name) for name in origin.names().files]
-        return bool(names) and (any(names) if origin.selection is None else all(names))
-
-    def is_file(self, name: bytes) -> bool:
-        """Return True if a name is that of a file of this format."""
-        own = name.rpartition(b"/")[2]
-        return extension(own) in self.extensions and not is_passed_over(own)
-
-    def files(self, origin: Origin) -> DatasetFiles:
-        """List the files of a dataset: those with one of the extensions, sorted by name, or those
-        that the user selected, in that order.
-
-        Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError.
-        """
-        shown = ", ".join(f"*.{each}" for each in sorted(self.extensions))
-        missing: Sequence[bytes] = ()
-        if origin.selection is None and self.in_folders:
-            from penstock.readers.formats.folder import list_folder
-
-            found = list_folder(origin)
-            entries = [entry for entry in found.files if self.is_file(entry.name)]
-            listed = DatasetFiles(entries=entries, quarantined=found.quarantined)
-        else:
-            top = origin.top(self.is_file)
-            listed, missing = DatasetFiles(entries=top.entries), top.missing
-            if origin.selection is not None and top.others:
-                raise ConfigError(
-                    f"{origin.url}: {printable(top.others[0])} isn't a {self.name} file ({shown}). "
-                    "Name files of one kind."
-                )
-        if missing or not listed.entries:
-            what = printable(missing[0]) if missing else shown
-            raise DatasetNotFoundError(
-                f"{origin.url}: there is no file {what}. Expected {self.name} files."
-            )
-        return listed
-
     def stored_fields(self, schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
         """Return the fields whose extents hold the bytes of some fields: these themselves, unless
         extents hold several fields."""
@@ -333,12 +275,6 @@ class ChunkFormat(SpanFormat, Indexing, ABC):
         return tuple(fields)
 
     # -- common code
-
-    @property
-    def indexing(self) -> Indexing:
-        """Return the way to index such a dataset: its files are listed whenever it is opened, and
-        if a name, size or time changed, all are indexed again."""
-        return self
 
     def list(self, origin: Origin) -> ChunkListing:
         """List the files. Raises as `files` does."""

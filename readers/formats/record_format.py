@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import os
 import struct
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError
+from penstock.cache import ConfigError, DatasetError, PenstockError
 from penstock.readers.fieldtypes import (
     DenseColumn,
     ListColumn,
@@ -47,7 +47,8 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.candidates import MISSING, Spans
-from penstock.readers.formats.format import Indexing, SpanFormat
+from penstock.readers.formats.files_format import FilesFormat
+from penstock.readers.formats.folder import list_folder
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.formats.unindexed_files import open_data_file
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.formats.files_format import DatasetFiles
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
@@ -103,18 +105,16 @@ class Records:
         return max([*lengths, *map(len, self.values.values())], default=0)
 
 
-class RecordFormat(SpanFormat, ABC):
+class RecordFormat(FilesFormat):
     """A format of files that hold records.
 
-    name: for `format=`. suffix: end of the files' names. beside: suffixes of small files that may
-    accompany a file of records, such as a text index: `photos.bin` and `photos.txt`.
-    least_sample_bytes: of a record, at least 1. is_file_per_sample: False if each file at the
-    dataset's root is a shard. True if the files are small, such as one for each sample: they may
-    lie in subfolders, samples of about shard_bytes (None: 64 MiB) are one shard, and an invalid
-    file is left out.
+    suffix: end of the files' names. beside: suffixes of small files that may accompany a file of
+    records, such as a text index: `photos.bin` and `photos.txt`. least_sample_bytes: of a record,
+    at least 1. is_file_per_sample: False if each file at the dataset's root is a shard. True if the
+    files are small, such as one for each sample: they may lie in subfolders, samples of about
+    shard_bytes (None: 64 MiB) are one shard, and an invalid file is left out.
     """
 
-    name: ClassVar[str]
     suffix: ClassVar[str]
     beside: ClassVar[tuple[str, ...]] = ()
     shard_bytes: ClassVar[int | None] = None
@@ -131,17 +131,6 @@ class RecordFormat(SpanFormat, ABC):
         reason for a file that doesn't have this format.
         """
 
-    @property
-    def indexing(self) -> RecordIndexing:
-        """Return the indexing of a folder of such files."""
-        return RecordIndexing(self)
-
-    def recognises(self, origin: Origin) -> bool:
-        """Return True if such files lie at the root, or if the user selected only such files."""
-        names = [name.rpartition(b"/")[2] for name in origin.names().files]
-        found = [self.is_file(name) for name in names]
-        return any(found) if origin.selection is None else all(found)
-
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: records have no other places of fields."""
         del origin
@@ -149,62 +138,52 @@ class RecordFormat(SpanFormat, ABC):
 
     def is_file(self, name: bytes) -> bool:
         """Return True if a name is that of a file of records."""
-        return not is_passed_over(name) and name.endswith(os.fsencode(self.suffix))
+        own = name.rpartition(b"/")[2]
+        return own.endswith(os.fsencode(self.suffix)) and not is_passed_over(own)
 
+    def names_of_files(self) -> str:
+        """Return the pattern of its files' names, for messages."""
+        return f"*{self.suffix}"
 
-@dataclass(frozen=True, slots=True)
-class RecordIndexing(Indexing):
-    """The indexing of files of records. Each opening compares their names, sizes and times; if any
-    differs, all files are indexed again."""
+    def beside_name(self, name: bytes, suffix: str) -> bytes:
+        """Return the name of a file that may accompany a file of records."""
+        return name.removesuffix(os.fsencode(self.suffix)) + os.fsencode(suffix)
 
-    format: RecordFormat
-
-    keeps_facts: ClassVar[bool] = False
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List the files of records; `found` contains those that accompany them, by name."""
+        files = super().files(origin)
+        names = {self.beside_name(f.name, each) for f in files.entries for each in self.beside}
+        if not names:
+            others: list[Entry] = []
+        elif origin.selection is not None:  # accompanying files needn't be selected
+            others = [entry for name in sorted(names) if (entry := origin.entry(name)) is not None]
+        elif self.in_folders or self.is_file_per_sample:
+            others = [entry for entry in list_folder(origin).files if entry.name in names]
+        else:
+            others = origin.top(names.__contains__).entries
+        return replace(files, found={entry.name: entry for entry in others})
 
     def list(self, origin: Origin) -> RecordListing:
-        """List the files. Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError."""
-        return RecordListing(self.format, origin)
+        """List the files. Raises as `files` does, and ConfigError for unused arguments."""
+        arrangement = origin.arrangement
+        if arrangement.manifest or arrangement.places or arrangement.sampling:
+            raise ConfigError(
+                f"{origin.url}: {self.name} files accept neither manifest= nor sample=, and "
+                "fields= only selects or renames their fields."
+            )
+        return RecordListing(self, origin)
 
 
 class RecordListing(SpanListing):
     """The files of records of a dataset, by name, and the files that accompany each."""
 
     def __init__(self, format: RecordFormat, origin: Origin) -> None:
-        arrangement, self._format = origin.arrangement, format
-        if arrangement.manifest or arrangement.places or arrangement.sampling:
-            raise ConfigError(
-                f"{origin.url}: {format.name} files accept neither manifest= nor sample=, and "
-                "fields= only selects or renames their fields."
-            )
-        suffixes = tuple(map(os.fsencode, (format.suffix, *format.beside)))
-
-        def is_wanted(name: bytes) -> bool:
-            base = name.rpartition(b"/")[2]
-            return base.endswith(suffixes) and not is_passed_over(base)
-
-        missing: list[bytes] = []
-        if format.is_file_per_sample:
-            from penstock.readers.formats.folder import list_folder  # not needed for shards
-
-            entries = [each for each in list_folder(origin).files if is_wanted(each.name)]
-        else:
-            top = origin.top(is_wanted)
-            entries, missing = top.entries, top.missing
-        files = [each for each in entries if format.is_file(each.name.rpartition(b"/")[2])]
-        self._listed = {entry.name: entry for entry in entries}
-        if origin.selection is not None:  # accompanying files needn't be selected
-            names = (self._beside(file, suffix) for file in files for suffix in format.beside)
-            found = ((name, origin.entry(name)) for name in names)
-            self._listed |= {name: entry for name, entry in found if entry is not None}
-        if missing or not files:
-            shown = printable(missing[0]) if missing else f"*{format.suffix}"
-            raise DatasetNotFoundError(
-                f"{origin.url}: contains no file {shown}; expected a folder of {format.name} files."
-            )
-        super().__init__(origin, files, listed=list(self._listed.values()))
-
-    def _beside(self, file: Entry, suffix: str) -> bytes:
-        return file.name.removesuffix(os.fsencode(self._format.suffix)) + os.fsencode(suffix)
+        self._format, found = format, format.files(origin)
+        self._beside: Mapping[bytes, Entry] = found.found
+        listed = [*found.entries, *self._beside.values()]
+        if origin.selection is None:
+            listed.sort(key=lambda entry: entry.name)
+        super().__init__(origin, found.entries, listed=listed, quarantined=found.quarantined)
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return the records of some files, file by file."""
@@ -267,7 +246,7 @@ class RecordListing(SpanListing):
     def _read(self, file: DataFile, entry: Entry, schema: Schema) -> Records:
         beside = {}
         for suffix in self._format.beside:
-            other = self._listed.get(self._beside(entry, suffix))
+            other = self._beside.get(self._format.beside_name(entry.name, suffix))
             if other is not None:
                 if other.size_bytes > _MAX_BESIDE_BYTES:
                     raise ValueError(

@@ -9,6 +9,7 @@ candidates from which a single shard of an earlier index is rebuilt.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import DatasetError, ordered
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.span_samples import SpanSamples
     from penstock.readers.formats.unindexed_files import DataFile
-    from penstock.readers.origin import Entry, Origin
+    from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
 
 Part = TypeVar("Part")
@@ -35,6 +36,7 @@ class SpanListing(ABC):
 
     files: of the dataset, in order. listed: all files that the samples depend on, `files` by
     default. directories: modification time in ns of each local folder that was listed, by name.
+    quarantined: entries that can't be files of the dataset.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class SpanListing(ABC):
         *,
         listed: Sequence[Entry] | None = None,
         directories: Mapping[bytes, int] | None = None,
+        quarantined: Sequence[QuarantineEntry] = (),
     ) -> None:
         self.origin, self.files = origin, files
         self._all = files if listed is None else listed
-        self._directories = directories or {}
+        self._directories, self._quarantined = directories or {}, quarantined
         self._found: Candidates | None = None
 
     @abstractmethod
@@ -96,6 +99,7 @@ class SpanListing(ABC):
 
     def _of(self, files: Sequence[Entry], *, workers: int, is_reported: bool = False) -> Candidates:
         samples = self.samples(files, workers=workers).without_rejected()
+        samples = replace(samples, quarantined=[*self._quarantined, *samples.quarantined])
         if is_reported:
             samples.report(self.origin.url)
         return samples.candidates(self.given, url=self.origin.url)

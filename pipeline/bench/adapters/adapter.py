@@ -107,10 +107,10 @@ def list_files(folder: Path) -> Files:
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
     from penstock.readers.fieldtypes import DenseColumn
-    from penstock.readers.formats.folder import FolderIndexing
+    from penstock.readers.formats.folder import FolderFormat
     from penstock.readers.origin import LocalFolder
 
-    listing = FolderIndexing().list(LocalFolder(os.fsencode(folder)))
+    listing = FolderFormat().list(LocalFolder(os.fsencode(folder)))
     candidates = listing.candidates(workers=1)
     labels = candidates.values.get("label")
     if not isinstance(labels, DenseColumn):

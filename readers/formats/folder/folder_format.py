@@ -6,31 +6,31 @@ The code that turns files into candidates is imported only when a folder is inde
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.formats.file_kinds import kind_of
 from penstock.readers.formats.folder.folder_files import changed_directories, list_folder
-from penstock.readers.formats.format import SpanFormat
+from penstock.readers.formats.format import Indexing, SpanFormat
 from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.formats.folder.folder_listing import FolderFiles
-    from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
+    from penstock.readers.formats.format import Listing, Snapshot
     from penstock.readers.origin import Origin
 
 
-@dataclass(frozen=True, slots=True)
-class FolderIndexing:
-    """How a folder is listed and indexed.
+class FolderFormat(SpanFormat, Indexing):
+    """The format of folders of images, in one sub-folder for each class or directly in the root.
 
     The modification times of a local folder's directories show whether files were added or removed,
     so it isn't listed each time it is opened. A file that changed in place is found when it is
     read, by its size and CRC-32C.
     """
 
+    name: ClassVar[str] = "folder"
+    is_file_per_sample: ClassVar[bool] = True
     keeps_facts: ClassVar[bool] = True
 
     def list(self, origin: Origin) -> FolderFiles:
@@ -48,14 +48,10 @@ class FolderIndexing:
             return not changed_directories(origin, snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
-
-@dataclass(frozen=True, slots=True)
-class FolderFormat(SpanFormat):
-    """The format of folders of images, in one sub-folder for each class or directly in the root."""
-
-    name: ClassVar[str] = "folder"
-    is_file_per_sample: ClassVar[bool] = True
-    indexing: ClassVar[Indexing | None] = FolderIndexing()
+    @property
+    def indexing(self) -> Indexing:
+        """Return the format itself, which lists its datasets."""
+        return self
 
     def recognises(self, origin: Origin) -> bool:
         """Return True for a folder, and for images that a URL names.
@@ -80,4 +76,4 @@ class FolderFormat(SpanFormat):
         return not any("*" in place for place in places) and folders.isdisjoint(tops)
 
 
-FORMAT: Format = FolderFormat()
+FORMAT = FolderFormat()

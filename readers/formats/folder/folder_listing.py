@@ -67,13 +67,13 @@ class FolderFiles(SpanListing):
             directories |= {table.name: table.mtime_ns for table in self._tables(origin)}
         is_apart = self._manifest is not None and self._manifest not in files
         listed = [*files, self._manifest] if is_apart and self._manifest else files
-        super().__init__(origin, files, listed=listed, directories=directories)
+        super().__init__(
+            origin, files, listed=listed, directories=directories, quarantined=listing.quarantined
+        )
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return all samples. Reads tables and JSON files."""
-        samples = with_masks(self._samples(files, workers=workers), self.given)
-        quarantined = [*self._listing.quarantined, *samples.quarantined]
-        return replace(samples, quarantined=quarantined)
+        return with_masks(self._samples(files, workers=workers), self.given)
 
     def _tables(self, origin: Origin) -> list[Entry]:
         """Return the files that are read for the index, and texts, which people edit in place."""

@@ -23,9 +23,10 @@ from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
 from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, DatasetFiles
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
+from penstock.readers.formats.files_format import DatasetFiles
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
 from penstock.readers.formats.tables.column_choice import (
     choose_columns,

@@ -29,11 +29,11 @@ ReadAt = Callable[[int, int], bytes]
 _ZEROS = bytes(BLOCK)
 _SCAN_BYTES = 2**20
 COMPRESSED = (
-    (b"\x1f\x8b", (b".gz", b".tgz"), "gzip", "gunzip"),
-    (b"BZh", (b".bz2", b".tbz", b".tbz2"), "bzip2", "bunzip2"),
-    (b"\xfd7zXZ\0", (b".xz", b".txz"), "xz", "unxz"),
-    (b"\x28\xb5\x2f\xfd", (b".zst", b".tzst"), "zstd", "unzstd"),
-    (b"\x04\x22\x4d\x18", (b".lz4",), "LZ4", "unlz4"),
+    (b"\x1f\x8b", (b".tar.gz", b".tgz"), "gzip", "gunzip"),
+    (b"BZh", (b".tar.bz2", b".tbz", b".tbz2"), "bzip2", "bunzip2"),
+    (b"\xfd7zXZ\0", (b".tar.xz", b".txz"), "xz", "unxz"),
+    (b"\x28\xb5\x2f\xfd", (b".tar.zst", b".tzst"), "zstd", "unzstd"),
+    (b"\x04\x22\x4d\x18", (b".tar.lz4",), "LZ4", "unlz4"),
 )
 """First bytes, names' suffixes, the compression's name, the command that decompresses it."""
 

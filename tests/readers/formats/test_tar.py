@@ -322,7 +322,7 @@ def test_images_next_to_tar_files_need_a_format(folder: Path) -> None:
         opened(folder)
     assert opened(folder, format="tar").index.kind == "tar"
     assert opened(folder, format="folder").index.kind == "folder"
-    with pytest.raises(DatasetNotFoundError, match=r"no \*\.tar"):
+    with pytest.raises(DatasetNotFoundError, match=r"no file \*\.tar"):
         opened(folder / "class-0", format="tar")
 
 

@@ -27,7 +27,7 @@ from penstock.cache import (
     WriteError,
 )
 from penstock.readers import Dataset, PackSummary, open_index, pack
-from penstock.readers.formats.folder import FolderIndexing
+from penstock.readers.formats.folder import FolderFormat
 from penstock.readers.formats.pack import pack_shard
 from penstock.readers.packing import cut_evenly, plan_samples, shuffled
 from tests import images
@@ -396,9 +396,9 @@ def test_a_shard_without_a_good_image_leaves_the_others(tmp_path: Path) -> None:
 def test_a_source_file_that_changes_meanwhile_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    real = FolderIndexing.list
+    real = FolderFormat.list
 
-    def list_then_change(indexing: FolderIndexing, origin: Origin) -> object:
+    def list_then_change(indexing: FolderFormat, origin: Origin) -> object:
         found = real(indexing, origin)
         victim = folder / "class-2" / "0002.jpg"
         data = victim.read_bytes()
@@ -412,7 +412,7 @@ def test_a_source_file_that_changes_meanwhile_is_named(
             os.utime(victim, ns=(3, 3))
         return found
 
-    monkeypatch.setattr(FolderIndexing, "list", list_then_change)
+    monkeypatch.setattr(FolderFormat, "list", list_then_change)
     with pytest.raises(IndexChangedError, match=r"class-2/0002\.jpg"):
         make(folder, tmp_path / "pack")
 

@@ -1,0 +1,101 @@
+"""Define formats whose datasets are files of one kind, which their names show.
+
+Recognising such a dataset and listing its files is common code of tar files, tables, records and
+chunks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from penstock.cache import ConfigError, DatasetNotFoundError
+from penstock.readers.files import extension, is_passed_over, printable
+from penstock.readers.formats.format import Indexing, SpanFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.formats.format import Listing
+    from penstock.readers.origin import Entry, Origin, QuarantineEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetFiles:
+    """The files of a dataset, in the order of its samples, before their contents are read.
+
+    quarantined: files that are left out, and why. found: whatever else the format found while it
+    listed them.
+    """
+
+    entries: Sequence[Entry]
+    quarantined: Sequence[QuarantineEntry] = ()
+    found: Any = None
+
+
+class FilesFormat(SpanFormat, Indexing, ABC):
+    """The base of formats whose datasets are files of one kind.
+
+    Its files are listed whenever a dataset is opened, and if a name, size or time changed, all are
+    indexed again.
+
+    name: as in `format=`. extensions: of the names of its files, in lower case, without the dot.
+    in_folders: True if files in subfolders belong to the dataset.
+    """
+
+    name: ClassVar[str]
+    extensions: ClassVar[frozenset[str]] = frozenset()
+    in_folders: ClassVar[bool] = False
+    keeps_facts: ClassVar[bool] = False
+
+    @abstractmethod
+    def list(self, origin: Origin) -> Listing:
+        """List the files. Raises as `files` does."""
+
+    @property
+    def indexing(self) -> Indexing:
+        """Return the format itself, which lists its datasets."""
+        return self
+
+    def recognises(self, origin: Origin) -> bool:
+        """Return True if such files lie at the root, or if the user selected only such files."""
+        names = [self.is_file(name) for name in origin.names().files]
+        return bool(names) and (any(names) if origin.selection is None else all(names))
+
+    def is_file(self, name: bytes) -> bool:
+        """Return True if a name is that of a file of this format."""
+        own = name.rpartition(b"/")[2]
+        return extension(own) in self.extensions and not is_passed_over(own)
+
+    def names_of_files(self) -> str:
+        """Return the pattern of its files' names, for messages."""
+        return ", ".join(f"*.{each}" for each in sorted(self.extensions))
+
+    def files(self, origin: Origin) -> DatasetFiles:
+        """List the files of a dataset: those with one of the extensions, sorted by name, or those
+        that the user selected, in that order.
+
+        Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError.
+        """
+        missing: Sequence[bytes] = ()
+        if origin.selection is None and (self.in_folders or self.is_file_per_sample):
+            from penstock.readers.formats.folder import list_folder
+
+            found = list_folder(origin)
+            entries = [entry for entry in found.files if self.is_file(entry.name)]
+            listed = DatasetFiles(entries=entries, quarantined=found.quarantined)
+        else:
+            top = origin.top(self.is_file)
+            listed, missing = DatasetFiles(entries=top.entries), top.missing
+            if origin.selection is not None and top.others:
+                raise ConfigError(
+                    f"{origin.url}: {printable(top.others[0])} isn't a {self.name} file "
+                    f"({self.names_of_files()}). Name files of one kind."
+                )
+        if missing or not listed.entries:
+            what = printable(missing[0]) if missing else self.names_of_files()
+            raise DatasetNotFoundError(
+                f"{origin.url}: there is no file {what}. Expected {self.name} files."
+            )
+        return listed

@@ -9,7 +9,8 @@ folder of many small compressed files has this form too.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,20 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError, ordered
 from penstock.readers.fieldtypes import (
+    PRESENT,
     ArrayForm,
     DenseColumn,
     EncodedColumn,
-    RaggedColumn,
-    joined_columns,
+    Schema,
     upright_sizes,
 )
 from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
+from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard
-from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
+from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
 from penstock.readers.formats.unindexed_files import open_data_file
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, FieldType, Schema
+    from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
     from penstock.readers.formats.files_format import DatasetFiles
     from penstock.readers.formats.open_shard import Places
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+    Samples = NDArray[Any] | list[NDArray[Any]]
 
 _ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
 """The least size that counts for a record, because blocks of few bytes may hold many records."""
@@ -56,12 +59,14 @@ _ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
 class Block:
     """The bytes [start, start + size_bytes) of a file that are decoded as a whole.
 
-    rows: its records. note: a JSON value that `BlockFormat.decode` receives.
+    rows: its records. missing: how many of them lack a field, by field. note: a JSON value that
+    `BlockFormat.decode` receives.
     """
 
     start: int
     size_bytes: int
     rows: int
+    missing: Mapping[str, int] = field(default_factory=dict)
     note: Any = None
 
 
@@ -69,7 +74,9 @@ class BlockFormat(ChunkFormat):
     """The base of formats whose files consist of blocks. Several threads may call its methods."""
 
     @abstractmethod
-    def blocks(self, file: DataFile, entry: Entry) -> tuple[Schema, Sequence[Block]]:
+    def blocks(
+        self, file: DataFile, entry: Entry
+    ) -> tuple[Mapping[str, FieldType], Sequence[Block]]:
         """Return the fields of a file's records, the same for all files, and its blocks in order.
 
         Raises ValueError with the reason for a file that doesn't have this format.
@@ -81,9 +88,14 @@ class BlockFormat(ChunkFormat):
         each.
 
         data: its bytes, uint8. The values of a field are an array of shape (rows, …), or a list of
-        arrays whose shapes differ, of str, or of bytes. Raises ValueError for damaged bytes; other
-        errors count as damage too.
+        numbers, arrays, str or bytes, and of None for records that lack the field. Raises
+        ValueError for damaged bytes; other errors count as damage too.
         """
+
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True: records have no other places of fields."""
+        del origin
+        return True
 
     def stored_fields(self, schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
         """Return the first field, for which the index records the bytes of all."""
@@ -92,9 +104,9 @@ class BlockFormat(ChunkFormat):
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Describe the blocks of all files. A shard is a part of a large file, or several small
         files."""
-        if origin.arrangement.key:
+        if origin.arrangement.manifest or origin.arrangement.sampling:
             raise ConfigError(
-                f"{origin.url}: {self.name} files accept neither manifest= nor schema=."
+                f"{origin.url}: {self.name} files accept neither manifest= nor sample=."
             )
         read, entries = partial(self._blocks_of, origin), files.entries
         each = list(ordered(read, entries, workers=workers, ahead=workers + 2, name="list"))
@@ -115,18 +127,14 @@ class BlockFormat(ChunkFormat):
             raise DatasetNotFoundError(f"{origin.url}: its {len(entries)} files have no records.")
         sizes = [max(block.size_bytes, block.rows * _ROW_BYTES) for _, _, block in found]
         bounds = pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist())
-        shards = [
-            ChunkedShard.of(
-                [(entry, block.start, block.size_bytes, 0) for entry, _, block in some],
-                samples=sum(block.rows for _, _, block in some),
-                units=[block.rows for _, _, block in some],
-                note=[[first for _, first, _ in some], [block.note for _, _, block in some]],
-            )
-            for some in (found[a:b] for a, b in bounds)
-        ]
-        return ChunkedDataset(schema=schema, shards=shards)
+        shards = [_shard(found[a:b]) for a, b in bounds]
+        given = given_types(origin.arrangement)
+        types = {name: given.get(name, type) for name, type in schema.items()}
+        return ChunkedDataset(schema=Schema(types), shards=shards)
 
-    def _blocks_of(self, origin: Origin, entry: Entry) -> tuple[Schema, Sequence[Block]]:
+    def _blocks_of(
+        self, origin: Origin, entry: Entry
+    ) -> tuple[dict[str, FieldType], Sequence[Block]]:
         size = entry.size_bytes
         with open_data_file(origin, entry) as file:
             try:
@@ -142,19 +150,43 @@ class BlockFormat(ChunkFormat):
                     f"{printable(entry.name)}: isn't a valid {self.name} file "
                     f"({_reason(error)}). Write or fetch it again, or remove it from the folder."
                 ) from error
-            return schema, blocks
+            return dict(schema), blocks
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard."""
         return BlockReader(self, shard)
 
 
-class DecodedBlock:
-    """The records of a block as columns."""
+def _shard(blocks: Sequence[tuple[Entry, int, Block]]) -> ChunkedShard:
+    """Return the shard of some blocks, each given with its file and its first row in that file."""
+    missing: Counter[str] = Counter()
+    for _, _, block in blocks:
+        missing.update(block.missing)
+    return ChunkedShard.of(
+        [(entry, block.start, block.size_bytes, 0) for entry, _, block in blocks],
+        samples=sum(block.rows for _, _, block in blocks),
+        units=[block.rows for _, _, block in blocks],
+        fields={
+            name: FieldSummary(storage="chunks", missing=count) for name, count in missing.items()
+        },
+        note=[
+            [first for _, first, _ in blocks],
+            [block.note for _, _, block in blocks],
+            [name for name, count in missing.items() if count],
+        ],
+    )
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
-        self.columns = columns
-        self.nbytes = sum(column.size_bytes for column in columns.values())
+
+class DecodedBlock:
+    """The records of a block. fields: by name the samples, in an array or a list of arrays, and
+    which records have them, bool; None if all have."""
+
+    def __init__(self, fields: Mapping[str, tuple[Samples, NDArray[np.bool_] | None]]) -> None:
+        self.fields = fields
+        self.nbytes = sum(
+            samples.nbytes if isinstance(samples, np.ndarray) else sum(s.nbytes for s in samples)
+            for samples, _ in fields.values()
+        )
 
 
 class BlockReader(ChunkReader):
@@ -163,13 +195,11 @@ class BlockReader(ChunkReader):
     def __init__(self, format: BlockFormat, shard: ChunkedShardFacts) -> None:
         """Raises ValueError or TypeError for facts that contradict each other."""
         self._format, self._schema, self._files = format, shard.schema, shard.files
-        self._firsts, notes = shard.note
-        rows, extents = shard.units.tolist(), shard.extents
-        starts, sizes = extents.starts.tolist(), extents.sizes.tolist()
-        self._blocks = [
-            Block(start=start, size_bytes=size, rows=count, note=note)
-            for start, size, count, note in zip(starts, sizes, rows, notes, strict=True)
-        ]
+        self._forms = {name: _form(type) for name, type in shard.schema.items()}
+        self._firsts, notes, self._lacking = shard.note
+        extents, rows = shard.extents, shard.units.tolist()
+        places = zip(extents.starts.tolist(), extents.sizes.tolist(), rows, notes, strict=True)
+        self._blocks = [Block(start=a, size_bytes=b, rows=c, note=d) for a, b, c, d in places]
         self._bounds = np.cumsum([0, *rows])
         self._file_numbers = extents.files.tolist()
         if len(self._firsts) != len(rows) or int(self._bounds[-1]) != shard.samples:
@@ -194,19 +224,34 @@ class BlockReader(ChunkReader):
     ) -> None:
         """Copy rows of a dense field to their places."""
         assert corners is None, "a block's records have no parts"
-        slots = place_numbers(places, len(rows))
-        for here, local, column in self._columns(field, rows, data, wrong):
-            if column is None:
-                out[slots[here]] = 0
-            else:
-                assert isinstance(column, DenseColumn)
-                out[slots[here]] = column.values[local]
+        slots, present = place_numbers(places, len(rows)), np.ones(len(rows), np.bool_)
+        for here, local, samples in self._samples(field, rows, data, wrong, present):
+            out[slots[here]] = 0 if samples is None else samples[local]
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Read rows of any fields."""
-        return {field: self._column(field, rows, data, wrong) for field in fields}
+        """Read rows of any fields, and `<name>.present` of those that some records lack."""
+        found: dict[str, Column] = {}
+        for name in fields:
+            form, present = self._forms[name], np.ones(len(rows), np.bool_)
+            chosen = [_blank(form)] * len(rows)
+            for here, local, samples in self._samples(name, rows, data, wrong, present):
+                if samples is not None:
+                    for place, row in zip(here.tolist(), local.tolist(), strict=True):
+                        chosen[place] = samples[row]
+            if form is not None:
+                found[name] = form.column(chosen)
+            elif not self._schema[name].has_sides:
+                found[name] = EncodedColumn(chosen)
+            else:
+                dims = upright_sizes(chosen)
+                unknown = np.flatnonzero((dims[:, 0] == 0) & present)
+                _mark(wrong, unknown, f"{name}: it doesn't begin as an image of a known format")
+                found[name] = EncodedColumn(chosen, dims)
+            if name in self._lacking:
+                found[name + PRESENT] = DenseColumn(present)
+        return found
 
     def name(self, row: int) -> str:
         """Return the file, and the record's number in it."""
@@ -214,43 +259,36 @@ class BlockReader(ChunkReader):
         at = int(self._firsts[block]) + row - int(self._bounds[block])
         return f"{printable(self._files[self._file_numbers[block]])}[{at}]"
 
-    def _column(self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str]) -> Column:
-        type = self._schema[field]
-        order, parts = [np.empty(0, np.int64)], [_empty_column(type, 0)]
-        for here, local, column in self._columns(field, rows, data, wrong):
-            order.append(here)
-            parts.append(
-                _empty_column(type, len(here)) if column is None else column.take(local.tolist())
-            )
-        found = joined_columns(parts).take(np.argsort(np.concatenate(order)))
-        if isinstance(found, EncodedColumn) and found.dims is not None:
-            for row in np.flatnonzero(found.dims[:, 0] == 0).tolist():
-                wrong.setdefault(row, f"{field}: it doesn't begin as an image of a known format")
-        return found
-
-    def _columns(
-        self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str]
-    ) -> Iterator[tuple[Ints, Ints, Column | None]]:
-        """Yield for each block: which of the rows are in it, their places in it, and its column;
-        None if it is damaged."""
+    def _samples(
+        self,
+        field: str,
+        rows: Ints,
+        data: ShardData,
+        wrong: dict[int, str],
+        present: NDArray[np.bool_],
+    ) -> Iterator[tuple[Ints, Ints, Samples | None]]:
+        """Yield for each block: which of the rows are in it, their places in it, and its samples;
+        None if it is damaged. Rows that lack the field become False in `present`."""
         blocks = self._block_of(rows)
         for number in data.in_order(np.unique(blocks).tolist()):
             here = np.flatnonzero(blocks == number)
-            column: Column | None = None
+            local, decode = rows[here] - self._bounds[number], partial(self._decode, number, data)
+            uses = self._blocks[number].rows * len(self._schema)
             try:
-                decoded = data.decoded(
-                    number,
-                    partial(self._decode, number, data),
-                    uses=self._blocks[number].rows * len(self._schema),
-                    taken=len(here),
-                )
-                column = decoded.columns[field]
+                decoded = data.decoded(number, decode, uses=uses, taken=len(here))
             except ValueError as error:
                 if isinstance(error, PenstockError):
                     raise
-                for row in here.tolist():
-                    wrong.setdefault(row, str(error))
-            yield here, rows[here] - self._bounds[number], column
+                _mark(wrong, here, str(error))
+                yield here, local, None
+                continue
+            samples, has_field = decoded.fields[field]
+            if has_field is not None:
+                lacking = here[~has_field[local]]
+                present[lacking] = False
+                if field not in self._lacking:
+                    _mark(wrong, lacking, f"{field}: is missing, which the index doesn't record")
+            yield here, local, samples
 
     def _decode(self, number: int, data: ShardData) -> DecodedBlock:
         block, view = self._blocks[number], data.view(number)
@@ -258,7 +296,10 @@ class BlockReader(ChunkReader):
         try:
             values: Any = self._format.decode(encoded, block)
             return DecodedBlock(
-                {name: _column(type, values[name], block) for name, type in self._schema.items()}
+                {
+                    name: _checked(values[name], form, block.rows)
+                    for name, form in self._forms.items()
+                }
             )
         except Exception as error:  # another package's code may raise anything
             if isinstance(error, PenstockError | MemoryError):
@@ -270,54 +311,51 @@ class BlockReader(ChunkReader):
         return found
 
 
-def _column(type: FieldType, values: Any, block: Block) -> Column:
-    """Return the values of a field as a column. Raises ValueError if they don't fit the field."""
-    if len(values) != block.rows:
-        raise ValueError(f"{len(values):,} values, and the index has {block.rows:,} records")
-    form, number = type.form, type.number
-    if number is not None:
-        form = ArrayForm(number, ())
+def _form(type: FieldType) -> ArrayForm | None:
+    """Return the dtype and shape of samples of numbers; None for encoded ones."""
+    return type.form if type.number is None else ArrayForm(type.number, ())
+
+
+def _blank(form: ArrayForm | None) -> NDArray[Any]:
+    """Return what stands for a sample that doesn't exist."""
+    return np.empty(0, np.uint8) if form is None else form.empty
+
+
+def _checked(type: FieldType, values: Any, rows: int) -> tuple[Samples, NDArray[np.bool_] | None]:
+    """Return the samples of a field, and which records have it. Raises ValueError if they don't fit
+    the field."""
+    if len(values) != rows:
+        raise ValueError(f"{len(values):,} values, and the index has {rows:,} records")
+    present, form = None, _form(type)
+    if isinstance(values, list) and any(each is None for each in values):
+        present = np.array([each is not None for each in values])
+        values = [_blank(form) if each is None else each for each in values]
     if form is None:
-        samples = [each.encode() if isinstance(each, str) else each for each in values]
-        encoded = [np.frombuffer(each, np.uint8) for each in samples]
-        return EncodedColumn(encoded, upright_sizes(encoded) if type.has_sides else None)
+        texts = [each.encode() if isinstance(each, str) else each for each in values]
+        return [np.frombuffer(each, np.uint8) for each in texts], present
     if form.is_ragged:
-        arrays = [np.asarray(each, form.dtype) for each in values]
-        if any(not _is_of(each.shape, form.shape) for each in arrays):
-            raise ValueError(f"values of other shapes than {form.shape}")
-        return RaggedColumn.of(arrays, like=_ragged(form))
+        return [_numbers(type, each, form, form.shape) for each in values], present
+    return _numbers(type, values, form, (rows, *form.shape)), present
+
+
+def _numbers(
+    type: FieldType, values: Any, form: ArrayForm, shape: tuple[int | None, ...]
+) -> NDArray[Any]:
+    """Return numbers as an array of a shape. Raises ValueError if they don't fit the field."""
     array = np.asarray(values)
-    if array.shape[1:] != form.fixed_shape or not np.can_cast(array.dtype, form.dtype, "same_kind"):
-        raise ValueError(f"{array.dtype} of shape {array.shape[1:]}, and the field is {type!r}")
-    return DenseColumn(array.astype(form.dtype, copy=False))
+    if not array.size:
+        return form.empty
+    is_of_shape = replace(form, shape=shape).has(array.shape)
+    if not is_of_shape or not type.can_hold(array.dtype, form.shape):
+        raise ValueError(f"{array.dtype} of shape {array.shape} for {type!r}")
+    if type.may_not_fit(array.dtype) and type.unfit(array, form.dtype).any():
+        raise ValueError(f"a number {type.mismatch()}")
+    return array.astype(form.dtype, copy=False)
 
 
-def _is_of(shape: tuple[int, ...], wanted: Sequence[int | None]) -> bool:
-    return len(shape) == len(wanted) and all(
-        length in (None, own) for own, length in zip(shape, wanted, strict=True)
-    )
-
-
-def _ragged(form: ArrayForm) -> RaggedColumn:
-    """Return an empty column of arrays whose shapes differ."""
-    shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
-    return RaggedColumn(
-        np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
-    )
-
-
-def _empty_column(type: FieldType, rows: int) -> Column:
-    """Return a column of zeros or of empty samples."""
-    form, number = type.form, type.number
-    if number is not None:
-        return DenseColumn(np.zeros(rows, number))
-    if form is None:
-        dims = np.zeros((rows, 2), np.int32) if type.has_sides else None
-        return EncodedColumn([np.empty(0, np.uint8)] * rows, dims)
-    if form.is_ragged:
-        like = _ragged(form)
-        return RaggedColumn.of([like.nothing] * rows, like=like)
-    return DenseColumn(np.zeros((rows, *form.fixed_shape), form.dtype))
+def _mark(wrong: dict[int, str], rows: Ints, reason: str) -> None:
+    for row in rows.tolist():
+        wrong.setdefault(row, reason)
 
 
 def _reason(error: Exception) -> str:

@@ -17,7 +17,7 @@ from penstock import Map, RandomCrop
 from penstock.cache import CorruptSampleError, DatasetError, DatasetNotFoundError
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
-from penstock.readers.fieldtypes import Array, Image, Schema, Text, Value
+from penstock.readers.fieldtypes import Array, ClassLabel, FieldType, Image, Text, Value
 from penstock.readers.formats import Block, BlockFormat, format_registry
 from penstock.testing import FormatConformance
 from tests import images
@@ -45,18 +45,25 @@ class Lines(BlockFormat):
     extensions: ClassVar[frozenset[str]] = frozenset(("gz",))
     in_folders = True
 
-    def blocks(self, file: DataFile, entry: Entry) -> tuple[Schema, Sequence[Block]]:
+    def blocks(
+        self, file: DataFile, entry: Entry
+    ) -> tuple[Mapping[str, FieldType], Sequence[Block]]:
         text = gzip.decompress(file.read_at(0, entry.size_bytes))
-        schema = Schema(
-            {
-                "title": Text(),
-                "image": Image(),
-                "points": Array("float32", (None, 2)),
-                "score": Value("float64"),
-            }
+        schema = {
+            "title": Text(),
+            "image": Image(),
+            "points": Array("float32", (None, 2)),
+            "score": Value("float64"),
+        }
+        rows, null = text.count(b"\n"), text.count(b'"score": null')
+        whole = Block(
+            start=0,
+            size_bytes=entry.size_bytes,
+            rows=rows,
+            missing={"score": null},
+            note={"rows": rows},
         )
-        rows = text.count(b"\n")
-        return schema, [Block(start=0, size_bytes=entry.size_bytes, rows=rows, note={"rows": rows})]
+        return schema, [whole]
 
     def decode(self, data: Encoded, block: Block) -> Mapping[str, Any]:
         rows = [json.loads(line) for line in gzip.decompress(data).splitlines()]
@@ -65,7 +72,7 @@ class Lines(BlockFormat):
             "title": [row["title"] for row in rows],
             "image": [bytes.fromhex(row["image"]) for row in rows],
             "points": [np.reshape(row["points"], (-1, 2)) for row in rows],
-            "score": np.array([row["score"] for row in rows]),
+            "score": [row["score"] for row in rows],
         }
 
 
@@ -131,7 +138,7 @@ class TestLines(FormatConformance):
             "title": f"row {number}",
             "image": images.jpeg(number),
             "points": np.arange(2 * (number % 4), dtype=np.float32).reshape(-1, 2),
-            "score": np.float64(number / 3),
+            "score": None if number % 5 == 0 else number / 3,
         }
 
     def write(self, folder: Path) -> Path:
@@ -148,7 +155,11 @@ class TestLines(FormatConformance):
 
     def samples(self) -> Mapping[str, Mapping[str, Any]]:
         return {
-            f"{number}.jsonl.gz[{at}]": self.row(4 * number + at)
+            f"{number}.jsonl.gz[{at}]": {
+                name: value
+                for name, value in self.row(4 * number + at).items()
+                if value is not None
+            }
             for number in range(4)
             for at in range(4)
         }
@@ -243,3 +254,40 @@ def test_a_folder_without_such_files_or_records_is_an_error(tmp_path: Path) -> N
         pytest.raises(DatasetNotFoundError, match="no records"),
     ):
         data.open()
+
+
+def test_users_rename_fields_and_name_classes(tmp_path: Path) -> None:
+    root, names = write_zipped(tmp_path / "data"), tuple("abcdefg")
+    with Dataset(
+        root, fields={"x": "pixels", "kind": "label"}, schema={"kind": ClassLabel(names)}
+    ) as data:
+        assert list(data.schema) == ["x", "kind"]
+        assert data.schema["kind"] == ClassLabel(names)
+        assert data.column("kind").tolist() == records()["label"].tolist()
+
+
+def test_values_that_are_missing_or_do_not_fit_make_bad_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, good = TestLines().write(tmp_path / "data"), Lines.decode
+    with Dataset(root, fields=("score", "score.present", "points", "title")) as data:
+        data.open()
+    for name, wrong, reason in (
+        ("title", [None] * 4, "is missing, which the index doesn't record"),
+        ("title", ["a"] * 3, "3 values, and the index has 4 records"),
+        ("points", [np.zeros((2, 3))] * 4, "shape"),
+        ("points", [np.full((1, 2), 1e300)] * 4, "a number doesn't fit"),
+        ("points", [np.zeros((1, 2), "c8")] * 4, "complex64 of shape"),
+    ):
+
+        def decode(
+            self: Lines, data: Encoded, block: Block, name: str = name, wrong: Any = wrong
+        ) -> Mapping[str, Any]:
+            return {**good(self, data, block), name: wrong}
+
+        monkeypatch.setattr(Lines, "decode", decode)
+        bad: dict[int, str] = {}
+        with Dataset(root, fields=("score", "score.present", "points", "title")) as data:
+            data.read(data.contents.rows(np.arange(16)), bad=bad)
+        assert len(bad) == 16
+        assert reason in bad[3]

@@ -295,12 +295,8 @@ class BlockReader(ChunkReader):
         encoded = data.read([number])[0] if view is None else view
         try:
             values: Any = self._format.decode(encoded, block)
-            return DecodedBlock(
-                {
-                    name: _checked(values[name], form, block.rows)
-                    for name, form in self._forms.items()
-                }
-            )
+            types = self._schema.items()
+            return DecodedBlock({n: _checked(type, values[n], block.rows) for n, type in types})
         except Exception as error:  # another package's code may raise anything
             if isinstance(error, PenstockError | MemoryError):
                 raise

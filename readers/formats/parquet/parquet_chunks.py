@@ -234,36 +234,30 @@ def _views(body: Encoded, at: int, count: int, number: int) -> Views:
 def read_indices(body: Encoded, at: int, count: int) -> NDArray[np.int64]:
     """Read indices into a dictionary: runs of one index, and packed ones (Parquet's hybrid of RLE
     and bit-packing). Returns int64, shape (count,). Raises ValueError for damage."""
-    found = np.empty(count, np.int64)
-    if not count:
-        return found
-    if at >= len(body) or body[at] > _WIDEST:
+    found: list[int] = []
+    reader = ThriftReader(body.data, at)
+    width = reader.unsigned() if count else 0
+    if width > _WIDEST:
         raise ValueError("its dictionary indices have an invalid width")
-    width, at, filled = int(body[at]), at + 1, 0
-    powers = 1 << np.arange(width, dtype=np.int64)
-    while filled < count:
-        reader = ThriftReader(body.data, at)
-        head, at = reader.unsigned(), reader.at
-        run = head >> 1
+    while len(found) < count:
+        head = reader.unsigned()
+        run, start = min(head >> 1, count - len(found)), reader.at
         if not run:
             raise ValueError("it has an empty run of dictionary indices")
-        if head & 1:
-            size = min(run * width, len(body) - at)
-            bits = np.unpackbits(body[at : at + size], bitorder="little")
-            if width:
-                indices = bits[: len(bits) // width * width].reshape(-1, width) @ powers
-            else:
-                indices = np.zeros(min(8 * run, count), np.int64)
-        else:
-            size = (width + 7) // 8
-            index = int.from_bytes(body[at : at + size].tobytes(), "little")
-            indices = np.full(min(run, count), index)
-        used = min(len(indices), count - filled)
-        if not used:
-            raise ValueError("its dictionary indices end early")
-        found[filled : filled + used] = indices[:used]
-        filled, at = filled + used, at + size
-    return found
+        reader.at += run * width if head & 1 else (width + 7) // 8
+        data = body[start : reader.at].tobytes()
+        if not head & 1:
+            found += [int.from_bytes(data, "little")] * run
+        elif not width:
+            found += [0] * (8 * run)
+        else:  # each `width` bytes hold 8 indices
+            groups = [data[i : i + width] for i in range(0, len(data), width)]
+            bits = [int.from_bytes(group, "little") for group in groups]
+            shifts, mask = range(0, 8 * width, width), 2**width - 1
+            found += [each >> shift & mask for each in bits for shift in shifts][
+                : 8 * len(data) // width
+            ]
+    return np.array(found[:count], np.int64)
 
 
 def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[Encoded, int]:

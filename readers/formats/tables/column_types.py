@@ -36,16 +36,9 @@ _MEDIA: Mapping[str, FieldType] = {"Image": Image(), "Audio": Audio(), "Video": 
 _ARRAYS = {f"Array{n}D": n for n in (2, 3, 4, 5)}
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A column's entry in Hugging Face's `Features`.
-
-    type: the field's type, None if the entry adds nothing to the Arrow type. refusal: the reason
-    why the column can't be a field.
-    """
-
-    type: FieldType | None = None
-    refusal: str | None = None
+Feature = FieldType | str | None
+"""A column's entry in Hugging Face's `Features`: the field's type, the reason why the column can't
+be a field, or None if the entry adds nothing to the Arrow type."""
 
 
 def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Feature]:
@@ -64,21 +57,18 @@ def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Feature]:
 
 
 def _feature(entry: Any) -> Feature:
-    if not isinstance(entry, Mapping):  # a list of something, or a dict of columns
-        return Feature()
-    kind = str(entry.get("_type"))
-    if kind in _MEDIA:
-        return Feature(_MEDIA[kind])
+    # It may also be a list of something, or a dict of columns.
+    kind = str(entry.get("_type")) if isinstance(entry, Mapping) else ""
     if kind == "ClassLabel":
-        return Feature(ClassLabel(tuple(entry.get("names") or ())))
+        return ClassLabel(tuple(entry.get("names") or ()))
     if kind in _ARRAYS:
         shape = tuple(entry["shape"])
         if len(shape) != _ARRAYS[kind]:
             raise ValueError(f"{kind} of shape {shape}")
-        return Feature(Array(entry["dtype"], shape))
+        return Array(entry["dtype"], shape)
     if kind in ("Translation", "TranslationVariableLanguages"):
-        return Feature(refusal="it holds translations: texts by language")
-    return Feature()
+        return "it holds translations: texts by language"
+    return _MEDIA.get(kind)
 
 
 TOKEN_NAMES = frozenset(("input_ids", "token_ids", "tokens"))
@@ -143,54 +133,48 @@ def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[Arro
 
 
 def _columns(
-    name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None, depth: int = 0
+    name: str, path: tuple[str, ...], arrow: Any, feature: Feature, depth: int = 0
 ) -> Iterator[ArrowColumn]:
-    tensor, outer, arrow = tensor_of(arrow), _without_extension(arrow), value_type(arrow)
-    if feature is not None and feature.refusal is not None:
-        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=feature.refusal)
-    elif tensor is not None:
-        yield replace(_column(name, path, arrow, feature), tensor=tensor)
-    elif _is_encoded(outer) and (
-        pa.types.is_struct(arrow) or _is_encoded(_without_extension(outer.value_type))
+    stored, values = _without_extension(arrow), value_type(arrow)
+    column = ArrowColumn(name=name, path=path, arrow=values, tensor=tensor_of(arrow))
+    if isinstance(feature, str):
+        yield replace(column, refusal=feature)
+    elif _is_encoded(stored) and (
+        pa.types.is_struct(values) or _is_encoded(_without_extension(stored.value_type))
     ):
-        reason = f"it holds {outer}, encoded twice or encoded structs: write the values themselves"
-        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=reason)
-    elif pa.types.is_struct(arrow):
-        yield from _parts(name, path, arrow, feature, depth)
+        reason = f"it holds {stored}, encoded twice or encoded structs: write the values themselves"
+        yield replace(column, refusal=reason)
+    elif pa.types.is_struct(values):
+        yield from _parts(column, feature, depth)
     else:
-        found = _column(name, path, arrow, feature)
-        yield replace(found, in_dictionary=pa.types.is_dictionary(outer))
-
-
-def _parts(
-    name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None, depth: int
-) -> Iterator[ArrowColumn]:
-    parts = {arrow.field(i).name: arrow.field(i).type for i in range(arrow.num_fields)}
-    type = None if feature is None else feature.type
-    if (type is not None and type.head_bytes) or (
-        parts.keys() <= _MEDIA_PARTS and is_binary(parts.get("bytes"))
-    ):
-        if is_binary(parts.get("bytes")):
-            yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=parts["bytes"], type=type)
+        found: Feature = inferred_type(values, name=path[-1])
+        if feature is not None:
+            found = misfit(feature, values) or feature
+        column = replace(column, in_dictionary=bool(pa.types.is_dictionary(stored)))
+        if isinstance(found, str):
+            yield replace(column, refusal=found)
         else:
-            yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=PATHS_ALONE)
-    elif depth >= _MAX_DEPTH or len(parts) < arrow.num_fields or not parts:
+            yield replace(column, type=found)
+
+
+def _parts(column: ArrowColumn, type: FieldType | None, depth: int) -> Iterator[ArrowColumn]:
+    """Yield the parts of a struct. type: by Hugging Face's features."""
+    count = column.arrow.num_fields
+    parts = {each.name: each.type for each in map(column.arrow.field, range(count))}
+    has_bytes, is_media = is_binary(parts.get("bytes")), type is not None and type.head_bytes
+    if has_bytes and (is_media or parts.keys() <= _MEDIA_PARTS):
+        path = (*column.path, "bytes")
+        yield ArrowColumn(name=column.name, path=path, arrow=parts["bytes"], type=type)
+    elif is_media:
+        yield replace(column, refusal=PATHS_ALONE)
+    elif depth >= _MAX_DEPTH or len(parts) < count or not parts:
         reason = "it holds structs that nest too deep, are empty, or have two parts of one name"
-        yield ArrowColumn(name=name, path=path, arrow=arrow, refusal=reason)
+        yield replace(column, refusal=reason)
     else:
-        for part, kind in parts.items():
-            yield from _columns(f"{name}.{part}", (*path, part), kind, None, depth + 1)
-
-
-def _column(name: str, path: tuple[str, ...], arrow: Any, feature: Feature | None) -> ArrowColumn:
-    found: FieldType | str | None
-    if feature is None or feature.type is None:
-        found = inferred_type(arrow, name=path[-1])
-    else:
-        found = misfit(feature.type, arrow) or feature.type
-    if isinstance(found, str):
-        return ArrowColumn(name=name, path=path, arrow=arrow, refusal=found)
-    return ArrowColumn(name=name, path=path, arrow=arrow, type=found)
+        for part, arrow in parts.items():
+            yield from _columns(
+                f"{column.name}.{part}", (*column.path, part), arrow, None, depth + 1
+            )
 
 
 def value_type(arrow: Any) -> Any:
@@ -239,30 +223,32 @@ def without_dictionaries(arrow: Any) -> Any:
     return arrow if plain == inner else pa.list_(plain, *size)
 
 
+_BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
+_TEXT = (pa.string(), pa.large_string(), pa.string_view())
+_LISTS = frozenset(
+    (
+        pa.lib.Type_LIST,
+        pa.lib.Type_LARGE_LIST,
+        pa.lib.Type_FIXED_SIZE_LIST,
+        pa.lib.Type_LIST_VIEW,
+        pa.lib.Type_LARGE_LIST_VIEW,
+    )
+)
+
+
 def is_binary(arrow: Any) -> bool:
     """Return True for bytes of any length."""
-    return arrow is not None and bool(
-        pa.types.is_binary(arrow) or pa.types.is_large_binary(arrow) or arrow == pa.binary_view()
-    )
+    return any(arrow == each for each in _BINARY)
 
 
 def is_text(arrow: Any) -> bool:
     """Return True for texts."""
-    return bool(
-        pa.types.is_string(arrow) or pa.types.is_large_string(arrow) or arrow == pa.string_view()
-    )
+    return any(arrow == each for each in _TEXT)
 
 
 def is_listed(arrow: Any) -> bool:
     """Return True for lists, of one length or any."""
-    types = pa.types
-    return bool(
-        types.is_list(arrow)
-        or types.is_large_list(arrow)
-        or types.is_fixed_size_list(arrow)
-        or types.is_list_view(arrow)
-        or types.is_large_list_view(arrow)
-    )
+    return bool(arrow.id in _LISTS)
 
 
 def number_of(arrow: Any) -> np.dtype[Any] | None:
@@ -275,69 +261,11 @@ def number_of(arrow: Any) -> np.dtype[Any] | None:
     return np.dtype(np.int64) if types.is_temporal(arrow) and not types.is_interval(arrow) else None
 
 
-def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
-    """Return the type of a column that neither features nor the user describe, or the reason why it
-    can't be a field, or None if its first values decide."""
-    dtype = number_of(arrow)
-    if dtype is not None:
-        is_class = name == LABEL and dtype.kind in "iu" and pa.types.is_integer(arrow)
-        return ClassLabel() if is_class else Value(dtype.name)
-    if is_text(arrow):
-        return Text()
-    if is_binary(arrow):
-        return None
-    if _is_void(arrow):
-        return f"it holds {arrow}, values of no length: leave it out of the file"
-    if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
-        return Array("uint8", (arrow.byte_width,))
-    if is_listed(arrow):
-        return _array(arrow, name)
-    if pa.types.is_null(arrow):
-        return "it has no value anywhere: leave it out of the file"
-    if pa.types.is_decimal(arrow):
-        as_floats = f'schema={{"{name}": Value("float64")}}'
-        return f"it holds decimals ({arrow}): read it as {as_floats}, or write it as integers"
-    return f"it holds {arrow}, which can't become a tensor: {_advice(arrow)}"
-
-
-def _advice(arrow: Any) -> str:
-    """Return the advice for a type that isn't read, alone or in lists."""
-    types = pa.types
-    if types.is_struct(arrow):
-        return "write a column for each part, each of lists of numbers"
-    if types.is_map(arrow):
-        return "write a column for each key, or one text a row, as JSON"
-    if is_text(arrow) or is_binary(arrow):
-        return "write one text a row, joined or as JSON, or numbers"
-    if _is_encoded(arrow):
-        return "write the values themselves"
-    return "write it as numbers or texts"
-
-
-def _array(arrow: Any, name: str) -> FieldType | str:
-    shape, inner = shape_of(arrow)
-    dtype = number_of(inner)
-    if dtype is None and pa.types.is_decimal(inner):
-        as_floats = f'schema={{"{name}": Array("float64", {(None,) * len(shape)})}}'
-        return f"it holds lists of decimals ({inner}): read it as {as_floats}"
-    if dtype is None:
-        return f"it holds lists of {inner}, which can't become a tensor: {_advice(inner)}"
-    if len(shape) > _MAX_DEPTH:
-        return f"its lists nest {len(shape)} deep"
-    if name in TOKEN_NAMES and shape == (None,) and dtype.kind in "iu":
-        return Tokens(dtype.name)
-    return Array(dtype.name, shape)
-
-
-def _is_void(arrow: Any) -> bool:
-    """Return True if all values have the length 0."""
-    if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
-        return not arrow.byte_width
-    return 0 in shape_of(arrow)[0]
-
-
 def shape_of(arrow: Any) -> tuple[tuple[int | None, ...], Any]:
-    """Return the lengths of nested lists, None for any length, and the type inside them."""
+    """Return the lengths of nested lists, None for any length, and the type inside them. Binary
+    values of a fixed size are lists of bytes."""
+    if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
+        return (arrow.byte_width,), pa.uint8()
     shape: list[int | None] = []
     while is_listed(arrow) and len(shape) <= _MAX_DEPTH:
         shape.append(arrow.list_size if pa.types.is_fixed_size_list(arrow) else None)
@@ -346,34 +274,65 @@ def shape_of(arrow: Any) -> tuple[tuple[int | None, ...], Any]:
     return tuple(shape), arrow
 
 
+def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
+    """Return the type of a column that neither features nor the user describe, or the reason why it
+    can't be a field, or None if its first values decide."""
+    (shape, inner), types = shape_of(arrow), pa.types
+    dtype = number_of(inner)
+    if 0 in shape:
+        return f"it holds {arrow}, values of no length: leave it out of the file"
+    if types.is_null(arrow):
+        return "it has no value anywhere: leave it out of the file"
+    if len(shape) > _MAX_DEPTH:
+        return f"its lists nest {len(shape)} deep"
+    if not shape and (is_text(arrow) or is_binary(arrow)):
+        return Text() if is_text(arrow) else None
+    if dtype is not None:
+        is_integer = dtype.kind in "iu" and types.is_integer(inner)
+        if not shape:
+            return ClassLabel() if name == LABEL and is_integer else Value(dtype.name)
+        are_tokens = name in TOKEN_NAMES and shape == (None,) and dtype.kind in "iu"
+        return Tokens(dtype.name) if are_tokens else Array(dtype.name, shape)
+    held = f"lists of {inner}" if shape else str(inner)
+    if types.is_decimal(inner):
+        type = f'Array("float64", {(None,) * len(shape)})' if shape else 'Value("float64")'
+        return f'it holds {held}: read it as schema={{"{name}": {type}}}, or write it as integers'
+    if types.is_struct(inner):
+        advice = "write a column for each part, each of lists of numbers"
+    elif types.is_map(inner):
+        advice = "write a column for each key, or one text a row, as JSON"
+    elif is_text(inner) or is_binary(inner):
+        advice = "write one text a row, joined or as JSON, or numbers"
+    elif _is_encoded(inner):
+        advice = "write the values themselves"
+    else:
+        advice = "write it as numbers or texts"
+    return f"it holds {held}, which can't become a tensor: {advice}"
+
+
 def misfit(type: FieldType, arrow: Any) -> str | None:
     """Return why a column of an Arrow type can't be a field of this type, or None if it can."""
-    wanted, kinds = f"{type!r}, and it holds {arrow}", type.column_kinds
+    kinds = type.column_kinds
     if not kinds:
         return f"{type!r}, which isn't read from a column yet"
     if (is_text(arrow) and "text" in kinds) or (is_binary(arrow) and "binary" in kinds):
         return None
-    if type.number is not None:
-        found = _number_under(arrow)
-        if found is None:
-            return wanted
-        fits = found.kind in "iu" if type.is_class else _casts(found, type.number)
-        return None if fits else wanted
-    if type.is_encoded or _is_void(arrow):
-        return wanted
-    form = type.form
-    if pa.types.is_fixed_size_binary(arrow) and not pa.types.is_decimal(arrow):
-        return None if form is None or form.shape in ((None,), (arrow.byte_width,)) else wanted
     shape, inner = shape_of(arrow)
-    found = _number_under(inner)
-    if found is None or not shape:
-        return wanted
-    if form is None:
-        return None
-    fits = len(form.shape) == len(shape) and all(
-        a is None or b is None or a == b for a, b in zip(shape, form.shape, strict=True)
-    )
-    return None if fits and _casts(found, form.dtype) else wanted
+    # Decimals become floats if the user declares it.
+    found = np.dtype(np.float64) if pa.types.is_decimal(inner) else number_of(inner)
+    form = type.form
+    if found is None or 0 in shape or type.is_encoded:
+        fits = False
+    elif type.number is not None:
+        fits = not shape and (found.kind in "iu" if type.is_class else _casts(found, type.number))
+    elif form is None:
+        fits = bool(shape)
+    else:
+        fits = len(form.shape) == len(shape) and _casts(found, form.dtype)
+        fits = fits and all(
+            a is None or b is None or a == b for a, b in zip(shape, form.shape, strict=True)
+        )
+    return None if fits else f"{type!r}, and it holds {arrow}"
 
 
 def _casts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
@@ -383,14 +342,9 @@ def _casts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     )
 
 
-def _number_under(arrow: Any) -> np.dtype[Any] | None:
-    """Return `number_of` for a type that the user declared, by which decimals become floats."""
-    return np.dtype(np.float64) if pa.types.is_decimal(arrow) else number_of(arrow)
-
-
 def completed_type(type: FieldType, arrow: Any) -> FieldType:
-    """Return the user's type; an Array gets the dtype and shape that it leaves open from the
-    column. Raises ConfigError if the column holds no arrays."""
+    """Return the user's type; it gets the dtype and shape that it leaves open from the column.
+    Raises ConfigError if the column holds no arrays."""
     if type.is_settled:
         return type
     found = inferred_type(arrow, name="")

@@ -39,13 +39,17 @@ from penstock.readers.formats.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.arrow.ipc_chunks import StoredArray
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata, IpcContents
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.tables import ArrowColumn, ShardUnits
+    from penstock.readers.formats.chunked import ChunkedShardFacts
+    from penstock.readers.formats.tables import ArrowColumn
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
+
+    Ints = NDArray[np.int64]
 
 
 class ArrowFile(TableFile):
@@ -125,26 +129,6 @@ class ArrowFile(TableFile):
         parts = {"parts": [column.path[1:] for column in columns]}
         return {**parts, "tensors": tensors} if tensors else parts
 
-    def decode(
-        self,
-        column: ArrowColumn,
-        chunks: ColumnChunks,
-        unit: int,
-        type: FieldType,
-        data: Sequence[Encoded],
-    ) -> Any:
-        """Return a chunk's values."""
-        places = [(chunks, unit)]
-        if chunks.dictionaries is not None:
-            places += [
-                (chunks.dictionaries, part) for part in range(len(chunks.dictionaries.sizes))
-            ]
-        stored = [
-            (part, ColumnChunk.of_json([0, *own.note(number)]), type_of_text(own.forms[number]))
-            for part, (own, number) in zip(data, places, strict=True)
-        ]
-        return decode_chunk(stored[0], type, column.path[1:], stored[1:], column.tensor)
-
 
 def _column_chunks(
     arrow: Any,
@@ -172,13 +156,13 @@ def _column_chunks(
 class ArrowReader(UnitReader):
     """Reads rows of a shard; buffers that aren't compressed become arrays without a copy."""
 
-    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
         """Read the types and the buffers of chunks, and of each field the names that lead through
         structs to its values."""
-        del units
+        del chunks
         self._fields = np.asarray(shard.extents.fields).tolist()
         self._types = [type_of_text(str(text)) for text in notes["forms"]]
-        self._chunks = [ColumnChunk.of_json(each) for each in notes["chunks"]]
+        self._decoding = [ColumnChunk.of_json(each) for each in notes["chunks"]]
         self._parts = [[str(part) for part in each] for each in notes["parts"]]
         self._tensors = {
             int(number): tensor_of_json([shape, axes])
@@ -186,9 +170,9 @@ class ArrowReader(UnitReader):
         }
         if len(self._parts) != len(shard.schema):
             raise ValueError("the number of its fields is wrong")
-        for chunk, size in zip(self._chunks, shard.extents.sizes.tolist(), strict=True):
+        for chunk, size in zip(self._decoding, shard.extents.sizes.tolist(), strict=True):
             places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
-            others = (0 <= other < len(self._chunks) for other in chunk.dictionaries)
+            others = (0 <= other < len(self._decoding) for other in chunk.dictionaries)
             if not (0 <= chunk.form < len(self._types) and all(places) and all(others)):
                 raise ValueError("a chunk has parts that don't exist")
             if any(not 0 <= nulls <= length for length, nulls in chunk.nodes):
@@ -196,18 +180,18 @@ class ArrowReader(UnitReader):
 
     def is_plain(self, extent: int) -> bool:
         """Return True if the chunk isn't compressed and has no dictionary."""
-        chunk = self._chunks[extent]
+        chunk = self._decoding[extent]
         return not chunk.codec and not chunk.dictionaries
 
     def dictionaries(self, extent: int) -> Sequence[int]:
         """Return the extents that hold the values of a chunk's dictionary."""
-        return self._chunks[extent].dictionaries
+        return self._decoding[extent].dictionaries
 
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
         """Return a chunk's table. Raises ValueError if its bytes are damaged."""
-        chunks = [self._chunks[number] for number in (extent, *self.dictionaries(extent))]
+        chunks = [self._decoding[number] for number in (extent, *self.dictionaries(extent))]
         first, *others = (
             (part, chunk, self._types[chunk.form])
             for part, chunk in zip([data, *dictionaries], chunks, strict=True)
@@ -233,7 +217,7 @@ class ArrowFormat(TableFormat):
                 file = ArrowFile(entry, contents)
             yield file
 
-    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def reader(self, shard: ChunkedShardFacts) -> ArrowReader:
         """Open a shard."""
         return ArrowReader(shard)
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
+    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.parquet.parquet_footer import Footer, Leaf
-    from penstock.readers.formats.tables import ArrowColumn, ShardUnits
+    from penstock.readers.formats.tables import ArrowColumn
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
@@ -108,19 +108,6 @@ class ParquetFile(TableFile):
             may_lack=_may_lack(leaf, form, numbers, footer.rows),
         )
 
-    def decode(
-        self,
-        column: ArrowColumn,
-        chunks: ColumnChunks,
-        unit: int,
-        type: FieldType,
-        data: Sequence[Encoded],
-    ) -> Any:
-        """Return a chunk's values."""
-        del column
-        rows = int(self.rows[unit])
-        return decode_chunk(data[0], chunks.forms[unit], type, rows, *chunks.note(unit))
-
 
 def _may_lack(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> Ints | None:
     """Return how many rows of each chunk may be null, by the number of its values; None if that
@@ -139,25 +126,25 @@ def _may_lack(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> 
 class ParquetReader(UnitReader):
     """Reads rows of a shard."""
 
-    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
         """Read the form and the numbers of each chunk: the number of its form, its values, its
         bytes decompressed and its nulls (-1: unknown)."""
         self._forms = [ChunkForm.of_json(each) for each in notes["forms"]]
-        self._chunks = np.array(notes["chunks"], np.int64).reshape(-1, 4)
-        numbers = self._chunks
+        self._decoding = np.array(notes["chunks"], np.int64).reshape(-1, 4)
+        numbers = self._decoding
         if len(numbers) and not (
             numbers[:, :3].min() >= 0 and numbers[:, 0].max() < len(self._forms)
         ):
             raise ValueError("its chunks have forms that don't exist")
         self._rows = np.zeros(len(shard.extents) + 1, np.int64)  # the last is that of NO_CHUNK
-        self._rows[units.chunks] = shard.units[:, None]
+        self._rows[chunks] = shard.units[:, None]
 
     def decode(
         self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
     ) -> Any:
         """Return a column chunk's table. Raises ValueError if its bytes are damaged."""
         del dictionaries
-        form, *numbers = self._chunks[extent].tolist()
+        form, *numbers = self._decoding[extent].tolist()
         return decode_chunk(data, self._forms[form], type, int(self._rows[extent]), *numbers)
 
 
@@ -198,7 +185,7 @@ class ParquetFormat(TableFormat):
                     schemas[key] = _columns(footer, entry), _leaves_by_path(footer)
             yield ParquetFile(entry, footer, *schemas[key])
 
-    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def reader(self, shard: ChunkedShardFacts) -> ParquetReader:
         """Open a shard."""
         return ParquetReader(shard)
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
 from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.files_format import DatasetFiles
@@ -41,7 +41,7 @@ from penstock.readers.formats.tables.column_choice import (
 )
 from penstock.readers.formats.tables.column_types import PATHS_ALONE
 from penstock.readers.formats.tables.column_values import EncodedRows, values_of
-from penstock.readers.formats.tables.unit_reader import NO_CHUNK, ShardUnits
+from penstock.readers.formats.tables.unit_reader import NO_CHUNK
 from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
+    from penstock.readers.formats.tables.unit_reader import UnitReader
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
 
@@ -121,18 +121,6 @@ class TableFile(ABC):
         del columns
         return {}
 
-    @abstractmethod
-    def decode(
-        self,
-        column: ArrowColumn,
-        chunks: ColumnChunks,
-        unit: int,
-        type: FieldType,
-        data: Sequence[Encoded],
-    ) -> Any:
-        """Return a chunk's values, as `values_table` does. data: the bytes of the chunk, and of
-        its dictionaries. Raises ValueError if they are damaged."""
-
 
 class TableFormat(ChunkFormat, ABC):
     """The base of the formats of tables. kind: the format's name in messages."""
@@ -146,6 +134,10 @@ class TableFormat(ChunkFormat, ABC):
     ) -> Iterator[TableFile]:
         """Yield the metadata of files, in their order. Raises DatasetError with the file's name,
         and the errors of `read_file_parts`."""
+
+    @abstractmethod
+    def reader(self, shard: ChunkedShardFacts) -> UnitReader:
+        """Open a shard."""
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
@@ -174,7 +166,7 @@ class TableFormat(ChunkFormat, ABC):
         """Read the metadata of all files and return the table's shards. Raises DatasetError with
         the file's name."""
         found = list(self.read_files(origin, files.entries, workers=workers))
-        table = _Table(origin, found, workers=workers)
+        table = _Table(self, origin, found, workers=workers)
         choice, schema = table.choose({})
         refused = {
             column.name: reason
@@ -205,9 +197,12 @@ class TableFormat(ChunkFormat, ABC):
 class _Table:
     """The columns of a table's files, and their chunks."""
 
-    def __init__(self, origin: Origin, files: Sequence[TableFile], *, workers: int) -> None:
+    def __init__(
+        self, format: TableFormat, origin: Origin, files: Sequence[TableFile], *, workers: int
+    ) -> None:
         """Raises DatasetError if files differ in the type of a column."""
-        self._origin, self._files, self._workers = origin, files, workers
+        self._format, self._origin = format, origin
+        self._files, self._workers = files, workers
         self._columns = union_of_columns(
             ((file.entry, file.columns) for file in files), given_types(origin.arrangement)
         )
@@ -255,7 +250,7 @@ class _Table:
             values = EncodedRows(min(int(file.rows[units[0]]), _FIRST_ROWS))
             rows = np.arange(len(values.samples))
             with refusing(file.entry):
-                for _, table in self._tables([(number, int(units[0]))], column, Bytes(), None):
+                for _, table in self._tables([(number, int(units[0]))], column, Bytes()):
                     if isinstance(table, ValueError):
                         raise table
                     values.add(table, rows, rows)
@@ -289,7 +284,7 @@ class _Table:
                 is_enough = not uncounted[unit] and (not self._origin.is_local or not inside[unit])
                 if total <= MAX_CHECKED_BYTES and not (wanted and is_enough):
                     wanted.append((number, unit))
-        for (number, unit), table in self._tables(wanted, column, type, form):
+        for (number, unit), table in self._tables(wanted, column, type):
             if isinstance(table, ValueError):  # damaged chunks make bad samples when they are read
                 continue
             chunks, file = self._known[number, column.name], self._files[number]
@@ -303,34 +298,39 @@ class _Table:
         return PATHS_ALONE if column.is_media and stored and nulls == rows else None
 
     def _tables(
-        self,
-        places: Sequence[tuple[int, int]],
-        column: ArrowColumn,
-        type: FieldType,
-        form: ArrayForm | None,
+        self, places: Sequence[tuple[int, int]], column: ArrowColumn, type: FieldType
     ) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Read and decode the chunks of a column in some units of files; yield a ValueError instead
-        of a table that is damaged."""
-        ranges: list[tuple[Entry, int, int]] = []
-        ends = []
+        """Read and decode the chunks of a column in some units of files, as the chunks of a shard;
+        yield a ValueError instead of a table that is damaged."""
+        if not places:
+            return
+        schema = cast("Schema", {column.name: type})  # the type may refer to another field
+        draft = _ShardDraft(schema, [column])
         for number, unit in places:
-            chunks = self._chunks(number, column.name, form)
-            assert chunks is not None
-            parts = [(chunks.starts[unit], chunks.sizes[unit])]
-            if (others := chunks.dictionaries) is not None:
-                parts += zip(others.starts, others.sizes, strict=True)
-            entry = self._files[number].entry
-            ranges += [(entry, int(start), int(start + size)) for start, size in parts]
-            ends.append(len(ranges))
-        read = read_file_parts(self._origin, ranges, workers=self._workers) if ranges else []
-        for place, (begin, end) in zip(places, pairwise([0, *ends]), strict=True):
-            file, data = (
-                self._files[place[0]],
-                [np.frombuffer(d, np.uint8) for d in read[begin:end]],
+            chunks = self._chunks(number, column.name, type.form)
+            draft.add(self._files[number], [chunks], unit, unit + 1)
+        shard = draft.shard()
+        extents = shard.extents
+        reader = self._format.reader(
+            ChunkedShardFacts(
+                schema=schema,
+                samples=shard.samples,
+                extents=extents,
+                units=np.array(shard.units, np.int64),
+                files=[entry.name for entry in shard.files],
+                notes=shard.notes,
             )
-            chunks = self._known[place[0], column.name]
+        )
+        wanted = [reader.extents(unit, column.name) for unit in range(len(places))]
+        numbers = np.concatenate(wanted)
+        rows = (extents.files[numbers], extents.starts[numbers], extents.sizes[numbers])
+        parts = zip(*(each.tolist() for each in rows), strict=True)
+        ranges = [(shard.files[file], start, start + size) for file, start, size in parts]
+        read = iter(read_file_parts(self._origin, ranges, workers=self._workers))
+        for place, (chunk, *others) in zip(places, wanted, strict=True):
+            data, *values = (np.frombuffer(next(read), np.uint8) for _ in (chunk, *others))
             try:
-                yield (place, file.decode(file.columns[column.name], chunks, place[1], type, data))
+                yield place, reader.decode(chunk, type, data, values)
             except ValueError as error:
                 yield place, error
 
@@ -429,15 +429,12 @@ class _ShardDraft:
             dictionaries[:] = new_numbers[dictionaries].tolist()
         missing = dict(zip(self._schema, self._missing, strict=True))
         places = np.array(self._places, np.int64)
-        units = ShardUnits(
-            names=[printable(entry.name) for entry in self._files],
-            files=places[:, 0],
-            firsts=places[:, 1],
-            chunks=new_numbers[np.concatenate(self._chunks)],
-            lacking=frozenset(name for name, count in missing.items() if count),
-        )
         notes = {
-            **units.to_json(),
+            "names": [printable(entry.name) for entry in self._files],
+            "files": places[:, 0].tolist(),
+            "firsts": places[:, 1].tolist(),
+            "extents": new_numbers[np.concatenate(self._chunks)].tolist(),
+            "lacking": sorted(name for name, count in missing.items() if count),
             **self._more,
             "chunks": [self._notes[number] for number in order.tolist()],
             "forms": list(self._forms),

@@ -7,7 +7,6 @@ metadata of its files.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -54,55 +53,6 @@ _NULL = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardUnits:
-    """The units of a shard and their chunks, as an index notes them.
-
-    names: the shard's files, for messages. files: the file of each unit, as a number into names;
-    firsts: the unit's first row in that file. chunks: the extent of each field in each unit, or
-    NO_CHUNK, int64, shape (units, fields of the schema). lacking: fields that some samples lack.
-    """
-
-    names: Sequence[str]
-    files: Ints
-    firsts: Ints
-    chunks: Ints
-    lacking: frozenset[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return an object that `of_json` reads."""
-        return {
-            "names": list(self.names),
-            "files": self.files.tolist(),
-            "firsts": self.firsts.tolist(),
-            "extents": self.chunks.tolist(),
-            "lacking": sorted(self.lacking),
-        }
-
-    @classmethod
-    def of_json(cls, notes: Any, shard: ChunkedShardFacts) -> ShardUnits:
-        """Read the units of a shard and check them. Raises ValueError, TypeError, KeyError."""
-        units = cls(
-            names=[str(name) for name in notes["names"]],
-            files=np.array(notes["files"], np.int64),
-            firsts=np.array(notes["firsts"], np.int64),
-            chunks=np.array(notes["extents"], np.int64).reshape(-1, len(shard.schema)),
-            lacking=frozenset(notes["lacking"]),
-        )
-        counts = {len(shard.units), len(units.files), len(units.firsts), len(units.chunks)}
-        if len(counts) > 1 or not len(shard.units) or int(shard.units.sum()) != shard.samples:
-            raise ValueError("the numbers of its units disagree")
-        if not units.chunks.min() >= NO_CHUNK or int(units.chunks.max()) >= len(shard.extents):
-            raise ValueError("its units have chunks that don't exist")
-        if not (units.files.min() >= 0 and units.files.max() < len(units.names)):
-            raise ValueError("its units are in files that don't exist")
-        if units.firsts.min() < 0:
-            raise ValueError("its units begin before their files")
-        if len(notes["chunks"]) != len(shard.extents):
-            raise ValueError("the number of its chunks is wrong")
-        return units
-
-
 def tensor_of_json(notes: Any) -> Tensor:
     """Read how a column stores its tensors, and check it. Raises ValueError, TypeError."""
     shape, axes = (tuple(map(int, each)) for each in notes)
@@ -116,17 +66,35 @@ class UnitReader(ChunkReader):
     call it."""
 
     def __init__(self, shard: ChunkedShardFacts) -> None:
-        """Raises ValueError, TypeError, LookupError or OverflowError if the notes are invalid."""
+        """Read the notes of a shard. Raises ValueError, TypeError, LookupError or OverflowError if
+        they are invalid."""
         notes = shard.note
-        self._units = ShardUnits.of_json(notes, shard)
-        self.read_notes(notes, shard, self._units)
         self._schema = shard.schema
         self._numbers = {name: number for number, name in enumerate(shard.schema)}
         self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
+        # The shard's files, for messages; of each unit, the number of its file and the unit's first
+        # row in that file; and the extent of each field in each unit.
+        self._names = [str(name) for name in notes["names"]]
+        self._files, self._firsts = (np.array(notes[key], np.int64) for key in ("files", "firsts"))
+        self._chunks = np.array(notes["extents"], np.int64).reshape(-1, len(shard.schema))
+        self._lacking = frozenset(notes["lacking"])
+        counts = {len(shard.units), len(self._files), len(self._firsts), len(self._chunks)}
+        if len(counts) > 1 or not len(shard.units) or int(self._bounds[-1]) != shard.samples:
+            raise ValueError("the numbers of its units disagree")
+        if not self._chunks.min() >= NO_CHUNK or int(self._chunks.max()) >= len(shard.extents):
+            raise ValueError("its units have chunks that don't exist")
+        if not (self._files.min() >= 0 and self._files.max() < len(self._names)):
+            raise ValueError("its units are in files that don't exist")
+        if self._firsts.min() < 0:
+            raise ValueError("its units begin before their files")
+        if len(notes["chunks"]) != len(shard.extents):
+            raise ValueError("the number of its chunks is wrong")
+        self.read_notes(notes, shard, self._chunks)
 
     @abstractmethod
-    def read_notes(self, notes: Any, shard: ChunkedShardFacts, units: ShardUnits) -> None:
-        """Read and check the notes on forms and chunks. Raises ValueError, TypeError, KeyError."""
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
+        """Read and check the notes on forms and chunks. chunks: the extent of each field in each
+        unit, or NO_CHUNK, int64, shape (units, fields). Raises ValueError, TypeError, KeyError."""
 
     @abstractmethod
     def decode(
@@ -145,6 +113,11 @@ class UnitReader(ChunkReader):
         del extent
         return ()
 
+    def extents(self, unit: int, field: str) -> list[int]:
+        """Return the extents of a chunk and of its dictionaries."""
+        chunk = int(self._chunks[unit, self._numbers[field]])
+        return [chunk, *self.dictionaries(chunk)]
+
     def needs(
         self, rows: Ints, fields: Sequence[str], crops: Mapping[str, ColumnCrop]
     ) -> list[int]:
@@ -152,16 +125,15 @@ class UnitReader(ChunkReader):
         del crops
         units = np.unique(self._unit_of(rows))
         columns = [self._numbers[name] for name in fields]
-        chunks = self._units.chunks[units][:, columns]
+        chunks = self._chunks[units][:, columns]
         found = set(chunks[chunks != NO_CHUNK].tolist())
         return sorted(found.union(*map(self.dictionaries, found)))
 
     def name(self, row: int) -> str:
         """Return a row's file and its number in that file."""
         unit = int(self._unit_of(np.array([row], np.int64))[0])
-        units = self._units
-        at = int(units.firsts[unit]) + row - int(self._bounds[unit])
-        return f"{units.names[int(units.files[unit])]}, row {at}"
+        at = int(self._firsts[unit]) + row - int(self._bounds[unit])
+        return f"{self._names[int(self._files[unit])]}, row {at}"
 
     def gather(
         self,
@@ -204,7 +176,7 @@ class UnitReader(ChunkReader):
                 _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
                 column = EncodedColumn(column.samples, dims)
             found[field] = column
-            if field in self._units.lacking:
+            if field in self._lacking:
                 found[field + PRESENT] = DenseColumn(present)
         return found
 
@@ -225,9 +197,9 @@ class UnitReader(ChunkReader):
         """Add rows of a field to `samples`; return which of them have it."""
         present = np.ones(len(rows), np.bool_)
         unit_of_row, number = self._unit_of(rows), self._numbers[field]
-        may_lack = field in self._units.lacking
+        may_lack = field in self._lacking
         units = np.unique(unit_of_row).tolist()
-        chunks = dict(zip(units, self._units.chunks[units, number].tolist(), strict=True))
+        chunks = dict(zip(units, self._chunks[units, number].tolist(), strict=True))
         unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NO_CHUNK}
         order = [unit for unit, chunk in chunks.items() if chunk == NO_CHUNK]
         for unit in chain(order, (unit_of[chunk] for chunk in data.in_order([*unit_of]))):

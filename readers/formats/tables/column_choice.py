@@ -77,42 +77,39 @@ def choose_columns(
         if place not in names:
             raise ConfigError(f'fields["{name}"]: got {place!r}, and {file} has {_shown(names)}.')
     renamed = {place: name for name, place in places.items()}
-    found: dict[str, ArrowColumn] = {}
+    chosen: dict[str, ArrowColumn] = {}
+    types: dict[str, FieldType | None] = {}
     left_out: dict[str, str] = {}
     for column in columns:
+        name = renamed.get(column.name, column.name)
         if column.name in places and column.name not in renamed:
             continue  # another column has this name now
-        name = renamed.get(column.name, column.name)
         if not is_field_name(name) or name.endswith(PRESENT):
             rename = f'fields={{"…": "{column.name}"}} gives it another one'
             left_out[name] = f"no field can have this name; {rename}"
-        else:
-            found[name] = column
-    for name in given:
-        if name not in found:
-            raise ConfigError(
-                f'schema["{name}"]: there is no such column; {file} has {_shown(names)}.'
-            )
-    types: dict[str, FieldType | None] = {}
-    for name, column in list(found.items()):
-        type = given.get(name)
-        reason = refused.get(column.name)
-        if reason is not None and type is not None:
-            raise ConfigError(f'schema["{name}"]: the column "{column.name}": {reason}.')
-        reason = reason or (column.refusal if type is None else misfit(type, column.arrow))
-        if reason is None:
-            types[name] = column.type if type is None else completed_type(type, column.arrow)
             continue
-        if type is not None:
+        type, reason = given.pop(name, None), refused.get(column.name)
+        if type is None:
+            reason = reason or column.refusal
+            if reason is not None and column.name in renamed:
+                raise DatasetError(
+                    f'fields["{name}"]: {file}: the column "{column.name}": {reason}.'
+                )
+        elif reason is not None:
+            raise ConfigError(f'schema["{name}"]: the column "{column.name}": {reason}.')
+        elif (reason := misfit(type, column.arrow)) is not None:
             paths = type.is_encoded and not type.in_tables and is_text(column.arrow)
             advice = "Name a type that it can become (docs/parquet.md), or leave it out of schema="
             advice = f"If these are paths of files: {FILES_BY_PATHS}" if paths else advice
             raise ConfigError(f'schema["{name}"]: got {reason} ({file}). {advice}.')
-        if column.name in renamed:
-            raise DatasetError(f'fields["{name}"]: {file}: the column "{column.name}": {reason}.')
-        left_out[name] = reason
-        del found[name]
-    return FieldChoice(columns=found, types=types, left_out=left_out)
+        if reason is not None:
+            left_out[name] = reason
+            continue
+        chosen[name] = column
+        types[name] = column.type if type is None else completed_type(type, column.arrow)
+    for name in given:
+        raise ConfigError(f'schema["{name}"]: there is no such column; {file} has {_shown(names)}.')
+    return FieldChoice(columns=chosen, types=types, left_out=left_out)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -158,7 +155,7 @@ def warn_of_paths(url: str, column: str, values: Sequence[bytes]) -> None:
             f'{url}: the column "{column}" holds paths of files ({shown!r:.200}), which '
             f"are read as text. To read the files, {FILES_BY_PATHS}.",
             PenstockWarning,
-            stacklevel=8,
+            stacklevel=11,
         )
 
 
@@ -181,7 +178,7 @@ def warn_of_partitions(url: str, files: Iterable[bytes], choice: FieldChoice) ->
             f"names of folders isn't read: {_shown(list(lacking))}. Write such columns into the "
             "files too, or write the table without partitions.",
             PenstockWarning,
-            stacklevel=8,
+            stacklevel=11,
         )
 
 

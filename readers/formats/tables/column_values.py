@@ -100,23 +100,15 @@ def _decoded(array: Any) -> Any:
 
 def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
     array, wrong = _decoded(array), dict[int, str]()
-    unknown: Bools | None = None
-    if is_text(array.type) and not type.is_class:
-        array, wrong = _parsed(type, array)
-    given = array
     if is_text(array.type):
-        array, unknown = _class_numbers(array, type.class_names)
+        array, wrong = _parsed(type, array)
     numbers = _plain(array)
     found, unfit = _cast(numbers, dtype)
-    if unknown is not None:
-        unfit = unknown
-    else:
-        given = numbers
-        if type.is_class:
-            raw = raw_numbers(numbers)
-            unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
+    if type.is_class:
+        raw = raw_numbers(numbers)
+        unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
     for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
-        wrong[row] = f"{given[row].as_py()!r:.80} {type.mismatch()}"
+        wrong[row] = f"{numbers[row].as_py()!r:.80} {type.mismatch()}"
     return _table(found, wrong)
 
 
@@ -133,7 +125,8 @@ def _parsed(type: FieldType, texts: Any) -> tuple[Any, dict[int, str]]:
         except ValueError as error:
             value = Rejection(str(error))
         if isinstance(value, Rejection):
-            wrong[row], value = f"{text!r:.80} isn't a value: {value.reason}", empty
+            reason = type.mismatch() if type.is_class else f"isn't a value: {value.reason}"
+            wrong[row], value = f"{text!r:.80} {reason}", empty
         values.append(value.tolist() if isinstance(value, np.ndarray) else value)
     if type.form is None:
         return pa.array(values, pa.from_numpy_dtype(type.number)), wrong
@@ -141,16 +134,6 @@ def _parsed(type: FieldType, texts: Any) -> tuple[Any, dict[int, str]]:
     for _ in type.form.shape:
         kind = pa.list_(kind)
     return pa.array(values, kind), wrong
-
-
-def _class_numbers(texts: Any, names: Sequence[str]) -> tuple[Any, Bools]:
-    """Return the numbers of classes from their names, and which names are unknown."""
-    import pyarrow.compute as pc  # takes longer to import than all of this module
-
-    kind = pa.large_string()
-    found, present = pc.index_in(texts.cast(kind), pa.array(names, kind)), _present(texts)
-    numbers = found.fill_null(0).to_numpy()
-    return pa.array(numbers, mask=~present), present & ~_present(found)
 
 
 def _plain(array: Any) -> Any:
@@ -397,11 +380,10 @@ class DenseRows:
     """Puts samples of one shape into their places in the memory of a batch."""
 
     def __init__(self, out: NDArray[Any], places: Places, form: ArrayForm) -> None:
-        self._out, self._form = out, form
+        self._out, self._places, self._form = out, places, form
         # Rows are copied by one call if all of them are in one unit.
         is_slice = isinstance(places, slice) and places.step in (None, 1)
         self._whole = out[places] if is_slice else None
-        self._places = places
 
     def _slots(self, here: Ints) -> Ints:
         found: Ints = np.arange(len(self._out))[self._places][here]

@@ -33,29 +33,24 @@ if TYPE_CHECKING:
 
     from penstock.readers.origin import Entry, Origin
 
-_I32, _U16, _I64 = struct.Struct("<i"), struct.Struct("<H"), struct.Struct("<q")
+_BYTE, _U16, _I32, _I64 = (struct.Struct(f"<{kind}") for kind in "BHiq")
 
 
 class FlatTable:
-    """A table of a flatbuffer. A field that isn't set reads as 0, None or empty."""
+    """A table of a flatbuffer. A field that isn't set reads as 0, None or empty. Raises ValueError
+    for positions outside of the buffer."""
 
     __slots__ = ("_at", "_data", "_fields")
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
-        back = at - self._number(_I32, at)
-        size = self._number(_U16, back)
+    def __init__(self, data: bytes, at: int | None = None) -> None:
+        """at: the table's place; None for the root."""
+        self._data = data
+        self._at = at = _unpack(_I32, data, 0) if at is None else at
+        back = at - _unpack(_I32, data, at)
+        size = _unpack(_U16, data, back)
         if size < 4 or back + size > len(data) or size % 2:
             raise ValueError("it has a table without fields")
         self._fields = struct.unpack_from(f"<{(size - 4) // 2}H", data, back + 4)
-
-    @classmethod
-    def root(cls, data: bytes) -> FlatTable:
-        """Return the root table of a buffer."""
-        return cls(data, _unpack(_I32, data, 0))
-
-    def _number(self, kind: struct.Struct, at: int) -> int:
-        return _unpack(kind, self._data, at)
 
     def _place(self, field: int) -> int | None:
         offset = self._fields[field] if field < len(self._fields) else 0
@@ -66,36 +61,27 @@ class FlatTable:
         at = self._place(field)
         if at is None:
             return 0, 0
-        start = at + self._number(_I32, at)
-        count = self._number(_I32, start)
+        start = at + _unpack(_I32, self._data, at)
+        count = _unpack(_I32, self._data, start)
         if not 0 <= count <= (len(self._data) - start - 4) // item_bytes:
             raise ValueError(f"it has a vector of {count:,} items, more than its bytes can hold")
         return start + 4, count
 
-    def int64(self, field: int) -> int:
-        """Return a long."""
+    def number(self, field: int, kind: struct.Struct = _I64) -> int:
+        """Return a number, by default a long."""
         at = self._place(field)
-        return 0 if at is None else self._number(_I64, at)
-
-    def byte(self, field: int) -> int:
-        """Return a byte."""
-        at = self._place(field)
-        if at is None:
-            return 0
-        if at >= len(self._data):
-            raise ValueError("it ends inside a table")
-        return self._data[at]
+        return 0 if at is None else _unpack(kind, self._data, at)
 
     def table(self, field: int) -> FlatTable | None:
         """Return a table inside this one."""
         at = self._place(field)
-        return None if at is None else FlatTable(self._data, at + self._number(_I32, at))
+        return None if at is None else FlatTable(self._data, at + _unpack(_I32, self._data, at))
 
     def tables(self, field: int) -> list[FlatTable]:
         """Return the tables of a vector."""
         start, count = self._vector(field, 4)
         places = range(start, start + 4 * count, 4)
-        return [FlatTable(self._data, place + self._number(_I32, place)) for place in places]
+        return [FlatTable(self._data, at + _unpack(_I32, self._data, at)) for at in places]
 
     def longs(self, field: int, *, each: int) -> NDArray[np.int64]:
         """Return a vector of structs of longs, int64, shape (n, each)."""
@@ -167,7 +153,7 @@ def dictionary_numbers(schema: FlatTable | None) -> list[int | None]:
         if depth > _MAX_DEPTH or len(found) > _MAX_ARRAYS:
             raise ValueError("its schema nests too deep, or has too many columns")
         encoding = field.table(4)
-        found.append(None if encoding is None else encoding.int64(0))
+        found.append(None if encoding is None else encoding.number(0))
         if encoding is None:  # arrays inside a dictionary aren't in a record batch
             stack += [(child, depth + 1) for child in reversed(field.tables(5))]
     return found
@@ -176,14 +162,14 @@ def dictionary_numbers(schema: FlatTable | None) -> list[int | None]:
 def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
     """Parse the head of a record batch or dictionary. start: of the head in the file. Raises
     ValueError."""
-    message = FlatTable.root(metadata_of(head))
-    kind, batch = message.byte(1), message.table(2)
+    message = FlatTable(metadata_of(head))
+    kind, batch = message.number(1, _BYTE), message.table(2)
     number, is_delta = None, False
     if kind == DICTIONARY and batch is not None:
-        number, is_delta, batch = batch.int64(0), bool(batch.byte(2)), batch.table(1)
+        number, is_delta, batch = batch.number(0), bool(batch.number(2, _BYTE)), batch.table(1)
     if kind not in (DICTIONARY, RECORDS) or batch is None:
         raise ValueError(f"a message at byte {start:,} is no record batch")
-    rows, buffers, nodes = batch.int64(0), batch.longs(2, each=2), batch.longs(1, each=2)
+    rows, buffers, nodes = batch.number(0), batch.longs(2, each=2), batch.longs(1, each=2)
     if not 0 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(
             f"its record batch at byte {start:,} claims {rows:,} rows, wanted at most "
@@ -199,7 +185,7 @@ def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
     if len(nodes) and not (nodes.min() >= 0 and (nodes[:, 1] <= nodes[:, 0]).all()):
         raise ValueError(f"arrays of its record batch at byte {start:,} have an invalid length")
     compression = batch.table(3)
-    codec = 0 if compression is None else 1 + compression.byte(0)
+    codec = 0 if compression is None else 1 + compression.number(0, _BYTE)
     if codec >= len(CODECS):
         raise ValueError(f"its buffers are compressed by the unknown codec {codec - 1}")
     return BatchMetadata(
@@ -249,7 +235,7 @@ def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) ->
     data = tail[-size:-TAIL_BYTES]
     file = MAGIC + b"\0\0" + data + len(data).to_bytes(4, "little") + MAGIC
     schema = _schema(lambda: pa.ipc.open_file(pa.py_buffer(file)).schema)
-    footer = FlatTable.root(data)
+    footer = FlatTable(data)
     numbers = dictionary_numbers(footer.table(1))
     blocks = np.concatenate([footer.longs(field, each=3) for field in (2, 3)])
     blocks[:, 1] &= 0xFFFFFFFF  # a 32-bit number, then padding
@@ -289,13 +275,13 @@ def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
     batches: list[BatchMetadata] = []
     while at < entry.size_bytes and (head := _head(origin, entry, at)) is not None:
         checksum = crc32c(head, checksum)
-        message = FlatTable.root(metadata_of(head))
-        body = message.int64(3)
+        message = FlatTable(metadata_of(head))
+        body = message.number(3)
         if not 0 <= body <= entry.size_bytes - at - len(head):
             raise ValueError(
                 f"its message at byte {at:,} has {body:,} bytes, more than are left in the file"
             )
-        if message.byte(1) == SCHEMA:
+        if message.number(1, _BYTE) == SCHEMA:
             numbers = dictionary_numbers(message.table(2))
             schema = _schema(partial(pa.ipc.read_schema, pa.py_buffer(head)))
         else:

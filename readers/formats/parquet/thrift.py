@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_TRUE, _FALSE, _BYTE, _I16, I32, I64, _DOUBLE, BINARY, LIST, _SET, _MAP, STRUCT = range(1, 13)
+_TRUE, _FALSE, _BYTE, _I16, I32, I64, _DOUBLE, BINARY, LIST, _SET, _, STRUCT = range(1, 13)
 _MAX_DEPTH = 24
 
 
@@ -96,10 +96,8 @@ class ThriftReader:
             return kind == _TRUE
         if kind in (_BYTE, _DOUBLE):
             return self._bytes(1 if kind == _BYTE else 8)
-        if kind not in (LIST, _SET, _MAP) or depth > _MAX_DEPTH:
+        if kind not in (LIST, _SET) or depth > _MAX_DEPTH:  # Parquet has no maps
             raise ValueError(f"it has a value of the unknown kind {kind}, or values nest too deep")
-        if kind == _MAP:
-            return self._map(depth + 1)
         kind, count = self._list_head()
         if kind in (_TRUE, _FALSE):  # in a list they take a byte each
             return [byte == _TRUE for byte in self._bytes(count)]
@@ -110,13 +108,6 @@ class ThriftReader:
         head = self._byte()
         count = head >> 4
         return head & 15, self._room_for(self.unsigned() if count == 15 else count)
-
-    def _map(self, depth: int) -> list[tuple[Any, Any]]:
-        count = self._room_for(self.unsigned())
-        kinds = self._byte() if count else 0
-        return [
-            (self.value(kinds >> 4, depth), self.value(kinds & 15, depth)) for _ in range(count)
-        ]
 
     def _room_for(self, count: int) -> int:
         """Return a number of elements, each of which has at least one byte."""

@@ -367,7 +367,7 @@ def _combined(column: Any) -> Any:
 
 def reasons(table: Any, rows: Ints) -> Iterator[tuple[int, str]]:
     """Yield the place in rows of each bad sample, and the reason."""
-    if WRONG not in table.column_names:
+    if table.num_columns == 1 or WRONG not in table.column_names:
         return
     column = table.column(WRONG)
     for place, row in enumerate(rows.tolist()):
@@ -384,30 +384,33 @@ class DenseRows:
         # Rows are copied by one call if all of them are in one unit.
         is_slice = isinstance(places, slice) and places.step in (None, 1)
         self._whole = out[places] if is_slice else None
+        self._slots: Ints | None = None
 
-    def _slots(self, here: Ints) -> Ints:
-        found: Ints = np.arange(len(self._out))[self._places][here]
-        return found
+    def _set(self, here: Ints, values: Any) -> None:
+        if self._slots is None:
+            self._slots = np.arange(len(self._out))[self._places]
+        self._out[self._slots[here]] = values
 
-    def add(self, table: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table. here: their places among the rows of the batch."""
-        array, form = values_of(table), self._form
-        if isinstance(array, pa.FixedSizeListArray):
-            size = array.type.list_size
-            array, count = array.values.slice(array.offset * size, len(array) * size), len(array)
-        else:
-            count = len(array)
-        values = raw_numbers(array).reshape(count, *form.fixed_shape)
-        values = values.view(np.bool_) if form.dtype.kind == "b" else values
+    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
+        """Add some rows of a table. array: its values; here: the places of the rows among those of
+        the batch."""
+        del table
+        count, start, shape = len(array), array.offset, self._form.fixed_shape
+        if shape:
+            size = math.prod(shape)
+            array, count, start = array.values, count * size, start * size + array.values.offset
+        data, dtype = array.buffers()[1], self._form.dtype
+        numbers = np.frombuffer(data or b"", dtype, count if data else 0, start * dtype.itemsize)
+        values = numbers.reshape(-1, *shape)
         if self._whole is not None and len(here) == len(self._whole):
             np.take(values, rows, axis=0, out=self._whole)
         else:
-            self._out[self._slots(here)] = values[rows]
+            self._set(here, values[rows])
 
     def blank(self, here: Ints) -> None:
         """Set samples that don't exist to zeros."""
         if len(here):
-            self._out[self._slots(here)] = 0
+            self._set(here, 0)
 
     def column(self) -> DenseColumn:
         """Return the samples as a column."""
@@ -428,9 +431,10 @@ class EncodedRows:
     def __init__(self, count: int) -> None:
         self.samples: list[Encoded] = [_EMPTY] * count
 
-    def add(self, table: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table at their places. Raises ValueError for damage."""
-        array = values_of(table)
+    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
+        """Add some rows of a table at their places. array: its values. Raises ValueError for
+        damage."""
+        del table
         present = present_rows(array, rows)
         if present is not None:
             rows, here = rows[present], here[present]
@@ -492,9 +496,8 @@ class RaggedRows:
         self._shapes = np.zeros((count, len(form.shape)), np.int64)
         self._samples: list[NDArray[Any]] = [np.empty(0, form.dtype)] * count
 
-    def add(self, table: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table at their places."""
-        array = values_of(table)
+    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
+        """Add some rows of a table at their places. array: its values."""
         numbers = raw_numbers(array.values)
         if self._form.dtype.kind == "b":
             numbers = numbers.view(np.bool_)

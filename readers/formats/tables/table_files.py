@@ -253,7 +253,7 @@ class _Table:
                 for _, table in self._tables([(number, int(units[0]))], column, Bytes()):
                     if isinstance(table, ValueError):
                         raise table
-                    values.add(table, rows, rows)
+                    values.add(table, values_of(table), rows, rows)
             return [sample.tobytes() for sample in values.samples]
         return []
 

@@ -7,7 +7,6 @@ metadata of its files.
 from __future__ import annotations
 
 from abc import abstractmethod
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +88,7 @@ class UnitReader(ChunkReader):
             raise ValueError("its units begin before their files")
         if len(notes["chunks"]) != len(shard.extents):
             raise ValueError("the number of its chunks is wrong")
+        self._last: tuple[bytes, Mapping[int, tuple[Ints, Ints]]] = (b"", {})
         self.read_notes(notes, shard, self._chunks)
 
     @abstractmethod
@@ -196,22 +196,21 @@ class UnitReader(ChunkReader):
     ) -> NDArray[np.bool_]:
         """Add rows of a field to `samples`; return which of them have it."""
         present = np.ones(len(rows), np.bool_)
-        unit_of_row, number = self._unit_of(rows), self._numbers[field]
-        may_lack = field in self._lacking
-        units = np.unique(unit_of_row).tolist()
-        chunks = dict(zip(units, self._chunks[units, number].tolist(), strict=True))
-        unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NO_CHUNK}
-        order = [unit for unit, chunk in chunks.items() if chunk == NO_CHUNK]
-        for unit in chain(order, (unit_of[chunk] for chunk in data.in_order([*unit_of]))):
-            here = np.flatnonzero(unit_of_row == unit)
-            local = rows[here] - self._bounds[unit]
-            if chunks[unit] == NO_CHUNK:
-                present[here] = False
-                samples.blank(here)
-                continue
+        number, may_lack = self._numbers[field], field in self._lacking
+        groups = self._groups_of(rows)
+        chunks = {int(self._chunks[unit, number]): unit for unit in groups}
+        order = [*data.in_order([chunk for chunk in chunks if chunk != NO_CHUNK])]
+        for unit in [unit for unit in groups if self._chunks[unit, number] == NO_CHUNK]:
+            here, _ = groups[unit]
+            present[here] = False
+            samples.blank(here)
+        for chunk in order:
+            unit = chunks[chunk]
+            here, local = groups[unit]
             try:
-                table = self._table(chunks[unit], field, data, unit, len(here))
-                samples.add(table, local, here)
+                table = self._table(chunk, field, data, unit, len(here))
+                array = values_of(table)
+                samples.add(table, array, local, here)
             except ValueError as error:
                 if isinstance(error, PenstockError):
                     raise
@@ -220,7 +219,7 @@ class UnitReader(ChunkReader):
                 continue
             for place, reason in reasons(table, local):
                 _mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
-            has_field = present_rows(values_of(table), local)
+            has_field = present_rows(array, local)
             if has_field is not None:
                 lacking = here[~has_field]
                 present[lacking] = False
@@ -229,15 +228,27 @@ class UnitReader(ChunkReader):
                     _mark(wrong, lacking, f"{field}: {_NULL}")
         return present
 
+    def _groups_of(self, rows: Ints) -> Mapping[int, tuple[Ints, Ints]]:
+        """Return the units of rows, each with the places of its rows among them, and these rows'
+        numbers in the unit. A batch reads the same rows of several fields one after the other."""
+        key, (known, groups) = rows.tobytes(), self._last
+        if known != key:
+            units, groups = self._unit_of(rows), {}
+            for unit in np.unique(units).tolist():
+                here = np.flatnonzero(units == unit)
+                groups[unit] = here, rows[here] - self._bounds[unit]
+            self._last = key, groups
+        return groups
+
     def _table(self, chunk: int, field: str, data: ShardData, unit: int, taken: int) -> Any:
         """Return a chunk's table. Raises ValueError if it can't be decoded."""
-        type, count = self._schema[field], int(self._bounds[unit + 1] - self._bounds[unit])
+        count = int(self._bounds[unit + 1] - self._bounds[unit])
 
         def decode() -> Any:
             view, dictionaries = data.view(chunk), self.dictionaries(chunk)
             read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
             view = read.pop(0) if view is None else view
-            table = self.decode(chunk, type, view, read)
+            table = self.decode(chunk, self._schema[field], view, read)
             if len(table) != count:
                 raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
             return table

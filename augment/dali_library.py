@@ -16,11 +16,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import MissingDependencyError, keep_forever
+from penstock.cache import MissingDependencyError, keep_forever, watch
 from penstock.cache.base import refuse_shortage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.readers import Encoded
 
 _LEVELS = {
     b"OPENCV_LOG_LEVEL": b"SILENT",
@@ -184,6 +186,56 @@ def new_pipeline(batch_size: int, *, threads: int, device_id: int | None = None)
         prefetch_queue_depth=1,
         exec_dynamic=True,
     )
+
+
+class EncodedPipeline:
+    """A DALI pipeline whose first input is encoded samples. One thread uses it.
+
+    define: called inside the definition with the node of the samples; returns the output's node.
+    """
+
+    def __init__(
+        self,
+        define: Callable[[Any], Any],
+        *,
+        batch_size: int,
+        threads: int,
+        device_id: int | None = None,
+    ) -> None:
+        tensors = load_dali().tensors
+        self._tensor, self._tensors = tensors.TensorCPU, tensors.TensorListCPU
+        from nvidia.dali import fn, types
+
+        self._pipe = new_pipeline(batch_size, threads=threads, device_id=device_id)
+        with self._pipe:
+            encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
+            self._pipe.set_outputs(define(encoded))
+        self._pipe.build()
+        watch(self)
+
+    def disown(self) -> None:
+        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
+        disown_pipeline(self._pipe)
+
+    def schedule(self, samples: Sequence[Encoded], **arguments: Any) -> Any:
+        """Start one run. Returns an object that must stay alive until its output is taken."""
+        views = self._tensors([self._tensor(view) for view in samples], contiguous=False)
+        self._pipe.feed_input("encoded", views)
+        for name, values in arguments.items():
+            self._pipe.feed_input(name, values)
+        self._pipe.schedule_run()
+        return views
+
+    def output(self, stream: Any = None) -> Any:
+        """Return the oldest run's output. Raises DALI's RuntimeError."""
+        return self._pipe.outputs(cuda_stream=stream)[0]
+
+    def run(self, samples: Sequence[Encoded], **arguments: Any) -> Any:
+        """Return the output of these samples. Raises DALI's RuntimeError."""
+        views = self.schedule(samples, **arguments)
+        output = self.output()
+        del views  # DALI read it until here
+        return output
 
 
 def _load_decoders() -> None:

@@ -25,7 +25,7 @@ class GraphPlan:
     """The checked arguments of a `Graph`, from which its pipeline is built.
 
     pixels: samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were
-    decoded by `define_full_decode`. compiled: resize on the CPU by `resample_kernels`. windows:
+    decoded by `decoded`. compiled: resize on the CPU by `resample_kernels`. windows:
     "decoder" decodes only the windows, "slice" crops them from full images.
     """
 
@@ -110,12 +110,10 @@ def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
     return images
 
 
-def define_full_decode(plan: GraphPlan) -> Any:
-    """Return full images, upright and in the recipe's colours, HWC. Called inside a pipeline
-    definition."""
-    from nvidia.dali import fn, types
+def decoded(plan: GraphPlan, encoded: Any) -> Any:
+    """Return full images, upright and in the recipe's colours, HWC."""
+    from nvidia.dali import fn
 
-    encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
     return fn.decoders.image(encoded, **decode_options(plan))
 
 
@@ -123,13 +121,12 @@ def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     """Decode upright images, HWC; only the window if the recipe has one."""
     from nvidia.dali import fn
 
-    options = decode_options(plan)
     if not plan.recipe.decodes_window:
-        return fn.decoders.image(encoded, **options)
+        return decoded(plan, encoded)
     window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
     if plan.windows == "slice":
-        return fn.slice(fn.decoders.image(encoded, **options), **window)
-    return fn.decoders.image_slice(encoded, **window, **options)
+        return fn.slice(decoded(plan, encoded), **window)
+    return fn.decoders.image_slice(encoded, **window, **decode_options(plan))
 
 
 def decode_options(plan: GraphPlan) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import new_pipeline
+from penstock.augment.dali_library import EncodedPipeline
 from penstock.cache import MissingDependencyError, PenstockWarning
 from penstock.cache.base import machine_remedy
 from penstock.readers import MAX_PIXELS, Rejection, pixel_refusal
@@ -312,14 +312,13 @@ def _wide_samples(samples: Sequence[Encoded]) -> list[Encoded]:
 
 def _value_range(samples: list[Encoded]) -> tuple[float, float]:
     """Return the smallest and the largest value, as shares of white. Raises DALI's RuntimeError."""
-    pipe = new_pipeline(len(samples), threads=1)
-    from nvidia.dali import fn, types
 
-    with pipe:
-        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+    def extremes(encoded: Any) -> Any:
+        from nvidia.dali import fn, types
+
         images = fn.decoders.image(encoded, output_type=types.RGB, dtype=types.FLOAT)
-        pipe.set_outputs(fn.reductions.min(images), fn.reductions.max(images))
-    pipe.build()
-    pipe.feed_input("encoded", samples)
-    least, most = pipe.run()
-    return float(least.as_array().min()), float(most.as_array().max())
+        return fn.stack(fn.reductions.min(images), fn.reductions.max(images))
+
+    pipe = EncodedPipeline(extremes, batch_size=len(samples), threads=1)
+    found = pipe.run(samples).as_array()
+    return float(found.min()), float(found.max())

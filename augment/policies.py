@@ -53,21 +53,6 @@ if TYPE_CHECKING:
 
 LearntPolicy = Literal["imagenet", "cifar10", "svhn"]
 
-KINDS = (
-    "identity",
-    "affine",
-    "brightness",
-    "contrast",
-    "color",
-    "sharpness",
-    "posterize",
-    "solarize",
-    "autocontrast",
-    "equalize",
-)
-"""The kinds of pixel operations. Shears, translations and rotations are "affine"; an inversion is a
-solarization from 0 on."""
-
 
 @dataclass(frozen=True, slots=True)
 class SpaceEntry:
@@ -145,7 +130,7 @@ class Policy(ImageOperation):
 
     moves = True
     interpolation: str
-    fill: float | None
+    fill: Any
 
     @property
     def rounds(self) -> int:
@@ -192,7 +177,7 @@ class Policy(ImageOperation):
     def _split(self, given: dict[str, Any], low: int, high: int) -> Any:
         """Apply to each sample its operation, which is one of KINDS[low:high]."""
         if high - low == 1:
-            return self._kind_node(KINDS[low], **given)
+            return _NODES[KINDS[low]](given["images"], given["matrix"], given["value"], self.fill)
         middle = (low + high) // 2
         return nodes.if_else(
             given,
@@ -201,35 +186,44 @@ class Policy(ImageOperation):
             lambda some: self._split(some, middle, high),
         )
 
-    def _kind_node(self, name: str, *, images: Any, matrix: Any, value: Any, **_: Any) -> Any:
-        from nvidia.dali import fn, types
 
-        fill = {"fill_value": self.fill or 0.0, "interp_type": types.INTERP_NN}
-        made: dict[str, Callable[[], Any]] = {
-            "identity": lambda: images,
-            "affine": lambda: fn.warp_affine(images, matrix=matrix, **fill),
-            "brightness": lambda: fn.brightness_contrast(images, brightness=value),
-            "contrast": lambda: nodes.contrast(images, value, nodes.luma(images)),
-            "color": lambda: fn.saturation(images, saturation=value),
-            "sharpness": lambda: _sharpness(images, value),
-            "posterize": lambda: images & nodes.level(images, value),
-            "solarize": lambda: nodes.solarize(images, nodes.level(images, value)),
-            "autocontrast": lambda: nodes.autocontrast(images),
-            "equalize": lambda: fn.equalize(images),
-        }
-        return made[name]()
-
-
-def _sharpness(images: Any, factor: Any) -> Any:
-    """Blend with the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13, or away from it."""
+def _fn() -> Any:
     from nvidia.dali import fn
 
+    return fn
+
+
+def _affine(images: Any, matrix: Any, _value: Any, fill: float) -> Any:
+    kind = nodes.interpolation_type("nearest")
+    return _fn().warp_affine(images, matrix=matrix, fill_value=fill, interp_type=kind)
+
+
+def _sharpness(images: Any, _matrix: Any, factor: Any, _fill: float) -> Any:
+    """Blend with the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13, or away from it."""
     # From numbers, since an array has the batch size, and this is a part of the batch.
     around = (1 - factor) / 13.0
     middle = factor + 5 * around
-    kernel = fn.reshape(fn.stack(*[around] * 4, middle, *[around] * 4), shape=[3, 3])
-    return fn.filter(images, nodes.on_device_of(images, kernel))
+    kernel = _fn().stack(*[around] * 4, middle, *[around] * 4)
+    kernel = nodes.on_device_of(images, _fn().reshape(kernel, shape=[3, 3]))
+    return _fn().filter(images, kernel)
 
+
+_NODES: dict[str, Callable[[Any, Any, Any, float], Any]] = {
+    "identity": lambda x, *_: x,
+    "affine": _affine,
+    "brightness": lambda x, _, value, __: _fn().brightness_contrast(x, brightness=value),
+    "contrast": lambda x, _, value, __: nodes.contrast(x, value, nodes.luma(x)),
+    "color": lambda x, _, value, __: _fn().saturation(x, saturation=value),
+    "sharpness": _sharpness,
+    "posterize": lambda x, _, value, __: x & nodes.level(x, value),
+    "solarize": lambda x, _, value, __: nodes.solarize(x, nodes.level(x, value)),
+    "autocontrast": lambda x, *_: nodes.autocontrast(x),
+    "equalize": lambda x, *_: _fn().equalize(x),
+}
+
+KINDS = tuple(_NODES)
+"""The kinds of pixel operations. Shears, translations and rotations are "affine"; an inversion is a
+solarization from 0 on."""
 
 _NEAREST = arg.one_of("nearest")
 _BINS = arg.whole_number(2, 1000)
@@ -368,15 +362,13 @@ _LEARNT = {
         Equalize 0.8 -, Equalize 0.6 - | Posterize 0.6 7, Posterize 0.6 6
         Equalize 0.4 -, Solarize 0.2 4 | Equalize 0.4 -, Rotate 0.8 8
         Solarize 0.6 3, Equalize 0.6 - | Posterize 0.8 5, Equalize 1.0 -
-        Rotate 0.2 3, Solarize 0.6 8 | Equalize 0.6 -, Posterize 0.4 6
-        Rotate 0.8 8, Color 0.4 0 | Rotate 0.4 9, Equalize 0.6 -
-        Equalize 0.0 -, Equalize 0.8 - | Invert 0.6 -, Equalize 1.0 -
-        Color 0.6 4, Contrast 1.0 8 | Rotate 0.8 8, Color 1.0 2
-        Color 0.8 8, Solarize 0.8 7 | Sharpness 0.4 7, Invert 0.6 -
-        ShearX 0.6 5, Equalize 1.0 - | Color 0.4 0, Equalize 0.6 -
-        Equalize 0.4 -, Solarize 0.2 4 | Solarize 0.6 5, AutoContrast 0.6 -
-        Invert 0.6 -, Equalize 1.0 - | Color 0.6 4, Contrast 1.0 8
-        Equalize 0.8 -, Equalize 0.6 -""",
+        Rotate 0.2 3, Solarize 0.6 8 | Equalize 0.6 -, Posterize 0.4 6 | Rotate 0.8 8, Color 0.4 0
+        Rotate 0.4 9, Equalize 0.6 - | Equalize 0.0 -, Equalize 0.8 -
+        Invert 0.6 -, Equalize 1.0 - | Color 0.6 4, Contrast 1.0 8 | Rotate 0.8 8, Color 1.0 2
+        Color 0.8 8, Solarize 0.8 7 | Sharpness 0.4 7, Invert 0.6 - | ShearX 0.6 5, Equalize 1.0 -
+        Color 0.4 0, Equalize 0.6 - | Equalize 0.4 -, Solarize 0.2 4
+        Solarize 0.6 5, AutoContrast 0.6 - | Invert 0.6 -, Equalize 1.0 -
+        Color 0.6 4, Contrast 1.0 8 | Equalize 0.8 -, Equalize 0.6 -""",
     "cifar10": """
         Invert 0.1 -, Contrast 0.2 6 | Rotate 0.7 2, TranslateX 0.3 9
         Sharpness 0.8 1, Sharpness 0.9 3 | ShearY 0.5 8, TranslateY 0.7 9
@@ -392,17 +384,15 @@ _LEARNT = {
         AutoContrast 0.9 -, Solarize 0.8 3 | Equalize 0.8 -, Invert 0.1 -
         TranslateY 0.7 9, AutoContrast 0.9 -""",
     "svhn": """
-        ShearX 0.9 4, Invert 0.2 - | ShearY 0.9 8, Invert 0.7 -
-        Equalize 0.6 -, Solarize 0.6 6 | Invert 0.9 -, Equalize 0.6 -
-        Equalize 0.6 -, Rotate 0.9 3 | ShearX 0.9 4, AutoContrast 0.8 -
-        ShearY 0.9 8, Invert 0.4 - | ShearY 0.9 5, Solarize 0.2 6
-        Invert 0.9 -, AutoContrast 0.8 - | Equalize 0.6 -, Rotate 0.9 3
-        ShearX 0.9 4, Solarize 0.3 3 | ShearY 0.8 8, Invert 0.7 -
+        ShearX 0.9 4, Invert 0.2 - | ShearY 0.9 8, Invert 0.7 - | Equalize 0.6 -, Solarize 0.6 6
+        Invert 0.9 -, Equalize 0.6 - | Equalize 0.6 -, Rotate 0.9 3
+        ShearX 0.9 4, AutoContrast 0.8 - | ShearY 0.9 8, Invert 0.4 -
+        ShearY 0.9 5, Solarize 0.2 6 | Invert 0.9 -, AutoContrast 0.8 -
+        Equalize 0.6 -, Rotate 0.9 3 | ShearX 0.9 4, Solarize 0.3 3 | ShearY 0.8 8, Invert 0.7 -
         Equalize 0.9 -, TranslateY 0.6 6 | Invert 0.9 -, Equalize 0.6 -
         Contrast 0.3 3, Rotate 0.8 4 | Invert 0.8 -, TranslateY 0.0 2
-        ShearY 0.7 6, Solarize 0.4 8 | Invert 0.6 -, Rotate 0.8 4
-        ShearY 0.3 7, TranslateX 0.9 3 | ShearX 0.1 6, Invert 0.6 -
-        Solarize 0.7 2, TranslateY 0.6 7 | ShearY 0.8 4, Invert 0.8 -
+        ShearY 0.7 6, Solarize 0.4 8 | Invert 0.6 -, Rotate 0.8 4 | ShearY 0.3 7, TranslateX 0.9 3
+        ShearX 0.1 6, Invert 0.6 - | Solarize 0.7 2, TranslateY 0.6 7 | ShearY 0.8 4, Invert 0.8 -
         ShearX 0.7 9, TranslateY 0.8 3 | ShearY 0.8 5, AutoContrast 0.7 -
         ShearX 0.7 2, Invert 0.1 -""",
 }

@@ -275,6 +275,35 @@ def shape_like(
     """Set the shape of each sample's output to that of its last input."""
     shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
     for i in range(samples):
-        shape, like = _words(shapes[i], 3), _words(given[_LIKE * samples + i], 3)
+        shape, like = _words(shapes[i], 3), _words(given[(ins - 1) * samples + i], 3)
         for k in range(3):
             shape[k] = like[k]
+
+
+@_compiled(_RUN)
+def equalize(
+    out_addresses: Any,
+    out_shapes: Any,
+    out_ndims: Any,
+    outs: Any,
+    in_addresses: Any,
+    in_shapes: Any,
+    in_ndims: Any,
+    ins: Any,
+) -> None:
+    """Equalize the histogram of each channel of one sample, uint8 HWC, as Pillow does."""
+    image = _image(_words(in_addresses, ins)[0], _words(in_shapes, ins)[0])
+    out = carray(_pointer(_words(out_addresses, outs)[0]), image.shape, np.uint8)
+    for channel in range(image.shape[2]):
+        counts = np.zeros(256, np.int64)
+        for pixel in image[:, :, channel].flat:
+            counts[pixel] += 1
+        step = (counts.sum() - counts[np.flatnonzero(counts)[-1]]) // 255
+        table, below = np.arange(256).astype(np.uint8), step // 2
+        for level in range(256):
+            if step > 0:
+                table[level] = min(below // step, 255)
+            below += counts[level]
+        for y in range(image.shape[0]):
+            for x in range(image.shape[1]):
+                out[y, x, channel] = table[image[y, x, channel]]

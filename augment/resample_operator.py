@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.augment.pixel_operations import Normalize
 
 _LOG = logging.getLogger("penstock")
 
 
 @functools.cache
-def _operators() -> tuple[type[Any], type[Any]] | None:
-    """Return the operators that write planes and pixels; None if they aren't available."""
+def _operator() -> Callable[..., Any] | None:
+    """Return the operator that calls a function of `resample_kernels` by name, or None."""
     try:
         from nvidia.dali.plugin.numba import NumbaFunction
 
@@ -38,25 +40,19 @@ def _operators() -> tuple[type[Any], type[Any]] | None:
         return None
 
     class Compiled(NumbaFunction):
-        def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
-            del setup_fn
+        def _get_setup_fn_cpu(self, _setup_fn: Any) -> int:
             return int(kernels.shape_like.address)
 
-    class ToPlanes(Compiled):
-        def _get_run_fn_cpu(self, *_: Any) -> int:
-            return int(kernels.to_planes.address)
+        def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
+            return int(getattr(kernels, run_fn).address)
 
-    class ToPixels(Compiled):
-        def _get_run_fn_cpu(self, *_: Any) -> int:
-            return int(kernels.to_pixels.address)
-
-    return ToPlanes, ToPixels
+    return Compiled
 
 
 def is_compiled() -> bool:
     """Return True if the compiled pass is available. The first call imports numba, and on a new
     machine compiles for some seconds."""
-    return _operators() is not None
+    return _operator() is not None
 
 
 def fits_planes(shape: tuple[int, int, int]) -> bool:
@@ -85,7 +81,7 @@ def resize_to_planes(
         std = np.array(normalize.std)
         norm = np.stack([1 / (255 * std), -np.array(normalize.mean) / std], axis=1)
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
-    return _resample(0, images, like, region=region, filtered=filtered, mirror=mirror)
+    return _resample("to_planes", images, like, region=region, filtered=filtered, mirror=mirror)
 
 
 def resize_to_pixels(
@@ -96,26 +92,25 @@ def resize_to_pixels(
     from nvidia.dali import fn
 
     like = np.zeros(shape, np.uint8)
-    resized = _resample(1, images, like, region=region, filtered=filtered, mirror=None)
+    resized = _resample("to_pixels", images, like, region=region, filtered=filtered, mirror=None)
     return fn.reshape(resized, layout="HWC")
 
 
+def equalize(images: Any) -> Any:
+    """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
+    from nvidia.dali import fn, types
+
+    return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
+
+
 def _resample(
-    which: int,
-    images: Any,
-    like: Any,
-    *,
-    region: tuple[Any, Any] | None,
-    filtered: Any,
-    mirror: Any,
+    name: str, images: Any, like: Any, *, region: tuple[Any, Any] | None, filtered: Any, mirror: Any
 ) -> Any:
     from nvidia.dali import types
 
     def constant(value: Any, **kind: Any) -> Any:
         return types.Constant(value, device="cpu", **kind)
 
-    found = _operators()
-    assert found is not None  # the caller has checked is_compiled()
     whole = constant(np.zeros(2, np.float32))
     low, high = region or (whole, whole)
     if isinstance(filtered, bool):
@@ -123,12 +118,13 @@ def _resample(
     if mirror is None:
         mirror = constant(0, dtype=types.INT32)
     out = types.UINT8 if like.dtype == np.uint8 else types.FLOAT
-    run = found[which](
-        None,
-        [out],
-        [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out],
-        [3],
-        [3, 1, 1, 0, 0, 3],
-        device="cpu",
-    )
-    return run(images, low, high, filtered, mirror, constant(like))
+    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out]
+    given = images, low, high, filtered, mirror, constant(like)
+    return _run(name, out, kinds, [3, 1, 1, 0, 0, 3], *given)
+
+
+def _run(name: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any) -> Any:
+    """Call a function of `resample_kernels`, whose result has the shape of the last input."""
+    operator = _operator()
+    assert operator is not None  # the caller has checked is_compiled()
+    return operator(name, [out], kinds, [3], dimensions, device="cpu")(*given)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
+from penstock.augment.dali_library import EncodedPipeline, load_dali
 from penstock.augment.decode_failures import check_machine
 from penstock.augment.devices import checked_device
-from penstock.augment.graph_definition import GraphPlan, define_full_decode
-from penstock.cache import watch
+from penstock.augment.graph_definition import GraphPlan, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,17 +52,12 @@ class FullImageDecoder:
             constant=False,
             **checked_device(device, device_id),
         )
-        dali = load_dali()
-        self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self.pipeline = new_pipeline(RUN_SAMPLES, threads=threads, device_id=self._plan.device_id)
-        with self.pipeline:
-            self.pipeline.set_outputs(define_full_decode(self._plan))
-        self.pipeline.build()
-        watch(self)
-
-    def disown(self) -> None:
-        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
-        disown_pipeline(self.pipeline)
+        self.pipeline = EncodedPipeline(
+            lambda encoded: decoded(self._plan, encoded),
+            batch_size=RUN_SAMPLES,
+            threads=threads,
+            device_id=self._plan.device_id,
+        )
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]
@@ -77,22 +71,16 @@ class FullImageDecoder:
         failed: list[int] = []
         flying: deque[tuple[list[int], Any]] = deque()
         for run in decode_runs(pixels):
-            flying.append((run, self._schedule([samples[row] for row in run])))
+            flying.append((run, self.pipeline.schedule([samples[row] for row in run])))
             if len(flying) == RUNS_IN_FLIGHT:
                 yield from self._taken(flying.popleft()[0], failed)
         while flying:
             yield from self._taken(flying.popleft()[0], failed)
         # One at a time, since a failed run loses its good samples, too.
         for row in failed:
-            alone = self._schedule([samples[row]])
+            alone = self.pipeline.schedule([samples[row]])
             yield from self._taken([row], [])
             del alone
-
-    def _schedule(self, samples: list[Encoded]) -> Any:
-        views = self._tensors([self._tensor(view) for view in samples], contiguous=False)
-        self.pipeline.feed_input("encoded", views)
-        self.pipeline.schedule_run()
-        return views
 
     def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
         import torch
@@ -101,7 +89,7 @@ class FullImageDecoder:
         on_cuda = self._plan.device == "cuda"
         stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
         try:
-            images = self.pipeline.outputs(cuda_stream=stream)[0]
+            images = self.pipeline.output(stream)
         except RuntimeError as error:
             check_machine(error, remedy="resident=False, or a smaller batch")
             failed += rows

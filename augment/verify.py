@@ -12,11 +12,12 @@ A decode can't find damage that keeps the structure of a compressed stream, such
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
+from penstock.augment.dali_library import EncodedPipeline
 from penstock.augment.decode_failures import failing_rows
 from penstock.augment.image_checks import (
     Header,
@@ -55,18 +56,17 @@ class ImageVerifier:
                 "least 1."
             )
         self._max_pixels = max_pixels
-        dali = load_dali()
-        self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
-        self._pipe: Any = _decoder(self._threads)
-        self._windows: Any = None  # built when needed
+        self._pipe: EncodedPipeline | None = self._pipeline(windows=False)
+        self._windows: EncodedPipeline | None = None  # built when needed
         watch(self)
+
+    def _pipeline(self, *, windows: bool) -> EncodedPipeline:
+        define = functools.partial(_shapes, windows=windows)
+        return EncodedPipeline(define, batch_size=_GROUP_SAMPLES, threads=self._threads)
 
     def disown(self) -> None:
         """Close this verifier in a forked child, which doesn't have DALI's threads."""
-        pipe, windows = self._pipe, self._windows
         self.close()
-        disown_pipeline(pipe)
-        disown_pipeline(windows)
 
     def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         """Return the facts of each sample that decodes, or why it doesn't, in the order of
@@ -148,28 +148,21 @@ class ImageVerifier:
 
     def decoded_shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
         """Decode images and return their (height, width). Raises DALI's RuntimeError."""
-        shapes = self._run(self._pipe, encoded).as_array()
+        assert self._pipe is not None
+        shapes = self._pipe.run(encoded).as_array()
         return [(int(height), int(width)) for height, width, _ in shapes]
 
     def _decode_halves(self, encoded: Sequence[Encoded], shapes: Sequence[tuple[int, int]]) -> None:
         """Decode two windows of each image, as training does. Raises DALI's RuntimeError."""
         if self._windows is None:
-            self._windows = _decoder(self._threads, windows=True)
+            self._windows = self._pipeline(windows=True)
         sides = np.array(shapes, np.int32)
         rows = np.arange(len(sides))
         longer = sides.argmax(axis=1)
         half = sides.copy()
         half[rows, longer] = (half[rows, longer] + 1) // 2
         for start in (np.zeros_like(sides), sides - half):
-            self._run(self._windows, encoded, start=list(start), shape=list(half))
-
-    def _run(self, pipe: Any, encoded: Sequence[Encoded], **arguments: Any) -> Any:
-        views = self._tensors([self._tensor(view) for view in encoded], contiguous=False)
-        pipe.feed_input("encoded", views)
-        for name, values in arguments.items():
-            pipe.feed_input(name, values)
-        pipe.schedule_run()
-        return pipe.outputs()[0]
+            self._windows.run(encoded, start=list(start), shape=list(half))
 
 
 def verify_images(
@@ -185,23 +178,15 @@ def verify_images(
         return verifier(samples)
 
 
-def _decoder(threads: int, *, windows: bool = False) -> Any:
-    """Return a DALI pipeline from encoded bytes to the shapes of decoded pixels."""
+def _shapes(encoded: Any, *, windows: bool) -> Any:
+    """Return the node of the shapes of decoded pixels."""
     from nvidia.dali import fn, types
 
-    pipe = new_pipeline(_GROUP_SAMPLES, threads=threads)
-    with pipe:
-        encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
-        # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
-        options = {"output_type": types.RGB, "adjust_orientation": True}
-        if windows:
-            window = {
-                name: fn.external_source(name=name, dtype=types.INT32, ndim=1)
-                for name in ("start", "shape")
-            }
-            images = fn.decoders.image_slice(encoded, axes=[0, 1], **window, **options)
-        else:
-            images = fn.decoders.image(encoded, **options)
-        pipe.set_outputs(images.shape())
-    pipe.build()
-    return pipe
+    # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
+    options = {"output_type": types.RGB, "adjust_orientation": True}
+    if not windows:
+        return fn.decoders.image(encoded, **options).shape()
+    start, shape = (
+        fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("start", "shape")
+    )
+    return fn.decoders.image_slice(encoded, start, shape, axes=[0, 1], **options).shape()

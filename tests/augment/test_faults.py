@@ -221,13 +221,10 @@ def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBat
     decoder = FullImageDecoder(recipe, threads=1)
 
     class Broken:
-        def feed_input(self, *_):
+        def schedule(self, _):
             pass
 
-        def schedule_run(self):
-            pass
-
-        def outputs(self, **_):
+        def output(self, _):
             raise RuntimeError(dali_says(MACHINE[2]))
 
     decoder.pipeline = Broken()

@@ -25,12 +25,16 @@ from penstock.augment import (
     Graph,
     Normalize,
     RandAugment,
+    RandomAutocontrast,
+    RandomEqualize,
     RandomErasing,
     RandomGrayscale,
     RandomHorizontalFlip,
+    RandomPosterize,
     RandomResizedCrop,
     RandomRotation,
     Resize,
+    Solarize,
     TrivialAugmentWide,
     check_recipe,
     draw,
@@ -160,6 +164,58 @@ def test_grayscale_changes_some_to_luma(pictures, encoded):
     assert 0 < on.sum() < SAMPLES
     np.testing.assert_array_equal(hwc(got)[~on], pictures[~on])
     assert np.abs(hwc(got)[on] - luma(pictures[on].astype(np.float64))).max() <= 1
+
+
+def posterize(image, bits):
+    return image & (((1 << bits) - 1) << (8 - bits))
+
+
+def solarize(image, threshold):
+    return np.where(image >= threshold, 255 - image, image)
+
+
+def autocontrast(image):
+    low, high = (f(image.astype(float), axis=(0, 1)) for f in (np.min, np.max))
+    flat = low == high
+    scale = np.where(flat, 1, (high - low) / 255)
+    return np.clip((image - np.where(flat, 0, low)) / scale, 0, 255)
+
+
+def equalize(image):
+    """By torchvision's steps of whole pixels."""
+    done = image.copy()
+    for channel in range(image.shape[-1]):
+        count = np.bincount(image[..., channel].ravel(), minlength=256)
+        step = (count.sum() - count[count.nonzero()[0][-1]]) // 255
+        if step:
+            table = np.clip((np.cumsum(count) - count + step // 2) // step, 0, 255)
+            done[..., channel] = table[image[..., channel]]
+    return done
+
+
+LEVELS = [
+    (RandomPosterize(3, 0.6), lambda image: posterize(image, 3), 0),
+    (RandomPosterize(0, 0.6), lambda image: posterize(image, 0), 0),
+    (RandomPosterize(8, 0.6), lambda image: image, 0),
+    (Solarize(100, 0.6), lambda image: solarize(image, 100), 0),
+    (Solarize(99.5, 0.6), lambda image: solarize(image, 99.5), 0),
+    (Solarize(0, 1.0), lambda image: 255 - image, 0),
+    (RandomAutocontrast(0.6), autocontrast, 0.51),
+    (RandomEqualize(0.6), equalize, 0),
+]
+
+
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+@pytest.mark.parametrize(("op", "formula", "most"), LEVELS, ids=lambda x: str(x)[:24])
+def test_levels_are_torchvisions_formulas(encoded, color, op, formula, most):
+    before, _ = run((Decode(color),), encoded)
+    got, draws = run((Decode(color), op), encoded)
+    on = draws.get(f"{type(op).__name__}1.on", np.ones(SAMPLES, bool))
+    assert on.any()
+    assert on.all() == (op.p == 1)
+    for image, source, changes in zip(hwc(got), before.transpose(0, 2, 3, 1), on, strict=True):
+        wanted = formula(source) if changes else source
+        assert np.abs(image - wanted).max() <= most
 
 
 @pytest.mark.parametrize(("kernel", "p"), [((5, 9), 0.6), ((23, 23), 1.0), ((1, 3), 1.0)])
@@ -327,6 +383,7 @@ POLICIES = (RandAugment(), TrivialAugmentWide(), RandomHorizontalFlip(), AutoAug
 
 
 RECIPES = {
+    "levels": (RandomPosterize(3), ColorJitter(0.2), Solarize(99), RandomEqualize(0.3)),
     "uint8": (*STRONG, RandomErasing()),
     "normal": (*STRONG, Normalize(), RandomErasing(0.5, value=(1, 2, 3)), Cast("float16")),
     "policies": (Resize((30, 34)), *POLICIES, Normalize()),

@@ -204,7 +204,7 @@ def test_without_numba_dali_resizes(
     photographs: EncodedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_numba = augmented(RECIPES["train"], photographs)
-    resample_operator._operators.cache_clear()
+    resample_operator._operator.cache_clear()
     real_import = builtins.__import__
 
     def no_numba(name: str, *arguments: Any) -> Any:
@@ -219,7 +219,7 @@ def test_without_numba_dali_resizes(
         patch.setattr(builtins, "__import__", no_numba)
         assert not resample_operator.is_compiled()
     without = augmented(RECIPES["train"], photographs)
-    resample_operator._operators.cache_clear()
+    resample_operator._operator.cache_clear()
     assert 0 < np.abs(with_numba - without).max() <= 1.02
 
 

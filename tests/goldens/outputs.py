@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 import penstock
+from penstock.augment import Operation
 from penstock.readers.fieldtypes import FieldType
 from tests.goldens.material import (
     PACKS,
@@ -154,6 +155,10 @@ def arguments(kind: Any) -> str:
     return str(inspect.Signature(bare))
 
 
+OF_OPERATIONS = ("channels", "height_width", "keeps", "lengths", "name", "padding_px", "shape")
+OF_OPERATIONS += ("takes_rng",)
+
+
 def exported(value: Any, _: Material) -> Any:
     """Describe a class with its public attributes, a function or a value."""
     if not inspect.isclass(value):
@@ -169,7 +174,11 @@ def exported(value: Any, _: Material) -> Any:
     # The interface of types of fields is for their authors, not for users of a type.
     inner = vars(FieldType).keys() - {"kind"} if issubclass(value, FieldType) else frozenset()
     inner -= vars(value).keys() & {"is_ragged", "is_settled"}
-    for attribute, held in {k: v for each in ours[::-1] for k, v in vars(each).items()}.items():
+    held_by_all = {k: v for each in ours[::-1] for k, v in vars(each).items()}
+    if issubclass(value, Operation):  # likewise: of these, users have arguments and a few others
+        known = {*inspect.signature(value).parameters, *OF_OPERATIONS}
+        inner = held_by_all.keys() - known
+    for attribute, held in held_by_all.items():
         if not attribute.startswith("_") and attribute not in inner:
             method = getattr(held, "__func__", held)
             found[f".{attribute}"] = arguments(method) if inspect.isroutine(method) else "value"

@@ -239,10 +239,11 @@ def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
         assert names is not None
         takes = {name: _type_of(name, op, schema) for name in names}
         returns = takes if op.returns is None else op.returns
+        after = Schema({**schema, **returns})  # refuses what is no type
         for name, type in returns.items():
             _check_returned(op, name, type, schema)
         placed.append(PlacedMap(op=op, index=index, takes=takes, returns=returns))
-        schema = Schema({**schema, **returns})
+        schema = after
     return CheckedMaps(maps=tuple(placed), schema=schema)
 
 

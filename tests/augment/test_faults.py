@@ -227,6 +227,6 @@ def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBat
         def output(self, _):
             raise RuntimeError(dali_says(MACHINE[2]))
 
-    decoder.pipeline = Broken()
+    decoder.pipeline = cast("Any", Broken())
     with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
         list(decoder(batch.encoded, [1] * 8))

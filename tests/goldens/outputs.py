@@ -155,8 +155,16 @@ def arguments(kind: Any) -> str:
     return str(inspect.Signature(bare))
 
 
-OF_OPERATIONS = ("channels", "height_width", "keeps", "lengths", "name", "padding_px", "shape")
-OF_OPERATIONS += ("takes_rng",)
+OF_OPERATIONS = [
+    "channels",
+    "height_width",
+    "keeps",
+    "lengths",
+    "name",
+    "padding_px",
+    "shape",
+    "takes_rng",
+]
 
 
 def exported(value: Any, _: Material) -> Any:

@@ -155,16 +155,8 @@ def arguments(kind: Any) -> str:
     return str(inspect.Signature(bare))
 
 
-OF_OPERATIONS = [
-    "channels",
-    "height_width",
-    "keeps",
-    "lengths",
-    "name",
-    "padding_px",
-    "shape",
-    "takes_rng",
-]
+OF_OPERATIONS: set[str] = {"channels", "height_width", "keeps", "lengths", "name", "padding_px"}
+OF_OPERATIONS |= {"shape", "takes_rng"}
 
 
 def exported(value: Any, _: Material) -> Any:

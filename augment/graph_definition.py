@@ -188,7 +188,7 @@ def _resized(
         region=region,
         filtered=filtered,
         mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
-        normalize=recipe.normalize,
+        scaling=(recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None,
     )
     if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
         images = fn.reshape(images, layout="CHW")

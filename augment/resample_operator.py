@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.augment.pixel_operations import Normalize
+    from collections.abc import Callable, Sequence
 
 _LOG = logging.getLogger("penstock")
 
@@ -68,18 +66,19 @@ def resize_to_planes(
     region: tuple[Any, Any] | None,
     filtered: Any,
     mirror: Any,
-    normalize: Normalize | None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None,
 ) -> Any:
     """Resize, mirror and normalise images to `shape` (channels, height, width), float32.
 
     images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
-    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
+    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None. scaling: mean
+    and standard deviation by channel in units of 0..1, or None.
     """
     like = np.zeros(shape, np.float32)
     norm = np.array([[1.0, 0.0]] * shape[0])
-    if normalize is not None:  # in units of 0..1; pixels come as 0..255
-        std = np.array(normalize.std)
-        norm = np.stack([1 / (255 * std), -np.array(normalize.mean) / std], axis=1)
+    if scaling is not None:  # pixels come as 0..255
+        mean, std = np.array(scaling)
+        norm = np.stack([1 / (255 * std), -mean / std], axis=1)
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
     return _resample("to_planes", images, like, region=region, filtered=filtered, mirror=mirror)
 

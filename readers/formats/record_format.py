@@ -233,7 +233,7 @@ class RecordListing(SpanListing):
             },
             quarantined=bad,
             left_out=left_out_sentences("files", bad),
-        ).with_table(table)
+        ).with_table(table, of="values of records")
         return replace(samples, types={name: samples.types[name] for name in schema})
 
     def _names(self, entry: Entry, records: Records) -> list[bytes]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock")
 
+_SHOWN = 5
+
 
 def left_out_sentences(what: str, entries: Sequence[QuarantineEntry]) -> list[str]:
     """Return one sentence about quarantined data, with an example; none if nothing is."""
@@ -86,17 +88,26 @@ class SpanSamples:
     has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
 
-    def with_table(self, found: TableFields) -> SpanSamples:
-        """Return these samples with a table's fields added; fields that exist already are kept."""
+    def with_table(self, found: TableFields, *, of: str) -> SpanSamples:
+        """Return these samples with a table's fields added; fields that exist already are kept.
+
+        of: what the table's columns are, for messages, such as "keys of json".
+        """
         new = [name for name in found.types if name not in self.types]
-        present = {name: found.present[name] for name in new if name in found.present}
+        taken = [name for name in found.types if name in self.types]
+        reasons = {**found.left_out, **dict.fromkeys(taken, "another field has this name")}
+        listed = "; ".join(f'"{n}": {why.rstrip(".")}' for n, why in [*reasons.items()][:_SHOWN])
+        more = f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+        remedy = "To read one, give its type in schema=."
+        unread = [f"{of} are left out: {listed}{more}. {remedy}"] if reasons else []
         return replace(
             self,
             types={**self.types, **{name: found.types[name] for name in new}},
             values={**self.values, **{name: found.values[name] for name in new}},
-            present={**self.present, **present},
+            present={**self.present, **{n: found.present[n] for n in new if n in found.present}},
             rejected={**found.rejected, **self.rejected},
             notes=(*self.notes, *found.notes),
+            left_out=(*self.left_out, *found.doubts, *unread),
         )
 
     def without_rejected(self) -> SpanSamples:
@@ -127,8 +138,8 @@ class SpanSamples:
         for hint in self.hints:
             _log.warning("%s: %s", url, hint)
         if self.left_out:
-            text = f"{url}: {' '.join(self.left_out)}"
-            warnings.warn(text, PenstockWarning, stacklevel=9)
+            text = " ".join(self.left_out).replace(f"{url}: ", "")
+            warnings.warn(f"{url}: {text}", PenstockWarning, stacklevel=9)
 
     def candidates(self, given: Mapping[str, FieldType], *, url: str) -> Candidates:
         """Return the candidates from which an index is built.

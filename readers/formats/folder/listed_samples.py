@@ -236,20 +236,15 @@ def listed_samples(
                 f"of {len(table):,} rows of {table.source}",
                 [missing[row] for row in sorted(missing)],
             ),
-            *values.doubts,
             *_hints(table, values.types, found, listed.folders),
             *(
                 f"{len(unlisted):,} images are left out because no row of {table.source} names "
                 f"them, such as {printable(name)}."
                 for name in unlisted[:1]
             ),
-            *(
-                f'the column "{name}" of {table.source} is left out: {why}.'
-                for name, why in values.left_out.items()
-            ),
         ],
         unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
-    ).with_table(values)
+    ).with_table(values, of=f"columns of {table.source}")
     # In the order of the table's columns, the sample's own file first.
     order = [columns[main], *(columns.get(name, name) for name in table.columns)]
     return replace(samples, types={n: samples.types[n] for n in order if n in samples.types})

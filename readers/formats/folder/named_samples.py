@@ -265,16 +265,8 @@ def _with_json(
     )
     given = {name: type for name, type in schema.items() if name not in samples.types}
     found = fields_of(table, given, is_lenient=True)
-    taken = [name for name in found.types if name in samples.types]
-    why = dict.fromkeys(taken, "other files are a field of this name")
-    left_out = [
-        f'"{name}" of the json files is left out: {reason}.'
-        for name, reason in (found.left_out | why).items()
-    ]
-    samples = samples.with_table(found)
-    return replace(
-        samples, rejected={**samples.rejected, **rejected}, left_out=[*samples.left_out, *left_out]
-    )
+    samples = samples.with_table(found, of="keys of json files")
+    return replace(samples, rejected={**samples.rejected, **rejected})
 
 
 def _class_of(name: bytes) -> bytes | None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _MAX_FIELDS = 1024
 _SHOWN_EXTENSIONS, _SHOWN_NAMES = 32, 5
-_IMAGE, _UNIT = "image", "sample"
+_IMAGE = "image"
 
 
 class TarListing(SpanListing):
@@ -110,7 +110,10 @@ class _ArchiveJoin:
         rejected = {**found.rejected, **self._without_image(members)}
         rejected = {**self._unlabelled(found, rejected), **rejected}
         refused = [entry for each in self._archives for entry in each.quarantined]
-        passed_over = _most_common(sum((a.passed_over for a in self._archives), Counter[str]()))
+        counts = sum((each.passed_over for each in self._archives), Counter[str]())
+        passed_over = dict(counts.most_common(_SHOWN_EXTENSIONS))
+        if rest := counts.total() - sum(passed_over.values()):
+            passed_over["(others)"] = rest
         samples = SpanSamples(
             names=self._names,
             files=[each.entry for each in self._archives],
@@ -122,8 +125,8 @@ class _ArchiveJoin:
             passed_over=passed_over,
             notes=[f"{note}." for note in (*notes, *of_masks)],
             hints=_hints(sources, refused),
-            left_out=[*_unread_members(passed_over), *_unread_keys(found.left_out, self._url)],
-        ).with_table(found)
+            left_out=_unread_members(passed_over),
+        ).with_table(found, of="keys of json")
         self._check_requested(samples.types)
         images = [name for name, kind in kinds.items() if kind == _IMAGE]
         images.sort(key=lambda name: not types[name].is_image)
@@ -199,15 +202,26 @@ class _ArchiveJoin:
         Labels come first, because json may repeat them for other samples. Raises DatasetError for
         labels of two kinds.
         """
-        requested, notes = self._requested, list[str]()
+        requested, names, notes = self._requested, self._names, list[str]()
         rejected: dict[int, str] = {}
         left_out: dict[str, str] = {}
+
+        def contents(field: MemberField) -> list[Any]:
+            return [sample.values.get(field) for sample in self._samples]
+
         columns: dict[str, Sequence[Any]] = {
-            each.name: self._contents(each) for each in self._fields if each.kind == "class"
+            each.name: contents(each) for each in self._fields if each.kind == "class"
         }
         labels = {*columns}
         for json in [each for each in self._fields if each.kind == "json"]:
-            for key, values in self._objects(json, rejected, left_out).items():
+            try:  # samples whose object can't be a row are rejected
+                flat = valid_object_table(
+                    contents(json), rejected=rejected, source=self._url, places=names, unit="sample"
+                ).columns
+            except DatasetError as error:
+                left_out["json"] = str(error)
+                continue
+            for key, values in flat.items():
                 if not requested.wants_key(json, key):
                     continue
                 name = f"{json.name}.{key}" if json.name else key
@@ -225,7 +239,7 @@ class _ArchiveJoin:
                     notes.append(f'no sample has a value under "{name}" of json.')
                 else:
                     columns[name] = values
-        table = TextTable(source=self._url, columns=columns, places=self._names, unit=_UNIT)
+        table = TextTable(source=self._url, columns=columns, places=names, unit="sample")
         types = {**dict.fromkeys(labels, ClassLabel()), **requested.types}
         found = fields_of(table, types, is_lenient=True)
         return replace(
@@ -234,25 +248,6 @@ class _ArchiveJoin:
             left_out={**left_out, **found.left_out},
             notes=[*notes, *found.notes],
         )
-
-    def _contents(self, field: MemberField) -> list[Any]:
-        return [sample.values.get(field) for sample in self._samples]
-
-    def _objects(
-        self, field: MemberField, rejected: dict[int, str], left_out: dict[str, str]
-    ) -> Mapping[str, Sequence[Any]]:
-        """Return json objects as columns. Samples whose object can't be a row are rejected."""
-        try:
-            return valid_object_table(
-                self._contents(field),
-                rejected=rejected,
-                source=self._url,
-                places=self._names,
-                unit=_UNIT,
-            ).columns
-        except DatasetError as error:
-            left_out["json"] = str(error)
-            return {}
 
     def _without_image(self, members: Mapping[str, MemberField]) -> dict[int, str]:
         """If some keys have images, reject the keys without one."""
@@ -315,13 +310,6 @@ def _merged(labels: Sequence[Any], others: Sequence[Any]) -> list[Any] | None:
     return both
 
 
-def _most_common(counts: Counter[str]) -> dict[str, int]:
-    found = dict(counts.most_common(_SHOWN_EXTENSIONS))
-    if rest := counts.total() - sum(found.values()):
-        found["(others)"] = rest
-    return found
-
-
 def _unread_members(passed_over: Mapping[str, int]) -> list[str]:
     """Return a sentence about members of unknown kinds; none if there are none."""
     kinds = [each for each in passed_over if each != NO_KEY]
@@ -333,18 +321,6 @@ def _unread_members(passed_over: Mapping[str, int]) -> list[str]:
         f"{listed}{more} members are left out and were never opened: their kind is unknown. To "
         f'read their bytes pass schema={{"{kinds[0]}": Bytes()}} (docs/fields.md).'
     ]
-
-
-def _unread_keys(left_out: Mapping[str, str], url: str) -> list[str]:
-    """Return a sentence about keys of json that can't be fields; none if there are none."""
-    if not left_out:
-        return []
-    listed = "; ".join(
-        f'"{name}": {why.removeprefix(f"{url}: ").rstrip(".")}'
-        for name, why in list(left_out.items())[:_SHOWN_NAMES]
-    )
-    more = f"; and {len(left_out) - _SHOWN_NAMES} more" if len(left_out) > _SHOWN_NAMES else ""
-    return [f"keys of json are left out: {listed}{more}. To read one, give its type in schema=."]
 
 
 def _hints(fields: Collection[str], refused: Sequence[QuarantineEntry]) -> list[str]:

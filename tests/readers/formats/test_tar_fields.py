@@ -272,7 +272,7 @@ def test_a_key_of_json_that_cant_be_a_field_is_left_out_alone():
     )
     assert list(found.types) == ["image", "ok", "id"]
     (left_out,) = found.left_out
-    assert '"mixed": the column' in left_out
+    assert '"mixed": ' in left_out
     assert "sample 0.tar/a.jpg" in left_out
     assert '"none"' not in left_out
     with pytest.raises(DatasetError, match='"label" holds'):

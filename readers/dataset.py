@@ -242,7 +242,7 @@ class Dataset(Source):
                     index = opener.open(warns=self._allowed is not None)
                     sampling = self._description.sampling
                     if sampling is not None:
-                        sampling.check_used(index.format.name, url=self.url)
+                        sampling.check_used(index.format, url=self.url)
                     if self._allowed is not None:
                         _check_left_out(index, self._allowed)
                     self._naming = Naming.of(

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, sta
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock.readers.formats.format import Format
     from penstock.readers.origin import Url
 
 Window = tuple[int | None, ...]
@@ -44,16 +45,6 @@ WindowArgument = Unit | Sequence[int | None] | Mapping[str, Sequence[int | None]
 
 ALL_FIELDS = ""
 """In place of a field's name: the value applies to all arrays."""
-
-
-_USED: Final[Mapping[str, tuple[str, ...]]] = {
-    "zarr": ("sample", "stride"),
-    "npy": ("sample", "stride"),
-    "tokens": ("sample", "stride", "dtype", "documents", "vocabulary"),
-    **dict.fromkeys(("parquet", "arrow", "folder", "tar", "pack"), ()),
-}
-"""The arguments of `Sampling` that each of our formats uses. Formats of other packages check for
-themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,30 +78,19 @@ class Sampling:
         """Return the values as arguments of a dataset."""
         return {
             "sample": self.unit or self.sample.get(ALL_FIELDS) or dict(self.sample),
-            "stride": dict(self.stride)
-            if ALL_FIELDS not in self.stride
-            else self.stride[ALL_FIELDS],
+            "stride": self.stride.get(ALL_FIELDS) or dict(self.stride),
             "dtype": self.dtype,
             "documents": self.documents,
             "vocabulary": self.vocabulary,
         }
 
-    def check_used(self, format: str, *, url: str) -> None:
-        """Raise ConfigError if one of our formats would ignore an argument."""
-        used = _USED.get(format)
-        is_given = {
-            "sample": bool(self.sample),
-            "stride": bool(self.stride),
-            "dtype": self.dtype is not None,
-            "documents": self.documents is not None,
-            "vocabulary": self.vocabulary is not None,
-        }
-        for name in [name for name, given in is_given.items() if given]:
-            if used is not None and name not in used:
-                takers = ", ".join(other for other, names in _USED.items() if name in names)
+    def check_used(self, format: Format, *, url: str) -> None:
+        """Raise ConfigError if a format would ignore an argument."""
+        for name, value in self.arguments().items():
+            if value and value != self.unit and name not in format.sampling:
                 raise ConfigError(
-                    f"{name}: {url} has the format {format!r}, which doesn't use this argument. "
-                    f"Leave it out, or pass format= if the format is another one ({takers})."
+                    f"{name}: {url} has the format {format.name!r}, which doesn't use this "
+                    "argument. Leave it out, or pass format= if the format is another one."
                 )
 
     def check_arrays(

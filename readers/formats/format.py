@@ -133,13 +133,14 @@ class Format(Protocol):
 
     name: as in `format=` and in manifests. least_sample_bytes: the fewest bytes that a sample takes
     in its shard. is_file_per_sample: True if each sample is a file or object of its own that is
-    read whole; otherwise samples are views of a mapped shard. indexing: None if the dataset carries
-    its index.
+    read whole; otherwise samples are views of a mapped shard. sampling: the arguments of
+    `dataset_arguments.Sampling` that it uses. indexing: None if the dataset carries its index.
     """
 
     name: ClassVar[str]
     least_sample_bytes: ClassVar[int]
     is_file_per_sample: ClassVar[bool]
+    sampling: ClassVar[tuple[str, ...]]
     indexing: ClassVar[Indexing | None]
 
     def recognises(self, origin: Origin) -> bool:
@@ -183,6 +184,7 @@ class SpanFormat:
 
     least_sample_bytes: ClassVar[int] = 1
     is_file_per_sample: ClassVar[bool] = False
+    sampling: ClassVar[tuple[str, ...]] = ()
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
         """Return the fields of a batch if the user chose none; None for the default of all

@@ -73,7 +73,7 @@ _MODULES = {
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }
 _METHODS = ("recognises", "opener", "blob_key")
-_FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "indexing")
+_FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "sampling", "indexing")
 
 
 @cache

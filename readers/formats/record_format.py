@@ -165,12 +165,8 @@ class RecordFormat(FilesFormat):
 
     def list(self, origin: Origin) -> RecordListing:
         """List the files. Raises as `files` does, and ConfigError for unused arguments."""
-        arrangement = origin.arrangement
-        if arrangement.manifest or arrangement.places or arrangement.sampling:
-            raise ConfigError(
-                f"{origin.url}: {self.name} files accept neither manifest= nor sample=, and "
-                "fields= only selects or renames their fields."
-            )
+        if origin.arrangement.manifest or origin.arrangement.places:
+            raise ConfigError(f"{origin.url}: {self.name} files don't accept manifest=.")
         return RecordListing(self, origin)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.cache import ConfigError, CorruptShardError, DatasetError, IndexChangedError
+from penstock.cache import ConfigError, CorruptShardError, IndexChangedError
 from penstock.readers import Dataset, build_index
 from penstock.readers.fieldtypes import Array, DenseColumn, EncodedColumn, ListColumn, Mask
 from penstock.readers.files import write_batch
@@ -223,16 +223,17 @@ def test_samples_that_are_only_noted_are_read_without_files(tmp_path: Path) -> N
     root = write_files(tmp_path / "set")
     noted = ("label", "score", "tags", "note", "vector")
     fields = (*noted, "score.present", "note.present")
-    with Dataset(root, format="any-noted", fields=fields) as dataset:
-        index = dataset.open()
-        assert tuple(index.schema) == noted
-        assert (index.files, int(index.shard_bytes.sum())) == (0, 0)
-        rows = rows_of(dataset)[::-1].copy()
-        batch = dataset.read(rows)
-        assert len(batch.columns) == 5
-        check(batch, dataset.ids(rows).tolist())
-    with uploaded(root) as url, pytest.raises(DatasetError, match="local folder"):
-        Dataset(url, format="any-noted", cache=tmp_path / "cache").open()
+    with uploaded(root) as url:
+        for place in (root, url):
+            cache = tmp_path / "cache" if place is url else None
+            with Dataset(place, format="any-noted", fields=fields, cache=cache) as dataset:
+                index = dataset.open()
+                assert tuple(index.schema) == noted
+                assert (index.files, int(index.shard_bytes.sum())) == (0, 0)
+                rows = rows_of(dataset)[::-1].copy()
+                batch = dataset.read(rows)
+                assert len(batch.columns) == 5
+                check(batch, dataset.ids(rows).tolist())
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:

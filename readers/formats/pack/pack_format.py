@@ -30,6 +30,7 @@ class PackFormat:
     name: ClassVar[str] = "pack"
     least_sample_bytes: ClassVar[int] = 40  # its checksum, source id and name
     is_file_per_sample: ClassVar[bool] = False
+    sampling: ClassVar[tuple[str, ...]] = ()
     indexing: ClassVar[Indexing | None] = None
 
     def recognises(self, origin: Origin) -> bool:

@@ -319,6 +319,7 @@ class TokenFormat(ChunkFormat):
     """The format of streams of token ids that are cut into sequences."""
 
     name = "tokens"
+    sampling = ("sample", "stride", "dtype", "documents", "vocabulary")
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: there is one field."""

@@ -30,6 +30,7 @@ class ZarrFormat(ChunkFormat):
     """The format of a folder with a Zarr hierarchy of version 2 or 3."""
 
     name: ClassVar[str] = "zarr"
+    sampling: ClassVar[tuple[str, ...]] = ("sample", "stride")
     may_lack_objects: ClassVar[bool] = True
     is_encoded: ClassVar[bool] = True
 

@@ -307,11 +307,17 @@ def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> st
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     if isinstance(value, str):
-        line = " ".join(value.split())
-        return line if len(line) <= _TEXT_CHARACTERS else line[: _TEXT_CHARACTERS - 1] + "…"
+        return _line(value)
+    if not hasattr(value, "numel"):  # the value of another package's type
+        return _line(str(value))
     if value.numel() <= _NUMBERS and value.dim() <= 1:
         return " ".join(f"{each:.4g}" for each in value.reshape(-1).tolist()) or "empty"
     return " x ".join(map(str, value.shape))
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _TEXT_CHARACTERS else line[: _TEXT_CHARACTERS - 1] + "…"
 
 
 MOST_SAMPLES = 1024

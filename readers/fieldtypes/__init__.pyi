@@ -22,7 +22,7 @@ from .field_type import ID as ID, NUMBER as NUMBER, PRESENT as PRESENT
 from .field_type import check_field_name as check_field_name, check_field_type as check_field_type
 from .field_type import from_json as from_json, is_field_name as is_field_name
 from .field_type import is_number as is_number, number_name as number_name
-from .field_type import types_by_extension as types_by_extension, unfit_numbers as unfit_numbers
+from .field_type import unfit_numbers as unfit_numbers
 from .fit import Settling as Settling, put_fitting as put_fitting
 from .labels import ClassLabel as ClassLabel, MultiLabel as MultiLabel, Value as Value
 from .masks import Mask as Mask, decode_mask as decode_mask, is_mask_name as is_mask_name

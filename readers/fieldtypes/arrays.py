@@ -36,7 +36,6 @@ class Array(FieldType):
 
     kind: ClassVar[str] = "array"
     refers_to: ClassVar[str | None] = "boxes"
-    extensions: ClassVar[tuple[str, ...]] = ("npy",)
     can_crop: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

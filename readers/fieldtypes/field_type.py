@@ -71,9 +71,8 @@ class FieldType:
     Everything else has a default. Values are the same on every machine: a type holds no state.
 
     kind: name in manifests, unique among all packages. refers_to: kind of the field that `of=`
-    names, if there is such an argument. extensions: of the files of a folder, or the members of a
-    tar file, that are of this type unless the schema says otherwise. has_sides: height and width
-    of each sample are recorded. is_image: pixels that a recipe changes and DALI decodes. is_class:
+    names, if there is such an argument. has_sides: height and width of each sample are recorded.
+    is_image: pixels that a recipe changes and DALI decodes. is_class:
     a class per sample. can_crop: a recipe may read a part of each array. can_return: a `Map` may
     return such values. is_delivered: False if nothing decodes it yet. is_slow: decoding takes
     longer than reading. is_bits: packs store each number as a bit. head_bytes: the number of
@@ -86,7 +85,6 @@ class FieldType:
 
     kind: ClassVar[str]
     refers_to: ClassVar[str | None] = None
-    extensions: ClassVar[tuple[str, ...]] = ()
     is_encoded: ClassVar[bool] = False
     has_sides: ClassVar[bool] = False
     is_image: ClassVar[bool] = False
@@ -398,15 +396,6 @@ def field_type(kind: str) -> type[FieldType]:
     if not (isinstance(found, type) and issubclass(found, FieldType) and found.kind == kind):
         raise ConfigError(f"The entry point {kind!r} ({point.value}) isn't a type of that kind.")
     return found
-
-
-def types_by_extension() -> dict[str, FieldType]:
-    """Return the types of other packages by the extensions of their files."""
-    for point in entry_points(group=GROUP):
-        if point.name not in _KNOWN:
-            field_type(point.name)
-    others = (each for kind, each in _KNOWN.items() if kind not in _MODULES)
-    return {extension: each() for each in others for extension in each.extensions}
 
 
 def from_json(value: Any) -> FieldType:

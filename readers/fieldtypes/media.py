@@ -58,7 +58,6 @@ class Audio(_Media):
     """An encoded piece of sound."""
 
     kind: ClassVar[str] = "audio"
-    extensions: ClassVar[tuple[str, ...]] = ("wav", "flac", "mp3", "ogg", "opus", "m4a")
     is_delivered: ClassVar[bool] = False
 
 
@@ -68,5 +67,4 @@ class Video(_Media):
     """An encoded video."""
 
     kind: ClassVar[str] = "video"
-    extensions: ClassVar[tuple[str, ...]] = ("mp4", "mkv", "avi", "mov", "webm")
     is_delivered: ClassVar[bool] = False

@@ -24,7 +24,6 @@ class Text(FieldType):
     """UTF-8 text, delivered as str."""
 
     kind: ClassVar[str] = "text"
-    extensions: ClassVar[tuple[str, ...]] = ("txt", "caption")
     is_encoded: ClassVar[bool] = True
     missing: ClassVar[Any] = ""
     codec: ClassVar[str] = "utf-8"
@@ -90,7 +89,6 @@ class Bytes(FieldType):
     """Bytes that are delivered unchanged."""
 
     kind: ClassVar[str] = "bytes"
-    extensions: ClassVar[tuple[str, ...]] = ("bin", "json", "xml", "pt", "npz", "mat")
     is_encoded: ClassVar[bool] = True
 
     def decode(self, payload: Encoded) -> bytes:

@@ -19,15 +19,7 @@ from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.recipe import operations_of
 from penstock.cache import RecipeError
-from penstock.readers.fieldtypes import (
-    Array,
-    ColumnCrop,
-    DenseColumn,
-    Image,
-    RaggedColumn,
-    put_parts,
-    samples_of,
-)
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_parts, samples_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,8 +107,7 @@ def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
     changed: dict[str, FieldType] = dict(schema)
     for name, crop in crops.items():
         type = schema[name]
-        assert isinstance(type, Array)
-        changed[name] = replace(type, shape=crop.shape)
+        changed[name] = replace(type, shape=crop.shape)  # type: ignore[type-var]
     return schema.__class__(changed)
 
 
@@ -125,7 +116,7 @@ def _cropped_fields(
 ) -> list[str]:
     """Return the names of the arrays that an operation crops. of: the field whose list contains
     it."""
-    arrays = [name for name in selected if isinstance(schema.get(name), Array)]
+    arrays = [name for name in selected if name in schema and schema[name].can_crop]
     if op.fields is not None:
         return [name for name in arrays if name in op.fields and of in (None, name)]
     if of is not None:
@@ -136,32 +127,32 @@ def _cropped_fields(
 
 
 def _has_images(schema: Mapping[str, FieldType], selected: Sequence[str]) -> bool:
-    return any(isinstance(schema.get(name), Image) for name in selected)
+    return any(name in schema and schema[name].is_image for name in selected)
 
 
 def _fits(op: FixedCrop, type: FieldType) -> bool:
-    assert isinstance(type, Array)
-    return type.of is None and type.shape is not None and len(type.shape) >= len(op.lengths)
+    form = type.form
+    return type.reference is None and form is not None and len(form.shape) >= len(op.lengths)
 
 
 def _checked_crop(op: FixedCrop, index: int, name: str, type: FieldType) -> ArrayCrop:
-    assert isinstance(type, Array)
     if op.padding_px or op.pad_if_needed:
         raise RecipeError(
             f'{op}: only images can be padded, and "{name}" is {type}. Leave the padding out, or '
             "crop images by another RandomCrop."
         )
-    if type.of is not None:
+    if type.reference is not None:
         raise RecipeError(
-            f'{op}: "{name}" has a row for each of "{type.of}", and follows them. Leave it out of '
-            "the crop's fields."
+            f'{op}: "{name}" has a row for each of "{type.reference}", and follows them. Leave it '
+            "out of the crop's fields."
         )
-    if not type.is_settled or type.shape is None or len(type.shape) < len(op.lengths):
+    form = type.form
+    if form is None or len(form.shape) < len(op.lengths):
         raise RecipeError(
             f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths for the last '
             "axes of a sample. Pass a size with as many lengths or fewer."
         )
-    sides = type.shape
+    sides = form.shape
     lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
     shape: list[int] = []
     for axis, (side, length) in enumerate(zip(sides, lengths, strict=True)):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.field_operations import ColumnOperation, SanitizeBoxes
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.fieldtypes import Array, Boxes, Keypoints, Mask
+    from penstock.readers.fieldtypes import FieldType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,10 @@ class Follower:
     type: type of the field. of: its image. moves: True if it follows; False: the image isn't
     selected, and the field is delivered as stored. sanitize: the operation that drops boxes, for
     Boxes and for arrays `of` them. boxes: for an Array, the field of boxes for each of which it has
-    a row. shape: (height, width) of a mask, or of an image that isn't selected and of which
-    normalised boxes are shares.
+    a row. shape: (height, width) of the image if its size is known.
     """
 
-    type: Mask | Boxes | Keypoints | Array
+    type: FieldType
     of: str
     moves: bool
     sanitize: SanitizeBoxes | None = None

@@ -22,14 +22,10 @@ from penstock.augment.operation import FieldOperation, Operation, Stage, operati
 from penstock.cache import ConfigError, RecipeError
 from penstock.readers.fieldtypes import (
     PRESENT,
-    Array,
-    Boxes,
     DenseColumn,
     FieldType,
-    Keypoints,
     RaggedColumn,
     Schema,
-    Tokens,
     Value,
     is_number,
     number_name,
@@ -342,8 +338,7 @@ class Pad(ColumnOperation):
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless samples of the field differ in length."""
         type = selected[self.field]
-        ragged = isinstance(type, Boxes | Keypoints | Tokens)
-        if not ragged and not (isinstance(type, Array) and type.is_ragged):
+        if not type.is_ragged:
             raise RecipeError(
                 f'{self}: samples of "{self.field}" ({type.__class__.__name__}) don\'t differ in '
                 "length. Leave Pad out."
@@ -436,9 +431,8 @@ class Unpack(ColumnOperation):
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless both fields are sequences of the same length."""
         types = [selected[self.field], selected.get(self.by)]
-        shapes = [
-            each.shape if isinstance(each, Array) and not each.is_ragged else None for each in types
-        ]
+        forms = [None if each is None or each.is_ragged else each.form for each in types]
+        shapes = [None if form is None else form.shape for form in forms]
         if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
             raise RecipeError(
                 f"{self}: got {types[0]!r} and {types[1]!r}, wanted two selected fields of "
@@ -485,7 +479,7 @@ class SanitizeBoxes(FieldOperation):
 
     def fits_field(self, _name: str, type: FieldType) -> bool:
         """Return True for the list of boxes."""
-        return isinstance(type, Boxes)
+        return type.is_boxes
 
     def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Return True for each box to keep, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape

@@ -20,16 +20,7 @@ from penstock.augment.operation import Operation, Stage
 from penstock.augment.recipe import Recipe, check_recipe, operations_of
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import (
-    Array,
-    Boxes,
-    Bytes,
-    Image,
-    Keypoints,
-    Mask,
-    is_mask_name,
-    untyped_places,
-)
+from penstock.readers.fieldtypes import is_mask_name, untyped_places
 
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
@@ -41,7 +32,6 @@ Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 FieldLists = Recipe | Mapping[str, Recipe]
 """Recipes with a list for each field of a tuple, as returned by `by_field`."""
 
-_FOLLOWING = (Mask, Boxes, Keypoints)
 
 _log = logging.getLogger("penstock")
 
@@ -100,11 +90,14 @@ def check_recipes(
     followers = {
         name: _follower(name, type, images, ranges)
         for name, type in selected.items()
-        if isinstance(type, _FOLLOWING)
+        if type.follows
     }
     for name, follower in followers.items():
         if follower.moves:
             _check_followed(name, follower, images[follower.of])
+    for name, type in selected.items():
+        if type.refers_to == "image" and name not in followers and type.reference in images:
+            _check_unmoved(name, type, images[type.reference])
     everything = [op for ops in dict.fromkeys(lists.values()) for op in ops]
     followers = _sanitized(lists, selected, followers)
     return FieldRecipes(
@@ -192,7 +185,7 @@ def _lists(
 
 def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
     """Return True if none of the operations works on images."""
-    has_arrays = any(isinstance(type, Array) for type in selected.values())
+    has_arrays = any(type.can_crop for type in selected.values())
     return bool(ops) and all(
         op.stage is Stage.FIELD or (has_arrays and isinstance(op, FixedCrop)) for op in ops
     )
@@ -200,7 +193,7 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldTyp
 
 def _image_remedy(schema: Mapping[str, FieldType]) -> str:
     images = [name for name, type in schema.items() if type.is_image]
-    plain = [name for name, type in schema.items() if isinstance(type, Bytes)]
+    plain = [name for name, type in schema.items() if type.kind == "bytes"]
     if not images and plain:
         return (
             f'"{plain[0]}" is Bytes: if it holds encoded images, pass '
@@ -214,10 +207,10 @@ def _image_remedy(schema: Mapping[str, FieldType]) -> str:
 def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
     """Raise RecipeError for operations that a field other than an image can't have."""
     kind = type.__class__.__name__
-    if isinstance(type, _FOLLOWING):
+    if type.follows:
         advice = (
-            f'{kind} follows the operations on "{type.of}": put them into the list of that, '
-            f'augment={{"{type.of}": [...]}}.'
+            f'{kind} follows the operations on "{type.reference}": put them into the list of that, '
+            f'augment={{"{type.reference}": [...]}}.'
         )
     else:
         advice = f"operations work on images, and this is {kind}. Leave it out of augment=."
@@ -244,7 +237,7 @@ def _check_crops(
     lists: Mapping[str, tuple[Operation, ...]], selected: Mapping[str, FieldType]
 ) -> None:
     """Raise RecipeError for crops of fields that aren't selected images or arrays."""
-    known = [name for name, type in selected.items() if isinstance(type, Image | Array)]
+    known = [name for name, type in selected.items() if type.is_image or type.can_crop]
     for ops in lists.values():
         for op in ops:
             for name in (op.fields or ()) if isinstance(op, FixedCrop) else ():
@@ -265,7 +258,7 @@ def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, Fi
                 f"has several images ({', '.join(images)}) with one label. Select one of "
                 f"them, or leave {op} out and mix the batch in your training step."
             )
-        followers = [other for other, type in selected.items() if isinstance(type, _FOLLOWING)]
+        followers = [other for other, type in selected.items() if type.follows]
         if followers:
             name = followers[0]
             raise RecipeError(
@@ -276,34 +269,25 @@ def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, Fi
 
 def _follower(
     name: str,
-    type: Mask | Boxes | Keypoints,
+    type: FieldType,
     images: Mapping[str, CheckedRecipe],
     ranges: Mapping[str, ImageRange],
 ) -> Follower:
-    moves = type.of in images
-    shape = None
-    if isinstance(type, Mask):
-        sizes = ranges.get(type.of)
-        if moves:
-            _, height, width = images[type.of].shape
-            shape = height, width
-        elif sizes is None or sizes.fixed is None:
-            has = "has" if sizes is not None and sizes != ANY_SIZE else "may have"
-            raise RecipeError(
-                f'"{name}" {has} different sizes, and a batch needs one: select "{type.of}" too, '
-                "whose recipe it follows, and add Resize or a crop to that."
-            )
-        else:
-            shape = sizes.fixed
-    elif isinstance(type, Boxes) and type.is_normalised and not moves:
-        sizes = ranges.get(type.of)
-        shape = None if sizes is None else sizes.fixed
-        if shape is None:
-            raise RecipeError(
-                f'"{name}" is {type.format}, shares of "{type.of}", which isn\'t selected and may '
-                f'have different sizes, so its pixels aren\'t known: select "{type.of}" too.'
-            )
-    return Follower(type=type, of=type.of, moves=moves, shape=shape)
+    of = type.reference
+    assert of is not None, type
+    if of in images:
+        _, height, width = images[of].shape
+        return Follower(type=type, of=of, moves=True, shape=(height, width))
+    sizes = ranges.get(of)
+    shape = None if sizes is None else sizes.fixed
+    if shape is None and type.needs_size:
+        has = "has" if sizes is not None and sizes != ANY_SIZE else "may have"
+        raise RecipeError(
+            f'"{name}" is {type!r}, and "{of}" isn\'t selected and {has} different sizes, so a '
+            f'batch can\'t have it: select "{of}" too, whose recipe it follows, and add Resize or '
+            "a crop to that."
+        )
+    return Follower(type=type, of=of, moves=False, shape=shape)
 
 
 def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> None:
@@ -314,6 +298,17 @@ def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> Non
                 f'{op} may move pixels, and "{name}" ({type(follower.type).__name__} of '
                 f'"{follower.of}") can\'t follow it. Leave "{name}" out of fields=, or {what} out '
                 f"of the recipe{op.or_else}."
+            )
+
+
+def _check_unmoved(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
+    """Raise RecipeError if a recipe moves the pixels to which a type refers without following."""
+    for op in recipe.ops:
+        if op.moves_pixels:
+            raise RecipeError(
+                f'{op} moves pixels, and "{name}" ({type!r}) doesn\'t follow them, because its '
+                f'class has no `follow`. Leave "{name}" out of fields=, or the operation out of '
+                "the recipe."
             )
 
 
@@ -332,22 +327,22 @@ def _sanitized(
                         raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
                     found[name] = replace(found[name], sanitize=op)
     for name, type in selected.items():
-        if isinstance(type, Array) and type.of is not None:
-            boxes = found.get(type.of)
+        if type.refers_to == "boxes" and type.reference is not None:
+            boxes = found.get(type.reference)
             if boxes is not None and boxes.sanitize is not None:
                 found[name] = Follower(
                     type=type,
                     of=boxes.of,
                     moves=boxes.moves,
                     sanitize=boxes.sanitize,
-                    boxes=type.of,
+                    boxes=type.reference,
                 )
             elif boxes is None and any(
                 isinstance(op, SanitizeBoxes) for ops in lists.values() for op in ops
             ):
                 raise RecipeError(
-                    f'SanitizeBoxes drops boxes of "{type.of}", which isn\'t selected, and '
-                    f'"{name}" has a row for each of them. Select "{type.of}" too.'
+                    f'SanitizeBoxes drops boxes of "{type.reference}", which isn\'t selected, and '
+                    f'"{name}" has a row for each of them. Select "{type.reference}" too.'
                 )
     return found
 
@@ -359,7 +354,7 @@ def _boxes_of(
     followers: Mapping[str, Follower],
 ) -> list[str]:
     """Return the boxes to which an operation in the list of a field applies."""
-    boxes = [name for name, each in followers.items() if isinstance(each.type, Boxes)]
+    boxes = [name for name, each in followers.items() if each.type.is_boxes and each.boxes is None]
     affected = [name for name in boxes if key in ("", name, followers[name].of)]
     for name in op.fields or ():
         if name not in boxes:

@@ -164,9 +164,8 @@ class FixedCrop(GeometricOperation):
         return not self.fields or name in self.fields
 
     def fits_field(self, name: str, type: FieldType) -> bool:
-        from penstock.readers.fieldtypes import Array
 
-        return isinstance(type, Array) and self.fields in (None, (name,))
+        return type.can_crop and self.fields in (None, (name,))
 
 
 @operation

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError, RecipeError
+from penstock.readers.fieldtypes import common_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -250,9 +251,9 @@ class ImageMoves:
         out = np.zeros((len(masks), *self.shape), dtype or common_dtype(masks))
         warps = self.moves[len(self._straight) :]
         fills = [self.mask_fill, *(move.fill for move in warps if isinstance(move, WarpMove))]
-        limits = np.iinfo(out.dtype)
+        limits = np.iinfo(out.dtype) if out.dtype.kind in "iu" else None
         for fill in fills:
-            if not limits.min <= fill <= limits.max:
+            if limits is not None and not limits.min <= fill <= limits.max:
                 raise RecipeError(
                     f"mask_fill=: got {fill}, and the masks are {out.dtype}, which can't hold it. "
                     "Choose another number, or store the masks in a wider type."
@@ -303,9 +304,3 @@ class ImageMoves:
         for move in self.moves:
             move.points(moved, owner)
         return moved.astype(np.float32)
-
-
-def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
-    """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
-    kinds = {mask.dtype for mask in masks if mask.size}
-    return np.result_type(*kinds) if kinds else np.dtype(np.uint8)

@@ -1,8 +1,9 @@
-"""Test that a format of datasets, or an operation, fulfils its contract, by the public interface.
+"""Test that a format of datasets, a type of field or an operation fulfils its contract, by the
+public interface.
 
-For an operation on pixels, subclass `OperationConformance`, and return one from `make`. For a
-format, subclass `FormatConformance` in a pytest module, set the format's name and write a small
-dataset. Each test method then runs on it:
+For a type of field, subclass `FieldTypeConformance`; for an operation on pixels,
+`OperationConformance`. For a format, subclass `FormatConformance` in a pytest module, set the
+format's name and write a small dataset. Each test method then runs on it:
 
     from penstock.testing import FormatConformance
 
@@ -21,7 +22,9 @@ dataset. Each test method then runs on it:
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import os
 import pickle
 from pathlib import Path
@@ -31,20 +34,27 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.augment import Graph, ImageOperation, Resize, check_recipe, draw_with_moves
+from penstock.augment import Graph, ImageOperation, Map, Resize, check_recipe, draw_with_moves
 from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.plan import World
 from penstock.readers import Dataset, EncodedBatch, ImageRange, pack
-from penstock.readers.fieldtypes import NUMBER, PRESENT, DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes import (
+    NUMBER,
+    PRESENT,
+    DenseColumn,
+    EncodedColumn,
+    RaggedColumn,
+    Schema,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.augment import ImageMoves
-    from penstock.readers.fieldtypes import Column, SampleBatch, Schema
+    from penstock.readers.fieldtypes import Column, FieldType, SampleBatch
 
-__all__ = ["FormatConformance", "OperationConformance", "sample_values"]
+__all__ = ["FieldTypeConformance", "FormatConformance", "OperationConformance", "sample_values"]
 
 _WORLDS = (1, 2, 3, 5)
 _MISSING = object()
@@ -287,6 +297,81 @@ def _assert_equal(found: Any, wanted: Any, what: str) -> None:
     left, right = np.asarray(found), np.asarray(wanted)
     assert left.shape == right.shape, f"{what}: {left.shape} and {right.shape}"
     assert np.array_equal(left, right.astype(left.dtype), equal_nan=left.dtype.kind in "fc"), what
+
+
+class FieldTypeConformance:
+    """Tests of one type of field: `make` returns it, `samples` some values. damaged: a file, or the
+    cell of a table, that is no sample."""
+
+    damaged: bytes | str
+
+    def make(self) -> FieldType:
+        """Return the type."""
+        raise NotImplementedError
+
+    def samples(self) -> Sequence[tuple[bytes | str, Any]]:
+        """Return four samples or more: the content of a file, or the cell of a table in text, and
+        the value in a batch."""
+        raise NotImplementedError
+
+    def write(self, folder: Path, stored: Sequence[bytes | str]) -> Path:
+        """Write a folder with a table that names the file of each sample, or holds its cell."""
+        folder.mkdir()
+        is_file = isinstance(stored[0], bytes)
+        with (folder / "table.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["note_file_name", "value_file_name" if is_file else "value"])
+            for number, each in enumerate(stored):
+                (folder / f"{number}.txt").write_text(str(number))
+                if isinstance(each, bytes):
+                    (folder / f"{number}.value").write_bytes(each)
+                table.writerow([f"{number}.txt", f"{number}.value" if is_file else each])
+        return folder
+
+    def open(self, folder: Path, **options: Any) -> Dataset:
+        """Open the folder that `write` returned."""
+        schema = {"value": self.make()}
+        return Dataset(
+            folder, manifest="table.csv", schema=schema, fields=("value", "id"), **options
+        )
+
+    def values(self, dataset: Dataset, **options: Any) -> dict[int, Any]:
+        """Return the value of each sample of a dataset, by its id."""
+        found: dict[int, Any] = {}
+        with dataset, DataLoader(dataset, 3, as_dict=True, seed=7, **options) as loader:
+            for batch in loader:
+                found |= {int(n): batch["value"][row] for row, n in enumerate(batch["id"])}
+        return found
+
+    def test_it_is_a_frozen_value(self) -> None:
+        type = self.make()
+        assert hash(type) == hash(self.make())
+        assert pickle.loads(pickle.dumps(type)) == type
+        schema = Schema({"value": type} if type.reference is None else {})
+        assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+
+    def test_batches_have_its_values(self, tmp_path: Path) -> None:
+        wanted = [value for _, value in self.samples()]
+        folder = self.write(tmp_path / "data", [stored for stored, _ in self.samples()])
+        pack(self.open(folder), tmp_path / "pack", fields=("value",), shuffle=False)
+        packed = Dataset(tmp_path / "pack", fields=("value", "id"))
+        for dataset in (self.open(folder), packed):
+            found = self.values(dataset)
+            assert found.keys() == set(range(len(wanted)))
+            for number, value in enumerate(wanted):
+                _assert_equal(found[number], value, f"sample {number}")
+
+    def test_a_damaged_sample_is_left_out(self, tmp_path: Path) -> None:
+        stored = [each for each, _ in self.samples()]
+        folder = self.write(tmp_path / "data", [*stored, self.damaged])
+        with self.open(folder, allow_left_out=1.0) as dataset:
+            assert len(dataset) == len(stored)
+
+    def test_a_map_returns_what_it_receives(self, tmp_path: Path) -> None:
+        folder = self.write(tmp_path / "data", [stored for stored, _ in self.samples()])
+        same = Map(lambda value: value, fields=("value",), returns={"value": self.make()})
+        for number, value in self.values(self.open(folder), augment=[same]).items():
+            _assert_equal(value, self.samples()[number][1], f"sample {number}")
 
 
 class OperationConformance:

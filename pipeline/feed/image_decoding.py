@@ -25,7 +25,7 @@ from penstock.augment import (
 from penstock.cache import ConfigError
 from penstock.pipeline.plan import PARTNERS_ELSEWHERE
 from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import BoxUnits, DenseColumn, ListColumn
+from penstock.readers.fieldtypes import BoxUnits, DenseColumn, EncodedColumn, ListColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,17 +80,11 @@ class BatchDraws:
                 draws[field] = draw(recipe, **arguments)
         if not recipes.followers:
             return draws, content
-        columns: dict[str, Any] = {name: content.columns[name] for name in recipes.followers}
-        dtypes: dict[str, str] = {}
         for name, follower in recipes.followers.items():
-            column = columns[name]
-            if isinstance(column, ListColumn):
-                columns[name] = column.samples
-            else:
+            column = content.columns[name]
+            if not isinstance(column, ListColumn | EncodedColumn):
                 self.units.add(name, follower.type, column.values)
-            if follower.type.has_sides and follower.type.is_settled:
-                dtypes[name] = getattr(follower.type, "dtype")  # noqa: B009
-        return draws, content.with_columns(follow(recipes, moves, columns, dtypes=dtypes))
+        return draws, content.with_columns(follow(recipes, moves, content.columns))
 
     def mix(self, batch: Batch) -> Mix | None:
         """Draw how each sample is mixed, and with which partner; None without mixing."""

@@ -1,4 +1,3 @@
-from . import field_type as field_type
 from . import text_tables as text_tables, verification as verification
 from .array_forms import ArrayForm as ArrayForm
 from .array_forms import ARRAY_CODECS as ARRAY_CODECS, CODEC_ITEMSIZES as CODEC_ITEMSIZES
@@ -17,16 +16,22 @@ from .columns import joined_batches as joined_batches, joined_columns as joined_
 from .columns import put_parts as put_parts, samples_of as samples_of
 from .examine import check_noted as check_noted, check_slow as check_slow
 from .examine import examine as examine, verify_for as verify_for
-from .field_type import DTYPES as DTYPES, FieldType as FieldType
+from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves
 from .field_type import ID as ID, NUMBER as NUMBER, PRESENT as PRESENT
 from .field_type import check_field_name as check_field_name, check_field_type as check_field_type
 from .field_type import from_json as from_json, is_field_name as is_field_name
-from .field_type import is_number as is_number, number_name as number_name
+from .field_type import is_number as is_number, named_type as named_type
+from .field_type import number_name as number_name
 from .field_type import unfit_numbers as unfit_numbers
 from .fit import Settling as Settling, put_fitting as put_fitting
 from .labels import ClassLabel as ClassLabel, MultiLabel as MultiLabel, Value as Value
 from .masks import Mask as Mask, decode_mask as decode_mask, is_mask_name as is_mask_name
-from .masks import mask_codec as mask_codec, masks_by_name as masks_by_name, narrow as narrow
+from .masks import (
+    common_dtype as common_dtype,
+    mask_codec as mask_codec,
+    masks_by_name as masks_by_name,
+    narrow as narrow,
+)
 from .media import Audio as Audio, Image as Image, Video as Video
 from .npy_header import MAX_HEAD_BYTES as MAX_HEAD_BYTES, NpyHeader as NpyHeader
 from .npy_header import UNSUPPORTED_NPY as UNSUPPORTED_NPY, read_npy_header as read_npy_header

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.fieldtypes.field_type import Moves
     from penstock.readers.types import Encoded
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
@@ -45,6 +48,21 @@ class _Points(FieldType):
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self._width))
+
+    def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the rows of all samples, shape (k, width), and the sample of each, int64, (k,)."""
+        assert isinstance(column, DenseColumn | RaggedColumn), column
+        values = column.values.reshape(-1, self._width)
+        if isinstance(column, DenseColumn):
+            counts = np.full(len(column), column.values[:1].size // self._width)
+        else:
+            counts = np.diff(column.offsets) // (self._width if column.values.ndim == 1 else 1)
+        return values, np.repeat(np.arange(len(column)), counts)
+
+    def _ragged(self, rows: NDArray[Any], owner: NDArray[np.int64], count: int) -> RaggedColumn:
+        """Return rows as a column of `count` samples."""
+        offsets = np.cumsum([0, *np.bincount(owner, minlength=count)], dtype=np.int64)
+        return RaggedColumn(rows, offsets)
 
     def check(
         self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
@@ -76,6 +94,7 @@ class Boxes(_Points):
     format: BoxFormat = "xyxy"
 
     kind: ClassVar[str] = "boxes"
+    is_boxes: ClassVar[bool] = True
     _width: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
@@ -92,6 +111,26 @@ class Boxes(_Points):
     @property
     def _plural(self) -> str:
         return f"{self.format} boxes"
+
+    @property
+    def needs_size(self) -> bool:
+        return self.is_normalised
+
+    def follow(
+        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
+    ) -> RaggedColumn:
+        """Return boxes as x1, y1, x2, y2 in pixels, float32."""
+        stored, owner = self._rows(column)
+        boxes = to_xyxy(stored, self.format)
+        if self.is_normalised and moves is not None:
+            sides = np.stack([moves.size[1], moves.size[0]] * 2, axis=1)
+            boxes = (boxes * sides[owner]).astype(np.float32)
+        elif self.is_normalised:
+            assert size is not None, self
+            boxes *= np.array([*size[::-1]] * 2, np.float32)
+        if moves is not None:
+            boxes = moves.move_boxes(boxes, owner)
+        return self._ragged(boxes, owner, len(column))
 
     def check_values(
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
@@ -112,6 +151,17 @@ class Keypoints(_Points):
 
     def __post_init__(self) -> None:
         check_reference("Keypoints", self.of)
+
+    def follow(
+        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
+    ) -> DenseColumn | RaggedColumn:
+        """Return points as x, y in pixels, float32."""
+        del size
+        stored, owner = self._rows(column)
+        points = stored.astype(np.float32) if moves is None else moves.move_points(stored, owner)
+        if isinstance(column, DenseColumn):
+            return DenseColumn(points.reshape(column.values.shape))
+        return self._ragged(points, owner, len(column))
 
     def check_values(
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None

@@ -54,6 +54,10 @@ class EncodedColumn:
     def size_bytes(self) -> int:
         return sum(map(len, self.samples))
 
+    def sample(self, row: int) -> Encoded:
+        """Return the bytes of one sample."""
+        return self.samples[row]
+
     def take(self, rows: Rows) -> EncodedColumn:
         """Return these rows, in this order."""
         dims = None if self.dims is None else self.dims[rows]
@@ -176,6 +180,10 @@ class ListColumn:
     @property
     def size_bytes(self) -> int:
         return sum(map(len, self.samples))
+
+    def sample(self, row: int) -> Any:
+        """Return the value of one sample."""
+        return self.samples[row]
 
     def take(self, rows: Rows) -> ListColumn:
         """Return these rows, in this order."""

@@ -20,7 +20,7 @@ from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
     from penstock.readers.types import Encoded
 
 GROUP = "penstock.field_types"
@@ -57,6 +57,28 @@ _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _REASON_CHARACTERS = 200
 
 
+class Moves(Protocol):
+    """The moves of the n images of a batch, which `follow` applies to what belongs to them."""
+
+    @property
+    def size(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The heights and widths of the images as stored, int64, (n,) each."""
+        ...
+
+    def move_masks(self, masks: Sequence[NDArray[Any]], *, dtype: Any = None) -> NDArray[Any]:
+        """Return one number per pixel by nearest neighbours, shape (n, height, width). masks: one
+        of each image's size, without pixels if missing. dtype: of the result."""
+        ...
+
+    def move_boxes(self, boxes: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return x1, y1, x2, y2 of boxes, clipped, shape (k, 4). owner: row of each one's image."""
+        ...
+
+    def move_points(self, points: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return x, y of points, shape (k, 2). owner: row of each one's image."""
+        ...
+
+
 class FieldType:
     """The type of a field: everything that is specific to one kind of data.
 
@@ -72,13 +94,13 @@ class FieldType:
 
     kind: name in manifests, unique among all packages. refers_to: kind of the field that `of=`
     names, if there is such an argument. has_sides: height and width of each sample are recorded.
-    is_image: pixels that a recipe changes and DALI decodes. is_class:
-    a class per sample. can_crop: a recipe may read a part of each array. can_return: a `Map` may
-    return such values. is_delivered: False if nothing decodes it yet. is_slow: decoding takes
-    longer than reading. is_bits: packs store each number as a bit. head_bytes: the number of
-    leading bytes that `check_head` needs; 0 for types without one. missing: the value of a sample
-    that lacks an encoded field whose `decoded` is None. codec: of encoded samples without a header
-    that identifies it, in their facts.
+    is_image: pixels that a recipe changes and DALI decodes. is_class: a class per sample. is_boxes:
+    boxes, which a recipe may drop together with their rows. can_crop: a recipe may read a part of
+    each array. can_return: a `Map` may return such values. is_delivered: False if nothing decodes
+    it yet. is_slow: decoding takes longer than reading. is_bits: packs store each number as a bit.
+    head_bytes: the number of leading bytes that `check_head` needs; 0 for types without one.
+    missing: the value of a sample that lacks an encoded field whose `decoded` is None. codec: of
+    encoded samples without a header that identifies it, in their facts.
     """
 
     __slots__ = ()
@@ -89,6 +111,7 @@ class FieldType:
     has_sides: ClassVar[bool] = False
     is_image: ClassVar[bool] = False
     is_class: ClassVar[bool] = False
+    is_boxes: ClassVar[bool] = False
     can_crop: ClassVar[bool] = False
     can_return: ClassVar[bool] = True
     is_delivered: ClassVar[bool] = True
@@ -284,6 +307,29 @@ class FieldType:
             raise ValueError("", f"a {wanted.__name__}")
         return value
 
+    # How its values follow the pixels of their image.
+
+    @property
+    def follows(self) -> bool:
+        """Return True if values move with the pixels of the image to which they refer."""
+        return self.reference is not None and type(self).follow is not FieldType.follow
+
+    @property
+    def needs_size(self) -> bool:
+        """Return True if `follow` needs the size of an image that isn't moved."""
+        return False
+
+    def follow(
+        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
+    ) -> DenseColumn | RaggedColumn:
+        """Return the values of a batch where the pixels of their images will be.
+
+        column: as `column` returned it. moves: of the images; None if no recipe changes them, or
+        they aren't selected. size: height and width of all images then, if `needs_size`. Raises
+        DatasetError for values that don't fit their image.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.follow")
+
     # Where its samples may come from.
 
     @property
@@ -368,7 +414,7 @@ _MODULES = {
 _KNOWN: dict[str, type[FieldType]] = {}
 
 
-def field_type(kind: str) -> type[FieldType]:
+def named_type(kind: str) -> type[FieldType]:
     """Return the type of a kind: ours, one that this process has defined, or that of an installed
     package. Raises ValueError for text that isn't a kind, and MissingDependencyError for a kind
     that no package provides."""
@@ -406,7 +452,7 @@ def from_json(value: Any) -> FieldType:
         raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "kind"}
     try:
-        return field_type(kind)(**values)
+        return named_type(kind)(**values)
     except MissingDependencyError:
         raise
     except (ConfigError, TypeError) as error:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, explain_arguments
+from penstock.cache import ConfigError, DatasetError, explain_arguments
 from penstock.cache.base import machine_remedy
 from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array
-from penstock.readers.fieldtypes.columns import ListColumn
+from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection, pixel_refusal
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.fieldtypes.field_type import Moves
     from penstock.readers.types import Encoded
 
 TOO_WIDE = (
@@ -141,6 +143,31 @@ class Mask(FieldType):
     def empty(self) -> Any:
         return _NO_PIXELS
 
+    @property
+    def needs_size(self) -> bool:
+        return True
+
+    def follow(
+        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
+    ) -> DenseColumn:
+        """Return the masks as (n, height, width), of the widest dtype of the batch if it isn't
+        settled."""
+        masks: Sequence[Any] = [column.sample(row) for row in range(len(column))]
+        dtype = np.dtype(self.dtype) if self.is_settled else common_dtype(masks)
+        if moves is not None:
+            return DenseColumn(moves.move_masks(masks, dtype=dtype))
+        assert size is not None, self
+        out = np.zeros((len(masks), *size), dtype)
+        for place, mask in enumerate(masks):
+            if mask.size and mask.shape != size:
+                raise DatasetError(
+                    f"A mask of shape {mask.shape} in a dataset of {size} (height, width). Index "
+                    "the dataset again."
+                )
+            if mask.size:
+                out[place] = mask
+        return DenseColumn(out)
+
     def returned(self, value: Any) -> NDArray[Any]:
         """Convert class numbers of any integer dtype."""
         kinds = "uint8" if self.dtype == "uint8" else "uint8 or int32"
@@ -162,6 +189,12 @@ class Mask(FieldType):
     def column(self, samples: Sequence[Any]) -> ListColumn:
         """Keep each mask as it is: they have one shape only after they followed their images."""
         return ListColumn(list(samples))
+
+
+def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
+    kinds = {mask.dtype for mask in masks if mask.size}
+    return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
 
 
 def sniff_mask(data: Encoded) -> str | Rejection:

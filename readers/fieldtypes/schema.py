@@ -17,10 +17,10 @@ from penstock.readers.fieldtypes.field_type import (
     FieldType,
     check_field_name,
     check_field_type,
-    field_type,
     from_json,
     is_field_name,
     is_number,
+    named_type,
     number_name,
 )
 
@@ -54,7 +54,7 @@ class Schema(Mapping[str, FieldType]):
             if of not in self._fields or self._fields[of].kind != wanted:
                 raise ConfigError(
                     f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
-                    f"{field_type(wanted).__name__}. Fields: {list(self._fields)}."
+                    f"{named_type(wanted).__name__}. Fields: {list(self._fields)}."
                 )
 
     def __getitem__(self, name: str) -> FieldType:

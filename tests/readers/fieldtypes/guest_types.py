@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from penstock.readers import Rejection
-from penstock.readers.fieldtypes import ArrayForm, FieldType
+from penstock.readers.fieldtypes import ArrayForm, DenseColumn, FieldType
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers import Encoded
+    from penstock.readers.fieldtypes import Moves
 
 
 @dataclass(frozen=True)
 class Depth(FieldType):
-    """Metres of each pixel, float32, from PNG files of 16 bits. scale: metres of one step."""
+    """Metres of each pixel, float32, from PNG files of 16 bits. scale: metres of one step. of: the
+    image that it follows through a recipe."""
 
     scale: float = 0.001
+    of: str | None = None
 
     kind: ClassVar[str] = "depth"
+    refers_to: ClassVar[str] = "image"
     is_encoded: ClassVar[bool] = True
 
     @property
@@ -39,6 +43,16 @@ class Depth(FieldType):
     def decode(self, payload: Encoded) -> NDArray[np.float32]:
         with Image.open(io.BytesIO(payload.data)) as image:
             return np.asarray(image, np.float32) * np.float32(self.scale)
+
+    @property
+    def needs_size(self) -> bool:
+        return True
+
+    def follow(self, column: Any, moves: Moves | None, *, size: Any) -> DenseColumn:
+        maps = [column.sample(row) for row in range(len(column))]
+        if moves is None:
+            return DenseColumn(np.reshape(maps, (-1, *size)))
+        return DenseColumn(moves.move_masks(maps, dtype="float32"))
 
 
 @dataclass(frozen=True)

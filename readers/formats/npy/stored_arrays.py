@@ -136,23 +136,17 @@ def _parse_header(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
 MAX_CHUNK_BYTES = 2**32
 """The largest compressed member that is read, because a member is decompressed as a whole."""
 
-_TAIL_BYTES = 2**16 + 22
-_MAX_DIRECTORY_BYTES = 2**22
-_ByteRange = tuple[int, int]
+_TAIL_BYTES = (2**16 + 22, 2**22)
+"""Bytes at the end of an archive that are read for its directory, at first and if it is long."""
+
 _LOCAL = struct.Struct("<4s5H3L2H")
+_MOST_EXTRA_BYTES = 2**16
 _MAX_RATIO = 1032
 """Deflate decompresses one byte to at most this many."""
 
 _DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    ValueError,
-    OverflowError,
-    EOFError,
-    NotImplementedError,
-    IndexError,
-    KeyError,
+    *(zipfile.BadZipFile, zlib.error, struct.error, ValueError, OverflowError, EOFError),
+    *(NotImplementedError, IndexError, KeyError),
 )
 _ENCRYPTED = 0x1
 _UTF_8 = 0x800
@@ -187,15 +181,9 @@ class _Archive:
     def __init__(self, origin: Origin, entry: Entry) -> None:
         self._origin, self._entry, self._size = origin, entry, entry.size_bytes
 
-    def _read(self, spans: list[_ByteRange]) -> list[bytes]:
-        parts = [(self._entry, start, end) for start, end in spans]
-        return read_file_parts(self._origin, parts, workers=1)
-
     def read(self) -> StoredFile:
-        first = max(0, self._size - _TAIL_BYTES)
-        (tail,) = self._read([(first, self._size)]) if self._size else [b""]
-        with zipfile.ZipFile(_Tail(self, first, tail, self._size)) as archive:
-            ends = _ends(archive.infolist(), archive.start_dir)
+        """Return its arrays."""
+        ends = self._directory()
         members, refused = [], dict[str, str]()
         for member in ends:
             reason = _refusal(member)
@@ -203,11 +191,13 @@ class _Archive:
                 members.append(member)
             elif not member.is_dir():
                 refused[member.filename.removesuffix(".npy")] = reason
-        places = self._places(members, ends)
+        found = self._heads(members, ends, FIRST_BYTES)
+        long = [m for m in members if not 0 < _header_bytes(found[m][1]) <= len(found[m][1])]
+        found |= self._heads(long, ends, _MOST_EXTRA_BYTES + MAX_HEAD_BYTES)
         arrays: dict[str, StoredArray] = {}
-        for member, place, head in zip(members, places, self._heads(members, places), strict=True):
+        for member, (start, head) in found.items():
             name = member.filename.removesuffix(".npy")
-            array = self._array(member, place, head)
+            array = self._array(member, start, head)
             if isinstance(array, Rejection):
                 refused[name] = array.reason
             elif name in arrays:
@@ -216,104 +206,86 @@ class _Archive:
                 arrays[name] = array
         return StoredFile(entry=self._entry, arrays=arrays, refused=refused)
 
-    def _places(
-        self, members: list[zipfile.ZipInfo], ends: Mapping[zipfile.ZipInfo, int]
-    ) -> list[_ByteRange]:
-        """Return the byte ranges of the members' contents, which begin behind the members' own
-        headers.
+    def _read(self, spans: list[tuple[int, int]]) -> list[bytes]:
+        parts = [(self._entry, start, end) for start, end in spans]
+        return read_file_parts(self._origin, parts, workers=1)
 
-        ends: where each member ends at the latest. Raises ValueError if a member can't be where the
-        directory states.
+    def _directory(self) -> dict[zipfile.ZipInfo, int]:
+        """Return the members, in the order of the directory, and where each ends at the latest: at
+        the next one, or at the directory. Raises ValueError if members overlap."""
+        for size_bytes in _TAIL_BYTES:
+            first = max(0, self._size - size_bytes)
+            (tail,) = self._read([(first, self._size)])
+            try:
+                # zipfile takes the end for a whole archive, whose members begin before it.
+                with zipfile.ZipFile(io.BytesIO(tail)) as archive:
+                    members, directory = archive.infolist(), archive.start_dir + first
+                break
+            except (ValueError, zipfile.BadZipFile):
+                if not first or size_bytes == _TAIL_BYTES[-1]:
+                    raise
+        for member in members:
+            member.header_offset += first
+        order = sorted(members, key=lambda member: member.header_offset)
+        ends = [*(member.header_offset for member in order[1:]), directory]
+        latest = dict(zip(order, ends, strict=True))
+        for member, end in latest.items():
+            if not 0 <= member.header_offset <= end - _LOCAL.size - member.compress_size:
+                raise ValueError(
+                    f"{member.filename!r} overlaps another member or ends behind the file"
+                )
+        return {member: latest[member] for member in members}
+
+    def _heads(
+        self, members: list[zipfile.ZipInfo], ends: Mapping[zipfile.ZipInfo, int], size_bytes: int
+    ) -> dict[zipfile.ZipInfo, tuple[int, bytes]]:
+        """Return the first byte in the file of each member's contents, which begin behind the
+        member's own header, and the first bytes of these contents, decompressed.
+
+        size_bytes: to read of each. Raises ValueError if a member can't be where the directory
+        states.
         """
         names = [
             member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
             for member in members
         ]
-        begins = [member.header_offset + _LOCAL.size for member in members]
+        begins = [member.header_offset for member in members]
         spans = [
-            (begin - _LOCAL.size, min(begin + len(name), self._size))
+            (begin, min(begin + _LOCAL.size + len(name) + size_bytes, self._size))
             for begin, name in zip(begins, names, strict=True)
         ]
-        places = []
-        for member, name, begin, data in zip(
-            members, names, begins, self._read(spans), strict=True
-        ):
+        found = {}
+        for member, name, data in zip(members, names, self._read(spans), strict=True):
             magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data[: _LOCAL.size])
-            if data[_LOCAL.size :] != name or name_bytes != len(name):
+            begin = _LOCAL.size + name_bytes + extra_bytes
+            start = member.header_offset + begin
+            is_there = magic == b"PK\3\4" and start + member.compress_size <= ends[member]
+            if not is_there or data[_LOCAL.size : _LOCAL.size + name_bytes] != name:
                 raise ValueError(
-                    f"the header of {member.filename!r} has another name than its entry in the "
-                    "directory"
+                    f"{member.filename!r} has no header of this name where the directory expects it"
                 )
-            start = begin + name_bytes + extra_bytes
-            end = start + member.compress_size
-            if magic != b"PK\3\4" or end > ends[member]:
-                raise ValueError(
-                    f"{member.filename!r} has no header where the directory expects one"
-                )
-            places.append((start, end))
-        return places
+            head = data[begin : begin + member.compress_size]
+            if member.compress_type == zipfile.ZIP_DEFLATED:
+                head = zlib.decompressobj(-15).decompress(head, MAX_HEAD_BYTES)
+            found[member] = start, head
+        return found
 
-    def _heads(self, members: list[zipfile.ZipInfo], places: list[_ByteRange]) -> list[bytes]:
-        """Return the first bytes of each member, decompressed."""
-        heads = self._first_bytes(members, places, FIRST_BYTES)
-        long = [i for i, head in enumerate(heads) if not 0 < _header_bytes(head) <= len(head)]
-        if long:
-            some = [members[i] for i in long], [places[i] for i in long]
-            for i, head in zip(long, self._first_bytes(*some, MAX_HEAD_BYTES), strict=True):
-                heads[i] = head
-        return heads
-
-    def _first_bytes(
-        self, members: list[zipfile.ZipInfo], places: list[_ByteRange], size_bytes: int
-    ) -> list[bytes]:
-        spans = [(start, min(end, start + size_bytes)) for start, end in places]
-        heads = []
-        for member, data in zip(members, self._read(spans), strict=True):
-            if member.compress_type != zipfile.ZIP_DEFLATED:
-                heads.append(data)
-                continue
-            try:
-                heads.append(zlib.decompressobj(-15).decompress(data, MAX_HEAD_BYTES))
-            except zlib.error as error:
-                raise ValueError(f"{member.filename!r}: {error}") from None
-        return heads
-
-    def _array(
-        self, member: zipfile.ZipInfo, place: _ByteRange, head: bytes
-    ) -> StoredArray | Rejection:
+    def _array(self, member: zipfile.ZipInfo, start: int, head: bytes) -> StoredArray | Rejection:
         header = _parse_header(head, member.file_size)
         if isinstance(header, Rejection):
             if not header.reason.startswith(UNSUPPORTED_NPY):
                 raise ValueError(f"{member.filename!r}: {header.reason}")
             return header
-        packed = None
-        start, end = place
-        if member.compress_type == zipfile.ZIP_DEFLATED:
-            packed = CompressedArray(
-                size_bytes=member.file_size, head_bytes=header.start, crc32=member.CRC
-            )
-        else:
-            start += header.start
+        is_packed, at = member.compress_type == zipfile.ZIP_DEFLATED, header.start
+        packed = CompressedArray(size_bytes=member.file_size, head_bytes=at, crc32=member.CRC)
         return StoredArray(
             entry=self._entry,
-            start=start,
-            size_bytes=end - start,
+            start=start if is_packed else start + at,
+            size_bytes=member.compress_size - (0 if is_packed else at),
             codec=header.codec,
             shape=header.shape,
-            packed=packed,
+            packed=packed if is_packed else None,
         )
-
-
-def _ends(members: list[zipfile.ZipInfo], directory: int) -> dict[zipfile.ZipInfo, int]:
-    """Return where each member ends at the latest: at the next one, or at the directory. Raises
-    ValueError if members overlap."""
-    order = sorted(members, key=lambda member: member.header_offset)
-    ends = [*(member.header_offset for member in order[1:]), directory]
-    for member, end in zip(order, ends, strict=True):
-        if not 0 <= member.header_offset <= end - _LOCAL.size - member.compress_size:
-            raise ValueError(f"{member.filename!r} overlaps another member or ends behind the file")
-    latest = dict(zip(order, ends, strict=True))
-    return {member: latest[member] for member in members}
 
 
 def _refusal(member: zipfile.ZipInfo) -> str | None:
@@ -341,44 +313,3 @@ def _refusal(member: zipfile.ZipInfo) -> str | None:
             f"bytes, more than {MAX_CHUNK_BYTES:,}: write it with np.savez, which doesn't compress"
         )
     return None
-
-
-class _Tail(io.RawIOBase):
-    """A file whose end is in memory; the rest of a large directory is read from the file."""
-
-    def __init__(self, archive: _Archive, first: int, data: bytes, size_bytes: int) -> None:
-        super().__init__()
-        self._archive, self._first, self._data, self._size = archive, first, data, size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if not base + offset >= 0:
-            raise ValueError("its directory begins before the file")
-        self._at = base + offset
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._at + size, self._size)
-        if end - self._at > _MAX_DIRECTORY_BYTES:
-            raise ValueError(
-                f"its directory takes {end - self._at:,} bytes, at most {_MAX_DIRECTORY_BYTES:,} "
-                "are read"
-            )
-        if self._at >= end:
-            return b""
-        if self._at >= self._first:
-            data = self._data[self._at - self._first : end - self._first]
-        else:
-            (data,) = self._archive._read([(self._at, end)])
-        self._at = end
-        return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import TYPE_CHECKING
 
 from penstock.cache import CorruptShardError, escape
@@ -93,9 +94,12 @@ def _has_links(root: bytes, name: bytes) -> bool:
     """Return True if a folder between root and the file may lead elsewhere."""
     if b".." in name or name.startswith(b"/"):
         return True
-    at = name.find(b"/")
-    while at >= 0:
-        if os.path.islink(os.path.join(root, name[:at])):
-            return True
-        at = name.find(b"/", at + 1)
+    folder, at = os.path.join(root, b""), name.find(b"/")
+    try:
+        while at >= 0:
+            if stat.S_ISLNK(os.lstat(folder + name[:at]).st_mode):
+                return True
+            at = name.find(b"/", at + 1)
+    except OSError:  # reading the file says why
+        return True
     return False

@@ -293,13 +293,20 @@ def _first_windows(chunk: int, stride: int, chunks: int, windows: int) -> Ints:
 
 
 def windows_of(
-    shape: Shape, window: Window | None, stride: Window | None, *, what: str, is_named: bool = True
+    shape: Shape,
+    window: Window | None,
+    stride: Window | None,
+    *,
+    what: str,
+    is_named: bool = True,
+    may_be_short: bool = False,
 ) -> ArrayWindows:
     """Return the windows of one array for the user's `sample=` and `stride=`.
 
     window: None for one step along the first axis. Axes that it doesn't name are whole. what: the
     array, for messages. is_named: True if the window was given for this array; otherwise it applies
-    to all arrays, and an array of fewer axes uses its first lengths. Raises ConfigError.
+    to all arrays, and an array of fewer axes uses its first lengths. may_be_short: True if the
+    array may be too short for one window along its first axis. Raises ConfigError.
     """
     if window is None:
         return ArrayWindows(
@@ -315,6 +322,9 @@ def windows_of(
     lengths = tuple(
         length if part is None else part for part, length in zip(parts, shape, strict=True)
     )
+    if may_be_short and lengths[0] > shape[0]:
+        longest = (max(1, shape[0]), *shape[1:])
+        return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=(1,) * len(shape))
     if any(part > length for part, length in zip(lengths, shape, strict=True)):
         raise ConfigError(
             f"sample: got {window} for {what}, whose shape is {shape}: no such window fits. Give "

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Schema, is_field_name
 from penstock.readers.files import extension, printable
-from penstock.readers.formats.array_fields import check_samples, field_type
-from penstock.readers.formats.array_windows import ArrayWindows, windows_of
+from penstock.readers.formats.array_fields import check_samples, field_type, matched_windows
+from penstock.readers.formats.array_windows import ArrayWindows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
 from penstock.readers.origin import left_out_for
@@ -282,25 +282,13 @@ def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> N
 
 
 def _windowed(group: ArrayGroup, sampling: Sampling, *, is_by_file: bool) -> WindowedGroup:
-    windows = {
-        name: _whole(array.shape)
-        if is_by_file
-        else _windows(name, array.shape, sampling, f"{name!r} of {printable(group.name)}")
-        for name, array in group.arrays.items()
-    }
-    lead = max(windows, key=lambda name: (windows[name].samples, len(windows[name].shape)))
-    fitted = {}
-    for name, own in windows.items():
-        following = own if is_by_file else own.following(windows[lead])
-        if following is None:
-            raise DatasetError(
-                f"{printable(group.name)}: {lead!r} of shape {windows[lead].shape} has "
-                f"{windows[lead].samples:,} samples and {name!r} of shape {own.shape} has "
-                f"{own.samples:,}. All fields of a dataset have the same number of samples: name "
-                f'those that belong together, fields={{"{lead}": "…"}}; {_FILE_HINT}.'
-            )
-        fitted[name] = following
-    return WindowedGroup(group=group, windows=fitted)
+    shapes = {name: array.shape for name, array in group.arrays.items()}
+    if is_by_file:
+        windows = {name: _whole(shape) for name, shape in shapes.items()}
+    else:
+        where, hint = printable(group.name), f'fields={{"x": "x"}}; {_FILE_HINT}'
+        windows = matched_windows(shapes, sampling, where=where, hint=hint, may_be_short=True)
+    return WindowedGroup(group=group, windows=windows)
 
 
 def _whole(shape: tuple[int, ...]) -> ArrayWindows:
@@ -308,14 +296,6 @@ def _whole(shape: tuple[int, ...]) -> ArrayWindows:
     if not shape:  # a single number: the only step of an axis of length 1
         return ArrayWindows(shape=(1,), window=(1,), stride=(1,), is_step=True)
     return ArrayWindows(shape=shape, window=shape, stride=tuple(max(1, part) for part in shape))
-
-
-def _windows(name: str, shape: tuple[int, ...], sampling: Sampling, what: str) -> ArrayWindows:
-    window, stride = sampling.window(name), sampling.step(name)
-    if window is not None and (window[0] or 0) > shape[0]:  # a file too short for one sample
-        longest = (max(1, shape[0]), *shape[1:])
-        return ArrayWindows(shape=(0, *shape[1:]), window=longest, stride=(1,) * len(shape))
-    return windows_of(shape, window, stride, what=what, is_named=name in sampling.sample)
 
 
 def _sample_shape(name: str, groups: Sequence[WindowedGroup]) -> tuple[int | None, ...]:

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Schema, is_field_name
-from penstock.readers.formats.array_fields import check_samples, field_type
-from penstock.readers.formats.array_windows import ArrayWindows, windows_of
+from penstock.readers.formats.array_fields import check_samples, field_type, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyReader
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy, HierarchyFiles
+    from penstock.readers.formats.array_windows import ArrayWindows
+    from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy
     from penstock.readers.formats.zarr.zarr_metadata import Node
     from penstock.readers.origin import Origin
 
@@ -52,55 +51,54 @@ class WindowedArray:
 class ChosenFields:
     """The fields of a dataset, at least one, all with the same number of samples.
 
-    hierarchy: the documents that describe them. left_out: other arrays, by field name, and the
-    reason.
+    left_out: other arrays, by field name, and the reason.
     """
 
     schema: Schema
     fields: list[WindowedArray]
-    hierarchy: Hierarchy
     left_out: dict[str, str]
 
 
-def choose_fields(origin: Origin, files: HierarchyFiles) -> ChosenFields:
+def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
     """Choose the fields of a dataset: those that the user names, else all arrays that can be
     tensors and follow the largest one.
 
     Raises ConfigError, DatasetError, DatasetNotFoundError or FetchError.
     """
     places = dict(origin.arrangement.places)
-    chooser = _Chooser(origin, HierarchyReader(files, origin.url), is_named=bool(places))
+    chooser = _Chooser(origin, hierarchy, is_named=bool(places))
     if places:
-        hierarchy = chooser.reader.read_some(places.values())
-        arrays = {name: chooser.named(name, path, hierarchy) for name, path in places.items()}
+        nodes = hierarchy.nodes_at(places.values())
+        arrays = {name: chooser.named(name, path, nodes) for name, path in places.items()}
     else:
-        hierarchy = chooser.reader.read()
-        arrays = chooser.candidates(hierarchy)
+        nodes = hierarchy.nodes()
+        arrays = chooser.candidates(nodes)
     if not arrays:
-        raise chooser.no_arrays(hierarchy)
-    return chooser.choose(arrays, hierarchy)
+        raise chooser.no_arrays(nodes)
+    return chooser.choose(arrays)
 
 
 class _Chooser:
     """Chooses the fields of one dataset. is_named: the user names them."""
 
-    def __init__(self, origin: Origin, reader: HierarchyReader, *, is_named: bool) -> None:
-        self._url, self.reader, self._is_named = origin.url, reader, is_named
+    def __init__(self, origin: Origin, hierarchy: Hierarchy, *, is_named: bool) -> None:
+        self._url, self._hierarchy, self._is_named = origin.url, hierarchy, is_named
         self._sampling = Sampling.of(origin.arrangement)
         self._types = given_types(origin.arrangement)
         self._refused: dict[str, str] = {}
 
     # -- arrays
 
-    def named(self, name: str, path: str, hierarchy: Hierarchy) -> ArrayMetadata:
+    def named(self, name: str, path: str, nodes: Mapping[str, Node]) -> ArrayMetadata:
         """Return the array at a path that the user names."""
         plain = path.strip("/")
-        node = hierarchy.nodes.get(plain)
+        node = nodes.get(plain)
         if node is not None and node.kind == "group" and (level := finest_level(node)) is not None:
             plain = f"{plain}/{level}" if plain else level
-            node = self.reader.read_some([plain]).nodes.get(plain)
+            node = self._hierarchy.nodes_at([plain]).get(plain)
         if node is None or node.kind != "array":
-            names = [array.name for array in self.reader.read().arrays]
+            every = self._hierarchy.nodes().values()
+            names = [node.name for node in every if node.kind == "array"]
             raise ConfigError(
                 f'fields: got {{"{name}": {path!r}}}, and {self._url} has no such array. '
                 f"Its arrays: {_some(names)}."
@@ -113,15 +111,15 @@ class _Chooser:
             )
         return found
 
-    def candidates(self, hierarchy: Hierarchy) -> dict[str, ArrayMetadata]:
+    def candidates(self, nodes: Mapping[str, Node]) -> dict[str, ArrayMetadata]:
         """Return every array that can be a field, by field; of an OME-Zarr image, only its finest
         level."""
-        root = hierarchy.nodes[""]
+        root = nodes[""]
         level = finest_level(root) if root.kind == "group" else None
         if level is not None:
-            return {IMAGE_FIELD: self.named(IMAGE_FIELD, level, hierarchy)}
+            return {IMAGE_FIELD: self.named(IMAGE_FIELD, level, nodes)}
         arrays: dict[str, ArrayMetadata] = {}
-        for node in hierarchy.arrays:
+        for node in (each for each in nodes.values() if each.kind == "array"):
             name = node.name.replace("/", ".") or ROOT_FIELD
             if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
                 group, *parts = node.name.split("/")
@@ -137,27 +135,29 @@ class _Chooser:
 
     # -- samples
 
-    def choose(self, arrays: Mapping[str, ArrayMetadata], hierarchy: Hierarchy) -> ChosenFields:
+    def choose(self, arrays: Mapping[str, ArrayMetadata]) -> ChosenFields:
         """Choose the arrays whose samples belong together."""
         sampling, url = self._sampling, self._url
         shapes = {name: array.shape for name, array in arrays.items()}
         sampling.check_arrays(shapes, self._types, url=url)
         lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
-        windows = {
-            name: windows_of(
-                array.shape,
-                sampling.window(name),
-                sampling.step(name),
-                what=f"{name!r} of {url}",
-                is_named=name in sampling.sample,
-            )
-            for name, array in arrays.items()
-            if self._follows(array, arrays[lead])
-        }
+        followers = [name for name in arrays if self._follows(arrays[name], arrays[lead])]
+        coordinates = [name for name in arrays if not _is_variable(arrays[name])]
+        windows = matched_windows(
+            {name: shapes[name] for name in followers},
+            sampling,
+            where=url,
+            hint=f'fields={{"{lead}": "{arrays[lead].name}"}}, or pass the path of a group',
+            lead=lead,
+            optional=() if self._is_named else coordinates,
+        )
+        for name in followers:
+            if name not in windows:
+                reason = "it has other windows than the array whose coordinate it is"
+                self._refused[arrays[name].name or name] = reason
         fields = [
-            WindowedArray(name=name, array=arrays[name], windows=fitted)
-            for name in windows
-            if (fitted := self._fitted(name, lead, arrays, windows)) is not None
+            WindowedArray(name=name, array=arrays[name], windows=own)
+            for name, own in windows.items()
         ]
         for name, reason in self._refused.items():
             _log.info("%s: %s isn't a field: %s", url, name, reason)
@@ -177,7 +177,6 @@ class _Chooser:
         return ChosenFields(
             schema=Schema(schema),
             fields=fields,
-            hierarchy=hierarchy,
             left_out={
                 path.replace("/", ".") or ROOT_FIELD: why for path, why in self._refused.items()
             },
@@ -193,30 +192,7 @@ class _Chooser:
         )
         return False
 
-    def _fitted(
-        self,
-        name: str,
-        lead: str,
-        arrays: Mapping[str, ArrayMetadata],
-        windows: Mapping[str, ArrayWindows],
-    ) -> ArrayWindows | None:
-        """Return the windows of an array, as many as those of the leading one; None if the array is
-        left out."""
-        own, leading = windows[name], windows[lead]
-        if (following := own.following(leading)) is not None:
-            return following
-        if not self._is_named and not _is_variable(arrays[name]):
-            path = arrays[name].name or name
-            self._refused[path] = "it has other windows than the array whose coordinate it is"
-            return None
-        raise DatasetError(
-            f"{self._url}: {lead!r} has {leading.samples:,} samples and {name!r} has "
-            f"{own.samples:,} (shapes {leading.shape} and {own.shape}). All fields of a dataset "
-            "have the same number of samples: name those that belong together, "
-            f'fields={{"{lead}": "{arrays[lead].name}"}}, or pass the path of a group.'
-        )
-
-    def no_arrays(self, hierarchy: Hierarchy) -> DatasetError:
+    def no_arrays(self, nodes: Mapping[str, Node]) -> DatasetError:
         """Return the error for a hierarchy without any array that can be a field."""
         if self._refused:
             reasons = "; ".join(
@@ -227,7 +203,7 @@ class _Chooser:
                 "with at least one axis; only the first axis may have length 0."
             )
         return DatasetNotFoundError(
-            f"{self._url}: there are no arrays, only groups: {_some(hierarchy.groups)}. Pass the "
+            f"{self._url}: there are no arrays, only groups: {_some(list(nodes)[1:])}. Pass the "
             "path of a hierarchy that has arrays."
         )
 

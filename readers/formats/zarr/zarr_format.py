@@ -13,7 +13,7 @@ from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.files_format import DatasetFiles
 from penstock.readers.formats.zarr.zarr_codecs import decoder_of
 from penstock.readers.formats.zarr.zarr_fields import choose_fields
-from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, HierarchyFiles, in_parallel
+from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, Hierarchy, in_parallel
 from penstock.readers.formats.zarr.zarr_shards import (
     cut_shards,
     list_files,
@@ -40,26 +40,29 @@ class ZarrFormat(ChunkFormat):
 
     def files(self, origin: Origin) -> DatasetFiles:
         """Read the documents, and list the files of the arrays that are fields."""
-        store = HierarchyFiles(origin)
-        chosen = choose_fields(origin, store)
-        files = in_parallel(lambda field: list_files(store, field.array), chosen.fields)
+        hierarchy = Hierarchy(origin)
+        chosen = choose_fields(origin, hierarchy)
+        files = in_parallel(lambda field: list_files(hierarchy, field.array), chosen.fields)
         entries = [entry for some in files for entry in some.values()]
-        return DatasetFiles(
-            entries=[*chosen.hierarchy.documents, *entries], found=(store, chosen, files)
-        )
+        documents = sorted(hierarchy.documents, key=lambda entry: entry.name)
+        return DatasetFiles(entries=[*documents, *entries], found=(hierarchy, chosen, files))
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Return the shards, from the metadata and the indexes of Zarr shards."""
         del workers
-        store, chosen, listed = files.found
+        hierarchy, chosen, listed = files.found
         for field in chosen.fields:  # invalid codecs raise DatasetError
             with suppress(MissingDependencyError):  # reading a field raises if its codec is missing
                 decoder_of(field.array)
         pairs = zip(chosen.fields, listed, strict=True)
-        stored = in_parallel(lambda pair: stored_chunks(store, pair[0].array, pair[1]), pairs)
+        stored = in_parallel(lambda pair: stored_chunks(hierarchy, pair[0].array, pair[1]), pairs)
         return ChunkedDataset(
             schema=chosen.schema,
-            shards=list(cut_shards(chosen, stored, part_bytes=PART_BYTES, url=origin.url)),
+            shards=list(
+                cut_shards(
+                    chosen.fields, stored, files.entries[0], part_bytes=PART_BYTES, url=origin.url
+                )
+            ),
             left_out=chosen.left_out,
         )
 

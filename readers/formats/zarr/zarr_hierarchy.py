@@ -10,7 +10,6 @@ group never descends into its arrays, which may have a million chunks.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
@@ -42,63 +41,6 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
 
 
-class HierarchyFiles:
-    """The files of a hierarchy, in a local folder or a remote store. Names are relative to its
-    root. Methods raise FetchError or DatasetError."""
-
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-
-    def entry(self, name: bytes) -> Entry | None:
-        """Return a file, or None if it doesn't exist."""
-        return self._origin.entry(name)
-
-    def read(self, parts: Sequence[Part]) -> list[bytes]:
-        """Read parts of files, remote ones all at once."""
-        if isinstance(self._origin, LocalFolder):
-            for entry, _, _ in parts:
-                below(self._origin.root, entry.name)
-        return read_file_parts(self._origin, parts, workers=1)
-
-    def folders(self, name: bytes) -> list[bytes]:
-        """Return the names of the folders directly in a folder, sorted."""
-        if isinstance(self._origin, RemoteFolder):
-            _, found = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
-            names = [os.fsencode(each) for each in found]
-        else:
-            names = [each.name for each in self._scan(name) if leads_to_folder(each)]
-        return sorted(each for each in names if not is_passed_over(each))
-
-    def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """Yield all files in a folder and in the folders below it, from a local folder down to
-        `depth` levels; none if it doesn't exist."""
-        if isinstance(self._origin, RemoteFolder):
-            for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
-                path, size_bytes = os.fsencode(listed.path), listed.size_bytes
-                if unsafe_reason(path) is None:
-                    yield Entry(
-                        name=path, size_bytes=size_bytes, mtime_ns=0, version=listed.version
-                    )
-            return
-        for scanned in self._scan(name):
-            path = os.path.join(name, scanned.name)
-            if leads_to_folder(scanned):
-                if depth > 0:
-                    yield from self.walk(path, depth - 1)
-            elif (entry := self.entry(path)) is not None:
-                yield entry
-
-    def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:
-        path = self._origin.file(name, size_bytes=None, version="")
-        try:
-            with os.scandir(path) as entries:
-                return [entry for entry in entries if not is_passed_over(entry.name)]
-        except OSError as error:
-            if error.errno in NOT_FOUND:
-                return []
-            raise cannot_examine(path, error, is_folder=True) from error
-
-
 V3, CONSOLIDATED, GROUP, ARRAY, ATTRIBUTES = (
     b"zarr.json",
     b".zmetadata",
@@ -112,7 +54,7 @@ ROOTS = frozenset((V3, CONSOLIDATED, GROUP, ARRAY))
 MAX_NODES = 2**16
 """The most groups and arrays of one hierarchy."""
 
-WORKERS = 16
+_WORKERS = 16
 """Threads that read documents; most of the time they wait for a store."""
 
 _T = TypeVar("_T")
@@ -121,45 +63,63 @@ _U = TypeVar("_U")
 
 def in_parallel(fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
     """Call fn for each item on several threads, and return the results in order."""
-    listed = list(items)
-    if len(listed) < 2:
-        return list(map(fn, listed))
-    workers = min(WORKERS, len(listed))
-    return list(ordered(fn, listed, workers=workers, ahead=2 * workers, name="zarr"))
+    return list(ordered(fn, items, workers=_WORKERS, ahead=2 * _WORKERS, name="zarr"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:
-    """The nodes of a hierarchy.
+    """The files of one hierarchy, in a local folder or a remote store. Names are relative to its
+    root. Methods raise FetchError or DatasetError.
 
-    nodes: by path below the root, sorted; the root's path is "". documents: the files that describe
-    them.
+    documents: the files with metadata that were read.
     """
 
-    nodes: dict[str, Node]
-    documents: list[Entry]
+    def __init__(self, origin: Origin) -> None:
+        self._origin, self._url = origin, origin.url
+        self.documents: list[Entry] = []
 
-    @property
-    def arrays(self) -> list[Node]:
-        """The arrays, sorted by path."""
-        return [node for node in self.nodes.values() if node.kind == "array"]
+    # -- files
 
-    @property
-    def groups(self) -> list[str]:
-        """The paths of the groups below the root, sorted."""
-        return [path for path, node in self.nodes.items() if node.kind == "group" and path]
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Read parts of files, remote ones all at once."""
+        if isinstance(self._origin, LocalFolder):
+            for entry, _, _ in parts:
+                below(self._origin.root, entry.name)
+        return read_file_parts(self._origin, parts, workers=1)
 
+    def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
+        """Yield all files in a folder and in the folders below it, from a local folder down to
+        `depth` levels; none if it doesn't exist."""
+        if isinstance(self._origin, RemoteFolder):
+            for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
+                path, size, version = os.fsencode(listed.path), listed.size_bytes, listed.version
+                if unsafe_reason(path) is None:
+                    yield Entry(name=path, size_bytes=size, mtime_ns=0, version=version)
+            return
+        for scanned in self._scan(name):
+            path = os.path.join(name, scanned.name)
+            if not leads_to_folder(scanned):
+                if (entry := self._origin.entry(path)) is not None:
+                    yield entry
+            elif depth > 0:
+                yield from self.walk(path, depth - 1)
 
-class HierarchyReader:
-    """Reads the documents of one hierarchy. url: for messages. Methods raise FetchError or
-    DatasetError."""
+    def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:
+        path = self._origin.file(name, size_bytes=None, version="")
+        try:
+            with os.scandir(path) as entries:
+                return [entry for entry in entries if not is_passed_over(entry.name)]
+        except OSError as error:
+            if error.errno in NOT_FOUND:
+                return []
+            raise cannot_examine(path, error, is_folder=True) from error
 
-    def __init__(self, files: HierarchyFiles, url: str) -> None:
-        self._store, self._url = files, url
-        self._documents: list[Entry] = []
+    # -- nodes
 
-    def read(self) -> Hierarchy:
-        """Read all nodes. Raises DatasetNotFoundError if there is no hierarchy."""
+    def nodes(self) -> dict[str, Node]:
+        """Read all nodes, by path below the root, sorted; the root's path is "".
+
+        Raises DatasetNotFoundError if there is no hierarchy.
+        """
         root = self._root()
         nodes = self._consolidated(root)
         if nodes is None:
@@ -169,9 +129,9 @@ class HierarchyReader:
                 nodes |= {node.name: node for node in level}
                 self._check_count(len(nodes))
         self._check_count(len(nodes))
-        return self._hierarchy(nodes)
+        return dict(sorted(nodes.items()))
 
-    def read_some(self, paths: Iterable[str]) -> Hierarchy:
+    def nodes_at(self, paths: Iterable[str]) -> dict[str, Node]:
         """Read the root and those nodes at some paths that exist, without listing.
 
         Raises ConfigError for a path that leads out of the hierarchy.
@@ -180,14 +140,9 @@ class HierarchyReader:
         plain = list(dict.fromkeys(map(self._path, paths)))
         consolidated = self._consolidated(root)
         if consolidated is not None:
-            chosen = (path for path in ["", *plain] if path in consolidated)
-            return self._hierarchy({path: consolidated[path] for path in chosen})
+            return {path: consolidated[path] for path in ["", *plain] if path in consolidated}
         nodes = in_parallel(self._node, [path for path in plain if path])
-        return self._hierarchy({"": root} | {node.name: node for node in nodes if node is not None})
-
-    def _hierarchy(self, nodes: dict[str, Node]) -> Hierarchy:
-        documents = sorted(self._documents, key=lambda entry: entry.name)
-        return Hierarchy(nodes=dict(sorted(nodes.items())), documents=documents)
+        return {"": root} | {node.name: node for node in nodes if node is not None}
 
     def _root(self) -> Node:
         root = self._node("")
@@ -202,63 +157,53 @@ class HierarchyReader:
     def _consolidated(self, root: Node) -> dict[str, Node] | None:
         if root.kind == "array":
             return {"": root}
+        nodes = None
         if root.version == 3:
             nodes = v3_consolidated(root)
-            return None if nodes is None else {"": root} | nodes
-        entry = self._store.entry(CONSOLIDATED)
-        if entry is None:
-            return None
-        document = self._document(entry, is_consolidated=True)
-        return {"": root} | v2_consolidated(document, name=self._name(entry))
+        elif (entry := self._origin.entry(CONSOLIDATED)) is not None:
+            document = self._document(entry, is_consolidated=True)
+            nodes = v2_consolidated(document, name=f"{self._url}/{printable(entry.name)}")
+        return None if nodes is None else {"": root} | nodes
 
     def _children(self, groups: list[Node]) -> list[Node]:
         """Read the nodes directly in some groups."""
-
-        def paths(group: Node) -> list[str]:
-            folders = self._store.folders(_encoded(group.name))
-            return [
-                f"{group.name}/{os.fsdecode(name)}" if group.name else os.fsdecode(name)
-                for name in folders
-                if unsafe_reason(name) is None
-            ]
-
-        children = [path for of_group in in_parallel(paths, groups) for path in of_group]
+        children = [path for paths in in_parallel(self._folders, groups) for path in paths]
         self._check_count(len(children))
         return [node for node in in_parallel(self._node, children) if node is not None]
 
+    def _folders(self, group: Node) -> list[str]:
+        """Return the paths of the folders directly in a group, sorted."""
+        name = encoded_path(group.name)
+        if isinstance(self._origin, RemoteFolder):
+            _, found = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
+            names = [each for each in map(os.fsencode, found) if not is_passed_over(each)]
+        else:
+            names = [each.name for each in self._scan(name) if leads_to_folder(each)]
+        above = f"{group.name}/" if group.name else ""
+        return [above + os.fsdecode(n) for n in sorted(names) if unsafe_reason(n) is None]
+
     def _node(self, path: str) -> Node | None:
         """Read the node at a path; None if it doesn't exist."""
-        v3 = self._entry(path, V3)
+        folder, entry = encoded_path(path), self._origin.entry
+        v3 = entry(os.path.join(folder, V3))
         if v3 is not None:
             # The root's document may contain those of all nodes.
             return v3_node(path, self._document(v3, is_consolidated=not path))
         kinds: tuple[tuple[bytes, Kind], ...] = ((ARRAY, "array"), (GROUP, "group"))
         for file, kind in kinds:
-            if (entry := self._entry(path, file)) is None:
+            if (v2 := entry(os.path.join(folder, file))) is None:
                 continue
-            document = self._document(entry)
-            extra = self._entry(path, ATTRIBUTES)
+            document, extra = self._document(v2), entry(os.path.join(folder, ATTRIBUTES))
             attributes = {} if extra is None else self._document(extra)
             return Node(name=path, kind=kind, version=2, document=document, attributes=attributes)
         return None
 
-    def _entry(self, path: str, file: bytes) -> Entry | None:
-        return self._store.entry(os.path.join(_encoded(path), file))
-
     def _document(self, entry: Entry, *, is_consolidated: bool = False) -> dict[str, Any]:
         limit = MAX_CONSOLIDATED_BYTES if is_consolidated else MAX_DOCUMENT_BYTES
-        if entry.size_bytes > limit:
-            raise DatasetError(
-                f"{self._name(entry)}: this metadata document has {entry.size_bytes:,} bytes, "
-                f"expected at most {limit:,}. Write it again."
-            )
-        self._documents.append(entry)
-        (data,) = self._store.read([(entry, 0, entry.size_bytes)])
-        name = self._name(entry)
+        self.documents.append(entry)
+        (data,) = self.read_parts([(entry, 0, min(entry.size_bytes, limit + 1))])
+        name = f"{self._url}/{printable(entry.name)}"
         return read_document(data, name=name, is_consolidated=is_consolidated)
-
-    def _name(self, entry: Entry) -> str:
-        return f"{self._url}/{printable(entry.name)}"
 
     def _path(self, path: str) -> str:
         plain = path.strip("/")
@@ -277,5 +222,6 @@ class HierarchyReader:
             )
 
 
-def _encoded(path: str) -> bytes:
+def encoded_path(path: str) -> bytes:
+    """Return the path of a node as the name of its folder."""
     return path.encode("utf-8", "surrogateescape")

@@ -31,6 +31,7 @@ from penstock.readers.formats.candidates import part_bounds
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.zarr.zarr_codecs import decoder_of
 from penstock.readers.formats.zarr.zarr_fields import WindowedArray
+from penstock.readers.formats.zarr.zarr_hierarchy import encoded_path
 from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
 
 if TYPE_CHECKING:
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.chunked import ChunkedShardFacts
-    from penstock.readers.formats.zarr.zarr_fields import ChosenFields
-    from penstock.readers.formats.zarr.zarr_hierarchy import HierarchyFiles
+    from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy
     from penstock.readers.formats.zarr.zarr_metadata import Sharding
     from penstock.readers.origin import Entry
 
@@ -66,19 +66,19 @@ class StoredChunks:
     sizes: Ints
 
 
-def list_files(store: HierarchyFiles, array: ArrayMetadata) -> dict[int, Entry]:
+def list_files(hierarchy: Hierarchy, array: ArrayMetadata) -> dict[int, Entry]:
     """List the files of an array with one listing, by number in the grid of files, ascending.
     Raises DatasetError or FetchError."""
-    folder, prefix, separator = _encoded(array.name), array.keys.prefix, array.keys.separator
+    folder, prefix, separator = encoded_path(array.name), array.keys.prefix, array.keys.separator
     depth = 0
     if separator == "/":
         depth = len(array.shape) - 1
-        folder = os.path.join(folder, _encoded(prefix)).rstrip(b"/")
+        folder = os.path.join(folder, encoded_path(prefix)).rstrip(b"/")
     parts = [*([prefix] if prefix else []), *([r"(0|[1-9]\d{0,18})"] * len(array.shape))]
     name = re.escape(separator).join(parts)
-    above = re.escape(_encoded(array.name)) + b"/" if array.name else b""
+    above = re.escape(encoded_path(array.name)) + b"/" if array.name else b""
     pattern, found = re.compile(above + name.encode()), {}
-    for entry in store.walk(folder, depth):
+    for entry in hierarchy.walk(folder, depth):
         match = pattern.fullmatch(entry.name)
         place = () if match is None else tuple(map(int, match.groups()))
         if place and all(n < count for n, count in zip(place, array.files, strict=True)):
@@ -86,12 +86,8 @@ def list_files(store: HierarchyFiles, array: ArrayMetadata) -> dict[int, Entry]:
     return dict(sorted(found.items()))
 
 
-def _encoded(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")
-
-
 def stored_chunks(
-    store: HierarchyFiles, array: ArrayMetadata, listed: Mapping[int, Entry]
+    hierarchy: Hierarchy, array: ArrayMetadata, listed: Mapping[int, Entry]
 ) -> StoredChunks:
     """Return the locations of an array's chunks. If its files are shards, their indexes are read,
     many at a time from a remote store.
@@ -105,7 +101,7 @@ def stored_chunks(
             np.int64,
         ).reshape(-1, 4)
     else:
-        parts = list(_indexed_chunks(store, array, array.sharding, listed))
+        parts = list(_indexed_chunks(hierarchy, array, array.sharding, listed))
         columns = np.concatenate([np.empty((0, 4), np.int64), *parts])
         columns = columns[np.argsort(columns[:, 0], kind="stable")]
     numbers, places, starts, sizes = columns.T
@@ -113,7 +109,7 @@ def stored_chunks(
 
 
 def _indexed_chunks(
-    store: HierarchyFiles, array: ArrayMetadata, sharding: Sharding, listed: Mapping[int, Entry]
+    hierarchy: Hierarchy, array: ArrayMetadata, sharding: Sharding, listed: Mapping[int, Entry]
 ) -> Iterator[Ints]:
     """Read the indexes of an array's shards; yield the numbers, files, starts and sizes of the
     chunks of each shard, int64, shape (chunks, 4)."""
@@ -126,7 +122,9 @@ def _indexed_chunks(
             ranges = []
             for _, (_, entry) in some:
                 ranges.append((entry, *sharding.index_range(entry.size_bytes)))
-            for (place, (number, entry)), data in zip(some, store.read(ranges), strict=True):
+            for (place, (number, entry)), data in zip(
+                some, hierarchy.read_parts(ranges), strict=True
+            ):
                 index = sharding.parse_index(np.frombuffer(data, np.uint8), entry.size_bytes)
                 index = index.reshape(-1, 2)
                 corner = np.array(np.unravel_index(number, array.files), np.int64)
@@ -241,11 +239,18 @@ _MAX_UNIT_ROWS = 2**20
 
 
 def cut_shards(
-    chosen: ChosenFields, stored: list[StoredChunks], *, part_bytes: int, url: str
+    fields: list[WindowedArray],
+    stored: list[StoredChunks],
+    document: Entry,
+    *,
+    part_bytes: int,
+    url: str,
 ) -> Iterator[ChunkedShard]:
-    """Yield the shards of a dataset, in order. stored: chunks of each field. Raises
-    DatasetError."""
-    fields = chosen.fields
+    """Yield the shards of a dataset, in order.
+
+    stored: chunks of each field. document: the file of a shard all of whose chunks are fill values,
+    as the blob of a remote shard needs one. Raises DatasetError.
+    """
     try:
         units = _units(fields)
         ends = np.append(0, np.cumsum(units))
@@ -258,7 +263,7 @@ def cut_shards(
         for low, high in pairwise(part_bounds(sizes, target_bytes=part_bytes).tolist()):
             of_shard = () if are_single else units[low:high].tolist()
             rows = range(int(ends[low]), int(ends[high]))
-            yield _shard(chosen, stored, encoded_fields, rows, of_shard)
+            yield _shard(fields, stored, document, encoded_fields, rows, of_shard)
     except ValueError as error:
         if isinstance(error, DatasetError):
             raise
@@ -296,8 +301,9 @@ def _bytes_before(field: WindowedArray, stored: StoredChunks, samples: Ints) -> 
 
 
 def _shard(
-    chosen: ChosenFields,
+    fields: list[WindowedArray],
     stored: list[StoredChunks],
+    document: Entry,
     encoded_fields: bytes,
     rows: range,
     units: Sequence[int],
@@ -306,7 +312,7 @@ def _shard(
     chunks: list[Ints] = []
     columns: list[tuple[Ints, Ints, Ints, Ints]] = []
     files: list[Entry] = []
-    for number, (field, of_field) in enumerate(zip(chosen.fields, stored, strict=True)):
+    for number, (field, of_field) in enumerate(zip(fields, stored, strict=True)):
         needed, _ = field.array.grid.uses(field.windows, rows.start, rows.stop)
         low, high = np.searchsorted(of_field.numbers, (needed[0], needed[-1] + 1)).tolist()
         is_needed = np.isin(of_field.numbers[low:high], needed, assume_unique=True)
@@ -317,20 +323,17 @@ def _shard(
         )
         chunks.append(of_field.numbers[at])
         files += [of_field.files[place] for place in used.tolist()]
-    # The blob of a remote shard needs a file, even if all its chunks are fill values.
-    files = files or [chosen.hierarchy.documents[0]]
-    numbers, starts, sizes, fields = (
-        np.concatenate(column).astype(np.int64) for column in zip(*columns, strict=True)
-    )
+    files = files or [document]
+    table = [np.concatenate(column).astype(np.int64) for column in zip(*columns, strict=True)]
     notes = write_notes(encoded_fields, rows.start, chunks)
     checksum = crc32c(notes)
-    for column in (numbers, starts, sizes, fields):
+    for column in table:
         checksum = crc32c(column.astype("<i8"), checksum)
     identity = [[entry.name.hex(), entry.size_bytes, entry.version] for entry in files]
     return ChunkedShard(
         samples=len(rows),
         files=files,
-        extents=Extents(files=numbers, starts=starts, sizes=sizes, fields=fields),
+        extents=Extents(files=table[0], starts=table[1], sizes=table[2], fields=table[3]),
         checksum=crc32c(json.dumps(identity).encode(), checksum),
         units=units,
         note=notes,

@@ -14,8 +14,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from penstock.augment.dali_library import new_pipeline
+from penstock.augment.decode_failures import check_machine, reason_of
+from penstock.augment.draw_keys import Uniform
+from penstock.cache import RecipeError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from penstock.augment.operation import ImageOperation, ImageShape
 
     Nodes = dict[str, Any]
 
@@ -136,3 +147,73 @@ def interpolation_type(name: str) -> Any:
     from nvidia.dali import types
 
     return {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}[name]
+
+
+def source(name: str, dtype: str, ndim: int) -> Any:
+    """Return an input of a pipeline on the CPU. dtype: "int32", "float32", "bool" or "uint8"."""
+    from nvidia.dali import fn, types
+
+    kinds = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
+    kind = kinds.get(dtype, types.UINT8)
+    return fn.external_source(name=name, no_copy=True, dtype=kind, ndim=ndim)
+
+
+def foreign_node(
+    op: ImageOperation, device: str, inputs: Nodes, shape: ImageShape
+) -> Callable[..., Any]:
+    """Return op.node, whose result becomes uint8, HWC, of the same shape.
+
+    It is tried on one black image: in the graph itself a failing node would look like samples that
+    don't decode. Raises RecipeError if it fails, or returns another shape.
+    """
+    from nvidia.dali import Pipeline, fn, types
+
+    size = (shape.height, shape.width, shape.channels)
+
+    def call(images: Any, inputs: Nodes, shape: ImageShape) -> Any:
+        changed = op.node(images, inputs, shape)
+        if isinstance(changed, type(images)):
+            return changed
+        raise RecipeError(
+            f"{op}: its node returned {changed!r}, wanted the changed images: one DALI node, "
+            "(height, width, channels)."
+        )
+
+    for node in inputs.values():  # it may ignore some, but DALI drops unused inputs
+        fn.copy(node, preserve=True)
+    drawn = op.draw(Uniform(np.zeros(1, np.uint64), 0), shape)
+    values = {name: as_input(each) for name, each in drawn.items() if name != "on"}
+    trial = new_pipeline(1, threads=1, device_id=Pipeline.current().device_id)
+    with trial:
+        images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
+        given = {
+            name: source(name, each.dtype.name, each.ndim - 1) for name, each in values.items()
+        }
+        for node in given.values():
+            fn.copy(node, preserve=True)
+        trial.set_outputs(call(images.gpu() if device == "gpu" else images, given, shape))
+    trial.build()
+    for name, each in values.items():
+        trial.feed_input(name, each)
+    try:
+        (changed,) = trial.run()
+    except RuntimeError as error:
+        if device == "gpu":  # on the CPU the function fails, whatever the message
+            check_machine(error)
+        raise RecipeError(
+            f"{op}: its node fails on one image of {size} (height, width, channels): "
+            f"{reason_of(error)}."
+        ) from error
+    got, layout = tuple(changed[0].shape()), changed.layout()
+    if got != size or layout not in ("HWC", ""):
+        raise RecipeError(
+            f"{op}: its node returned {got} in layout {layout!r} for {size}, wanted the same "
+            'shape, in layout "HWC". Put operations that crop and resize into the recipe.'
+        )
+    return lambda *given: uint8(fn.reshape(call(*given), shape=list(size), layout="HWC"))
+
+
+def as_input(values: NDArray[Any]) -> NDArray[Any]:
+    """Return drawn values as an input of a graph: float32, bool or int32, C-contiguous."""
+    kinds: dict[str, Any] = {"f": np.float32, "b": np.bool_}
+    return np.ascontiguousarray(values, kinds.get(values.dtype.kind, np.int32))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.augment import resample_operator
-from penstock.augment.dali_nodes import if_else
+from penstock.augment.dali_nodes import if_else, source
 from penstock.augment.draws import input_kinds
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition."""
     from nvidia.dali import fn, types
 
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
-
     if plan.pixels:
         encoded: Any = fn.external_source(
             name="encoded",
@@ -60,12 +57,8 @@ def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
             device="gpu" if plan.resident and plan.device == "cuda" else "cpu",
         )
     else:
-        encoded = source("encoded", types.UINT8, 1)
-    dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
-    inputs = {
-        name: source(name, dtypes[dtype], ndim)
-        for name, (dtype, ndim) in input_kinds(plan.recipe).items()
-    }
+        encoded = source("encoded", "uint8", 1)
+    inputs = {name: source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)

@@ -200,6 +200,11 @@ class ImageOperation(Operation):
         return self.has_geometry or not self.moves
 
     @property
+    def is_foreign(self) -> bool:
+        """True for a node that isn't Penstock's: it is tried on one image before it is used."""
+        return not type(self).__module__.startswith("penstock.")
+
+    @property
     def has_geometry(self) -> bool:
         """True if its class declares how pixels move."""
         return type(self).geometry is not ImageOperation.geometry

@@ -498,55 +498,9 @@ class Apply(ImageOperation):
         """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""
         return {"draws": np.floor(uniform(self.draws).T * 2**24) / 2**24}
 
-    def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
-        """Call the user's function, after a trial on one image.
+    @property
+    def is_foreign(self) -> bool:
+        return True
 
-        Raises RecipeError unless it returns images of the same shape.
-        """
-        from nvidia.dali import fn
-
-        self._try(images.device, shape)
-        # The function may ignore its draws, but DALI drops unused inputs.
-        fn.copy(inputs["draws"], preserve=True)
-        size = [shape.height, shape.width, shape.channels]
-        changed = self._call(images, inputs["draws"])
-        return nodes.uint8(fn.reshape(changed, shape=size, layout="HWC"))
-
-    def _call(self, images: Any, draws: Any) -> Any:
-        changed = self.fn(images, draws)
-        if isinstance(changed, type(images)):
-            return changed
-        raise RecipeError(
-            f"{self}: the function returned {changed!r}, wanted the changed images: one DALI node, "
-            "uint8, (height, width, channels)."
-        )
-
-    def _try(self, device: str, shape: ImageShape) -> None:
-        """Run the function on one black image with draws of 0. In the graph itself a failing
-        function would look like samples that don't decode."""
-        from nvidia.dali import Pipeline, fn, types
-
-        from penstock.augment.dali_library import new_pipeline
-        from penstock.augment.decode_failures import check_machine, reason_of
-
-        size = (shape.height, shape.width, shape.channels)
-        trial = new_pipeline(1, threads=1, device_id=Pipeline.current().device_id)
-        with trial:
-            images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
-            draws = fn.zeros(shape=[self.draws], dtype=types.FLOAT)
-            trial.set_outputs(self._call(images.gpu() if device == "gpu" else images, draws))
-        try:
-            (changed,) = trial.run()
-        except RuntimeError as error:
-            if device == "gpu":  # on the CPU the function fails, whatever the message
-                check_machine(error)
-            raise RecipeError(
-                f"{self}: the function fails on one image of {size} (height, width, channels): "
-                f"{reason_of(error)}."
-            ) from error
-        got, layout = tuple(changed[0].shape()), changed.layout()
-        if got != size or layout not in ("HWC", ""):
-            raise RecipeError(
-                f"{self}: the function returned {got} in layout {layout!r} for {size}, wanted the "
-                'same shape, in layout "HWC". Put operations that crop and resize into the recipe.'
-            )
+    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        return self.fn(images, inputs["draws"])

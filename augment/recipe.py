@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.augment.dali_nodes import if_else
+from penstock.augment.dali_nodes import as_input, foreign_node, if_else
 from penstock.augment.draw_keys import Uniform
 from penstock.augment.geometric_operations import (
     CenterCrop,
@@ -129,8 +129,6 @@ def plan_geometries(
 Flipped = tuple["NDArray[np.bool_]", "NDArray[np.bool_] | None"]
 """True for samples that the windows flip left to right, and upside down (None: none of them)."""
 
-_INPUT_DTYPES = {"f": np.float32, "b": np.bool_}  # all others: int32
-
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperation:
@@ -143,21 +141,21 @@ class PlacedOperation:
         """Return its argument inputs by name, C-contiguous. base: from `draw_base`. flipped: by the
         windows."""
         drawn = self.op.draw(Uniform(base, self.index), shape)
-        return {
-            f"{self._prefix}{name}": np.ascontiguousarray(
-                each, _INPUT_DTYPES.get(each.dtype.kind, np.int32)
-            )
-            for name, each in drawn.items()
-        }
+        return {f"{self._prefix}{name}": as_input(each) for name, each in drawn.items()}
 
     def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
-        """Return the changed images. inputs: nodes of all inputs of the graph, by name."""
+        """Return the changed images. inputs: nodes of all inputs of the graph, by name. Raises
+        RecipeError for a foreign node that fails."""
+        own = self._own(inputs)
+        build = self.op.node
+        if self.op.is_foreign and self.op.stage is Stage.PIXELS:
+            build = foreign_node(self.op, images.device, own, shape)
 
         def changed(nodes: dict[str, Any]) -> Any:
-            return self.op.node(nodes.pop("images"), nodes, shape)
+            return build(nodes.pop("images"), nodes, shape)
 
-        own = {"images": images, **self._own(inputs)}
         on = own.pop("on", None)
+        own["images"] = images
         return changed(own) if on is None else if_else(own, on, changed, lambda x: x["images"])
 
     def moves(self, values: Values, shape: ImageShape, _flipped: Flipped) -> list[ImageMove]:

@@ -15,6 +15,7 @@ import pytest
 from penstock import Boxes, DataLoader, Image, Keypoints, Mask
 from penstock.augment import (
     AutoAugment,
+    Graph,
     ImageOperation,
     RandomAffine,
     RandomHorizontalFlip,
@@ -117,6 +118,16 @@ def test_one_without_geometry_is_refused_beside_masks(examples: Any) -> None:
     schema = {"image": Image(), "mask": Mask(of="image")}
     with pytest.raises(RecipeError, match=r"Still.*can't follow it"):
         check_recipes([Still()], schema, *SELECTED)
+
+
+def test_a_node_that_fails_is_named_before_samples_are_blamed(examples: Any) -> None:
+    class Halved(examples.Shear):  # type: ignore[misc]
+        def node(self, images: Any, _inputs: Any, _shape: Any) -> Any:
+            return images[:, 0:4]
+
+    recipe = check_recipe([Halved()], images=SIZES["image"])
+    with pytest.raises(RecipeError, match=r"Halved.*returned \(32, 4, 3\).*wanted the same shape"):
+        Graph(recipe, batch_size=2, threads=1)
 
 
 def test_a_spawned_process_draws_the_same(examples: Any) -> None:

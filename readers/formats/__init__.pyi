@@ -55,7 +55,8 @@ from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
 from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
 from .shard_summary import join_ranges as join_ranges
-from .files_format import DatasetFiles as DatasetFiles, FilesFormat as FilesFormat
+from .files_format import FilesFormat as FilesFormat
+from .format import DatasetFiles as DatasetFiles
 from .file_kinds import IMAGES as IMAGES, stem as stem
 from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar

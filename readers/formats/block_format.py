@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
-    from penstock.readers.formats.files_format import DatasetFiles
+    from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin

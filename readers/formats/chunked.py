@@ -21,8 +21,8 @@ from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
 from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
 from penstock.readers.formats.extents import decode_note
-from penstock.readers.formats.files_format import DatasetFiles, FilesFormat
-from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.files_format import FilesFormat
+from penstock.readers.formats.format import DatasetFiles, Snapshot
 from penstock.readers.formats.open_shard import OpenShard, RowRequest
 
 if TYPE_CHECKING:

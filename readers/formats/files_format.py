@@ -7,31 +7,18 @@ chunks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.format import Indexing, SpanFormat
+from penstock.readers.formats.format import DatasetFiles, Indexing, SpanFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers.formats.format import Listing
-    from penstock.readers.origin import Entry, Origin, QuarantineEntry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DatasetFiles:
-    """The files of a dataset, in the order of its samples, before their contents are read.
-
-    quarantined: files that are left out, and why. found: whatever else the format found while it
-    listed them.
-    """
-
-    entries: Sequence[Entry]
-    quarantined: Sequence[QuarantineEntry] = ()
-    found: Any = None
+    from penstock.readers.origin import Origin
 
 
 class FilesFormat(SpanFormat, Indexing, ABC):
@@ -78,13 +65,14 @@ class FilesFormat(SpanFormat, Indexing, ABC):
 
         Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError.
         """
+        is_walked = self.in_folders or self.is_file_per_sample
         missing: Sequence[bytes] = ()
-        if origin.selection is None and (self.in_folders or self.is_file_per_sample):
+        if origin.selection is None and is_walked:
             from penstock.readers.formats.folder import list_folder
 
             found = list_folder(origin)
-            entries = [entry for entry in found.files if self.is_file(entry.name)]
-            listed = DatasetFiles(entries=entries, quarantined=found.quarantined)
+            entries = [entry for entry in found.entries if self.is_file(entry.name)]
+            listed = replace(found, entries=entries, directories={})
         else:
             top = origin.top(self.is_file)
             listed, missing = DatasetFiles(entries=top.entries), top.missing

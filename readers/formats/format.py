@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import Schema
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import Sidecar
-    from penstock.readers.origin import Entry, Origin, RemoteFolder
+    from penstock.readers.origin import Entry, Origin, QuarantineEntry, RemoteFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,21 @@ class Snapshot:
             digest.update(b"%d:%s" % (len(entry.name), entry.name))
             digest.update(f"{entry.size_bytes}:{entry.mtime_ns}:{entry.version}\n".encode())
         return cls(fingerprint=digest.hexdigest(), directories=directories)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetFiles:
+    """The files of a dataset, in the order of its samples, before their contents are read.
+
+    quarantined: entries that are left out, and why. directories: modification time in ns of each
+    local folder that was listed, by name, if they show that a file was added or removed. found:
+    whatever else the format found while it listed the files.
+    """
+
+    entries: Sequence[Entry]
+    quarantined: Sequence[QuarantineEntry] = ()
+    directories: Mapping[bytes, int] = field(default_factory=dict)
+    found: Any = None
 
 
 class ShardOpener(Protocol):

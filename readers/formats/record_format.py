@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
-    from penstock.readers.formats.files_format import DatasetFiles
+    from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
@@ -158,7 +158,7 @@ class RecordFormat(FilesFormat):
         elif origin.selection is not None:  # accompanying files needn't be selected
             others = [entry for name in sorted(names) if (entry := origin.entry(name)) is not None]
         elif self.in_folders or self.is_file_per_sample:
-            others = [entry for entry in list_folder(origin).files if entry.name in names]
+            others = [entry for entry in list_folder(origin).entries if entry.name in names]
         else:
             others = origin.top(names.__contains__).entries
         return replace(files, found={entry.name: entry for entry in others})
@@ -179,7 +179,7 @@ class RecordListing(SpanListing):
         listed = [*found.entries, *self._beside.values()]
         if origin.selection is None:
             listed.sort(key=lambda entry: entry.name)
-        super().__init__(origin, found.entries, listed=listed, quarantined=found.quarantined)
+        super().__init__(origin, found, listed=listed)
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return the records of some files, file by file."""

@@ -19,13 +19,14 @@ from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.origin import RemoteFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.span_samples import SpanSamples
     from penstock.readers.formats.unindexed_files import DataFile
-    from penstock.readers.origin import Entry, Origin, QuarantineEntry
+    from penstock.readers.origin import Entry, Origin
 
 
 Part = TypeVar("Part")
@@ -34,24 +35,15 @@ Part = TypeVar("Part")
 class SpanListing(ABC):
     """The files of a dataset whose samples are spans of files; a `Listing`.
 
-    files: of the dataset, in order. listed: all files that the samples depend on, `files` by
-    default. directories: modification time in ns of each local folder that was listed, by name.
-    quarantined: entries that can't be files of the dataset.
+    listed: all files that the samples depend on, by default the dataset's.
     """
 
     def __init__(
-        self,
-        origin: Origin,
-        files: Sequence[Entry],
-        *,
-        listed: Sequence[Entry] | None = None,
-        directories: Mapping[bytes, int] | None = None,
-        quarantined: Sequence[QuarantineEntry] = (),
+        self, origin: Origin, found: DatasetFiles, *, listed: Sequence[Entry] | None = None
     ) -> None:
-        self.origin, self.files = origin, files
-        self._all = files if listed is None else listed
-        self._directories, self._quarantined = directories or {}, quarantined
-        self._found: Candidates | None = None
+        self.origin, self.files, self._found = origin, found.entries, found
+        self._all = self.files if listed is None else listed
+        self._candidates: Candidates | None = None
 
     @abstractmethod
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
@@ -65,14 +57,14 @@ class SpanListing(ABC):
 
     def snapshot(self) -> Snapshot:
         """Return the names, sizes and times of all files, for the index."""
-        return Snapshot.of(self._all, self._directories)
+        return Snapshot.of(self._all, self._found.directories)
 
     def candidates(self, *, workers: int) -> Candidates:
         """Return what may be samples, and warn once of what is left out. Raises as `samples`
         does."""
-        if self._found is None:
-            self._found = self._of(self.files, workers=workers, is_reported=True)
-        return self._found
+        if self._candidates is None:
+            self._candidates = self._of(self.files, workers=workers, is_reported=True)
+        return self._candidates
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
@@ -99,7 +91,7 @@ class SpanListing(ABC):
 
     def _of(self, files: Sequence[Entry], *, workers: int, is_reported: bool = False) -> Candidates:
         samples = self.samples(files, workers=workers).without_rejected()
-        samples = replace(samples, quarantined=[*self._quarantined, *samples.quarantined])
+        samples = replace(samples, quarantined=[*self._found.quarantined, *samples.quarantined])
         if is_reported:
             samples.report(self.origin.url)
         return samples.candidates(self.given, url=self.origin.url)

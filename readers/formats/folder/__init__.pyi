@@ -1,5 +1,5 @@
-from .folder_files import FolderListing as FolderListing, list_folder as list_folder
 from .folder_files import changed_directories as changed_directories
+from .folder_files import list_folder as list_folder
 from .folder_listing import with_masks as with_masks
 from .folder_format import FolderFormat as FolderFormat
 from .listed_samples import ListedTable as ListedTable, listed_samples as listed_samples

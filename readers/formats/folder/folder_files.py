@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import is_passed_over, printable, unsafe_reason
+from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.origin import (
     Entry,
     LocalFolder,
@@ -27,21 +27,8 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderListing:
-    """All files of a folder.
-
-    files: sorted by name, as bytes. directories: modification time in ns of each local directory,
-    by name. quarantined: entries that can't be files of a sample.
-    """
-
-    files: list[Entry]
-    directories: Mapping[bytes, int]
-    quarantined: list[QuarantineEntry]
-
-
-def list_folder(origin: Origin) -> FolderListing:
-    """List all files of a folder, or those that a URL names.
+def list_folder(origin: Origin) -> DatasetFiles:
+    """List all files of a folder, sorted by name as bytes, or those that a URL names.
 
     Raises DatasetNotFoundError (the folder is missing or empty), ConfigError (it is a file),
     FetchError, DatasetError (a directory can't be listed).
@@ -52,19 +39,18 @@ def list_folder(origin: Origin) -> FolderListing:
         if origin.selection.is_one:
             raise ConfigError(not_a_folder_message(origin.url))
         found = origin.top(bool).entries
-    elif isinstance(origin, LocalFolder):
-        found = list(_walk_local(origin, directories, quarantined))
     elif isinstance(origin, RemoteFolder):
         found = list(_walk_remote(origin, quarantined))
     else:
-        raise TypeError(f"unknown origin {origin!r}")
+        assert isinstance(origin, LocalFolder)
+        found = list(_walk_local(origin, directories, quarantined))
     if not found and not quarantined:
         raise DatasetNotFoundError(
             f"{origin.url}: the folder is empty. Wanted images, in one sub-folder for each class "
             "or directly in it."
         )
-    return FolderListing(
-        files=sorted(found, key=lambda file: file.name),
+    return DatasetFiles(
+        entries=sorted(found, key=lambda file: file.name),
         directories=directories,
         quarantined=sorted(quarantined, key=lambda q: q.name),
     )
@@ -75,10 +61,8 @@ def _walk_local(
 ) -> Iterator[Entry]:
     try:
         root = os.stat(origin.root)
-    except (FileNotFoundError, NotADirectoryError):
-        raise DatasetNotFoundError(not_found_message(printable(origin.root))) from None
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise DatasetNotFoundError(not_found_message(printable(origin.root))) from None
         raise cannot_examine(origin.root, error, is_folder=True) from error
     if not stat.S_ISDIR(root.st_mode):

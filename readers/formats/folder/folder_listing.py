@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.folder.folder_files import FolderListing
     from penstock.readers.formats.folder.listed_samples import ListedTable
+    from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.span_samples import SpanSamples
     from penstock.readers.origin import Entry, Origin
 
@@ -57,25 +57,24 @@ _NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
 class FolderFiles(SpanListing):
     """The listed files of a folder."""
 
-    def __init__(self, origin: Origin, listing: FolderListing) -> None:
+    def __init__(self, origin: Origin, found: DatasetFiles) -> None:
         """Find the user's table. Raises ConfigError (it doesn't exist), FetchError."""
-        files, directories = listing.files, dict(listing.directories)
-        self._listing = listing
+        files = found.entries
+        self._found_folders = found.directories
         self._manifest = _manifest_entry(origin) if origin.arrangement.manifest else None
         self._metadata = [f for f in files if f.name.rpartition(b"/")[2] in METADATA]
-        if directories:
-            directories |= {table.name: table.mtime_ns for table in self._tables(origin)}
+        if found.directories:
+            times = {table.name: table.mtime_ns for table in self._tables(origin, files)}
+            found = replace(found, directories={**found.directories, **times})
         is_apart = self._manifest is not None and self._manifest not in files
         listed = [*files, self._manifest] if is_apart and self._manifest else files
-        super().__init__(
-            origin, files, listed=listed, directories=directories, quarantined=listing.quarantined
-        )
+        super().__init__(origin, found, listed=listed)
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return all samples. Reads tables and JSON files."""
         return with_masks(self._samples(files, workers=workers), self.given)
 
-    def _tables(self, origin: Origin) -> list[Entry]:
+    def _tables(self, origin: Origin, files: Sequence[Entry]) -> list[Entry]:
         """Return the files that are read for the index, and texts, which people edit in place."""
         if self._manifest is not None:
             return [self._manifest]
@@ -83,7 +82,7 @@ class FolderFiles(SpanListing):
             return []
         if origin.arrangement.manifest is None and self._metadata:
             return self._metadata
-        edited = [file for file in self._listing.files if file.name.endswith(_EDITED)]
+        edited = [file for file in files if file.name.endswith(_EDITED)]
         return edited[:_MAX_TIMED_FILES]
 
     def _samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
@@ -143,7 +142,7 @@ class FolderFiles(SpanListing):
         if self.origin.selection is not None:
             return []
         if self.origin.is_local:  # without links that lead back
-            return [name for name in self._listing.directories if name and b"/" not in name]
+            return [name for name in self._found_folders if name and b"/" not in name]
         return [name for name in self.origin.names().folders if not is_passed_over(name)]
 
 

@@ -16,7 +16,7 @@ from penstock.readers.formats.npy.npy_pieces import read_notes
 
 if TYPE_CHECKING:
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.files_format import DatasetFiles
+    from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.origin import Origin
 
 _FILE_TABLES = frozenset((b"metadata.csv", b"metadata.jsonl", b"metadata.parquet"))

@@ -26,7 +26,7 @@ from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
-from penstock.readers.formats.files_format import DatasetFiles
+from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
 from penstock.readers.formats.tables.column_choice import (
     choose_columns,

@@ -85,8 +85,8 @@ class TarFormat(FilesFormat):
         """
         from penstock.readers.formats.tar.tar_listing import TarListing  # not for recognising
 
-        archives = self.files(origin).entries
-        for entry in archives:
+        archives = self.files(origin)
+        for entry in archives.entries:
             name, shown = entry.name.lower(), printable(entry.name)
             for _, suffixes, kind, command in COMPRESSED:
                 if name.endswith(suffixes):

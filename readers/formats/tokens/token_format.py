@@ -15,7 +15,7 @@ import numpy as np
 from penstock.readers.fieldtypes import RaggedColumn
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
-from penstock.readers.formats.files_format import DatasetFiles
+from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,

@@ -10,7 +10,7 @@ from penstock.cache import MissingDependencyError
 from penstock.readers.formats.array_reader import ArrayReader
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
-from penstock.readers.formats.files_format import DatasetFiles
+from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.zarr.zarr_codecs import decoder_of
 from penstock.readers.formats.zarr.zarr_fields import choose_fields
 from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, Hierarchy, in_parallel

@@ -12,25 +12,26 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
 from penstock.readers.files import printable, unsafe_reason
-from penstock.readers.formats.folder import FolderListing, changed_directories, list_folder
+from penstock.readers.formats.folder import changed_directories, list_folder
 from penstock.readers.origin import LocalFolder, Scratch, locate
 from tests.images import write_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.readers.formats import DatasetFiles
     from penstock.readers.origin import Url
 
 
-def listing(url: Url, tmp_path: Path) -> FolderListing:
+def listing(url: Url, tmp_path: Path) -> DatasetFiles:
     return list_folder(locate(url, storage_options=None, scratch=Scratch(tmp_path / "cache")))
 
 
-def names(found: FolderListing) -> list[bytes]:
-    return [file.name for file in found.files]
+def names(found: DatasetFiles) -> list[bytes]:
+    return [file.name for file in found.entries]
 
 
-def reasons(found: FolderListing) -> dict[bytes, str]:
+def reasons(found: DatasetFiles) -> dict[bytes, str]:
     return {q.name: q.reason for q in found.quarantined}
 
 
@@ -110,7 +111,7 @@ def test_a_remote_folder_lists_as_a_local_one(tmp_path: Path) -> None:
         memory.pipe(f"/lists/{name}", data)
     remote = listing("memory://lists", tmp_path)
     assert names(remote) == names(local)
-    assert [f.size_bytes for f in remote.files] == [f.size_bytes for f in local.files]
+    assert [f.size_bytes for f in remote.entries] == [f.size_bytes for f in local.entries]
     assert reasons(remote) == reasons(local)
 
 

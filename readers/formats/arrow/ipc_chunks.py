@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.arrow.ipc_metadata import CODECS
-from penstock.readers.formats.tables import max_decoded_bytes, values_table
+from penstock.readers.formats.tables import inside_structs, max_decoded_bytes, values_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -249,10 +249,12 @@ def decode_chunk(
     dictionary. tensor: how its tensors are stored. Raises ValueError for damage.
     """
     array = _array(*stored)
-    if dictionary:
-        values = pa.concat_arrays([_array(*each) for each in dictionary])
-        array = _with_dictionary(array, stored[2], values, parts)
+    values = [_array(*each) for each in dictionary]
     try:
+        if values:
+            # Rows whose struct is null may have an index outside of the dictionary.
+            indices, parts = inside_structs(array, parts), ()
+            array = pa.DictionaryArray.from_arrays(indices, pa.concat_arrays(values), safe=True)
         return values_table(type, array, parts, tensor)
     except pa.ArrowException as error:
         raise ValueError(f"its values can't be read ({str(error)[:200]})") from error
@@ -268,20 +270,3 @@ def _array(data: Encoded, chunk: ColumnChunk, arrow: Any) -> Any:
             raise
         raise ValueError(f"its bytes are damaged ({str(error)[:200]})") from error
     return array
-
-
-def _with_dictionary(array: Any, arrow: Any, values: Any, parts: Sequence[str]) -> Any:
-    """Return an array whose innermost part is a dictionary array instead of its indices."""
-    if parts:
-        inside = arrow.field(0)
-        # Without the nulls of the struct: an index under one may be outside of the dictionary.
-        (below,) = array.flatten()
-        child = _with_dictionary(below, inside.type, values, parts[1:])
-        mask = array.is_null() if array.null_count else None
-        return pa.StructArray.from_arrays(
-            [child], fields=[pa.field(inside.name, child.type)], mask=mask
-        )
-    try:
-        return pa.DictionaryArray.from_arrays(array, values, safe=True)
-    except pa.ArrowException as error:
-        raise ValueError(f"it has indices beyond its dictionary ({str(error)[:200]})") from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, unfit_numbers
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, unfit_numbers
 from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
 from penstock.readers.types import Rejection
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import ArrayForm, FieldType
+    from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
@@ -44,7 +44,7 @@ def values_table(
     column: an Arrow array or chunked array. parts: the names that lead through structs to the
     values. tensor: how its tensors are stored. Raises ValueError if the types don't fit.
     """
-    array = _inside(column, parts)
+    array = inside_structs(column, parts)
     dtype, form = type.number, type.form
     if dtype is not None:
         return _numbers(type, array, dtype)
@@ -53,7 +53,7 @@ def values_table(
     return pa.table({VALUES: _bytes(array)})
 
 
-def _inside(column: Any, parts: Sequence[str]) -> Any:
+def inside_structs(column: Any, parts: Sequence[str]) -> Any:
     """Return the array inside structs, which is null if one of these is."""
     array = _combined(column) if isinstance(column, pa.ChunkedArray) else column
     for part in parts:
@@ -493,30 +493,28 @@ class RaggedRows:
     def __init__(self, count: int, form: ArrayForm) -> None:
         self._form = form
         self._rest = form.rest if form.shape[0] is None else None
-        self._shapes = np.zeros((count, len(form.shape)), np.int64)
-        self._samples: list[NDArray[Any]] = [np.empty(0, form.dtype)] * count
+        rest = (0,) * (len(form.shape) - 1) if self._rest is None else self._rest
+        self._samples = [np.empty((0, *rest), form.dtype)] * count
 
     def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
         """Add some rows of a table at their places. array: its values."""
-        numbers = raw_numbers(array.values)
-        if self._form.dtype.kind == "b":
-            numbers = numbers.view(np.bool_)
-        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset :]
-        starts, ends = offsets[rows].tolist(), offsets[rows + 1].tolist()
-        for place, start, end in zip(here.tolist(), starts, ends, strict=True):
-            self._samples[place] = numbers[start:end]
-        if SHAPES in table.column_names:
-            shapes = _combined(table.column(SHAPES))
-            lengths = raw_numbers(shapes.values).reshape(-1, self._shapes.shape[1])
-            self._shapes[here] = lengths[shapes.offset + rows]
+        width = math.prod(self._rest or ()) or 1
+        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset :] // width
+        numbers = raw_numbers(array.values).view(self._form.dtype)
+        numbers = numbers.reshape(len(numbers) // width, *(self._rest or ()))
+        shapes: Sequence[Any] = ()
+        if self._rest is None:
+            stored = _combined(table.column(SHAPES))
+            lengths = raw_numbers(stored.values).reshape(-1, len(self._form.shape))
+            shapes = lengths[stored.offset + rows].tolist()
+        places = zip(here.tolist(), offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
+        for number, (place, start, end) in enumerate(places):
+            sample = numbers[start:end]
+            self._samples[place] = sample.reshape(shapes[number]) if shapes else sample
 
     def blank(self, here: Ints) -> None:
         """Do nothing: samples that aren't added are empty."""
 
-    def column(self) -> RaggedColumn:
+    def column(self) -> Column:
         """Return the samples as a column."""
-        flat = np.concatenate([np.empty(0, self._form.dtype), *self._samples])
-        offsets = _offsets(np.array([len(sample) for sample in self._samples], np.int64))
-        if self._rest is None:
-            return RaggedColumn(flat, offsets, self._shapes)
-        return RaggedColumn(flat.reshape(-1, *self._rest), offsets // max(1, math.prod(self._rest)))
+        return self._form.column(self._samples)

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 class ParquetFile(TableFile):
     """The footer of a file, with the columns of its schema.
 
-    leaves: the leaves below each path of the schema, by number; files of one schema share them.
+    leaves: the leaves below each path of the schema, by number. forms: the forms of chunks that
+    were needed before. Files of one schema share both.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class ParquetFile(TableFile):
         footer: Footer,
         columns: Mapping[str, ArrowColumn],
         leaves: Mapping[tuple[str, ...], list[int]],
+        forms: dict[tuple[int, int, bytes], ChunkForm],
     ) -> None:
         self.entry, self.columns, self.checksum = entry, columns, footer.checksum
         self.rows, self.sizes = footer.rows, footer.chunks[:, :, SIZE].sum(axis=1)
-        self._footer, self._leaves = footer, leaves
+        self._footer, self._leaves, self._forms = footer, leaves, forms
 
     def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
         """Return the chunks of a column of this file."""
@@ -84,24 +86,26 @@ class ParquetFile(TableFile):
             nulls[:] = 0
         elif leaf.is_flat and column.in_dictionary and len(column.path) > 1:
             nulls[:] = -1  # pyarrow's writer doesn't count the nulls of structs around a dictionary
-        forms = {
-            codec: ChunkForm(
-                path=leaf.path,
-                elements=leaf.elements,
-                physical=leaf.physical,
-                parts=len(column.path),
-                writer=footer.writer,
-                codec=codec,
-                is_flat=leaf.is_flat,
-                has_levels=not leaf.is_required,
-                tensor=column.tensor,
-            )
-            for codec in set(numbers[:, CODEC].tolist())
-        }
+        forms = []
+        for codec in numbers[:, CODEC].tolist():
+            key = found[0], codec, footer.writer
+            if key not in self._forms:
+                self._forms[key] = ChunkForm(
+                    path=leaf.path,
+                    elements=leaf.elements,
+                    physical=leaf.physical,
+                    parts=len(column.path),
+                    writer=footer.writer,
+                    codec=codec,
+                    is_flat=leaf.is_flat,
+                    has_levels=not leaf.is_required,
+                    tensor=column.tensor,
+                )
+            forms.append(self._forms[key])
         return ColumnChunks(
             starts=numbers[:, START],
             sizes=numbers[:, SIZE],
-            forms=[forms[codec] for codec in numbers[:, CODEC].tolist()],
+            forms=forms,
             note=lambda unit: list(numbers[unit, VALUES : NULLS + 1].tolist()),
             nulls=nulls,
             nulls_inside=(nulls != 0) & (not leaf.is_flat),
@@ -175,14 +179,14 @@ class ParquetFormat(TableFormat):
         """Yield the footers of files."""
         known: dict[bytes, tuple[Leaf, ...]] = {}
         # By the schema and its metadata as Thrift, which most files of a dataset share.
-        schemas: dict[tuple[bytes, bytes], tuple[Any, Any]] = {}
+        schemas: dict[tuple[bytes, bytes], tuple[Any, Any, Any]] = {}
         for entry, tail in read_ends(origin, files, footer_bytes, workers=workers):
             with refusing(entry):
                 data = tail[-footer_bytes(tail, entry.size_bytes) : -TAIL_BYTES]
                 footer = parse_footer(data, entry.size_bytes, known)
                 key = footer.schema, footer.keys
                 if key not in schemas:
-                    schemas[key] = _columns(footer, entry), _leaves_by_path(footer)
+                    schemas[key] = _columns(footer, entry), _leaves_by_path(footer), {}
             yield ParquetFile(entry, footer, *schemas[key])
 
     def reader(self, shard: ChunkedShardFacts) -> ParquetReader:

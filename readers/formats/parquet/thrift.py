@@ -129,17 +129,16 @@ class ThriftReader:
 
     def unsigned(self) -> int:
         """Read a number without a sign."""
-        value = self._byte()
-        if value < 128:  # most numbers are small
-            return value
-        value, shift, byte = value & 127, 7, 128
-        while byte > 127:
-            if shift > 63:
-                raise ValueError("it has a number of more than 64 bits")
-            byte = self._byte()
+        data, at, value, shift = self._data, self.at, 0, 0
+        while at < len(data) and shift < 70:
+            byte = data[at]
+            at += 1
             value |= (byte & 127) << shift
+            if byte < 128:
+                self.at = at
+                return value
             shift += 7
-        return value
+        raise ValueError("it ends inside a number, or the number has more than 64 bits")
 
     def _signed(self) -> int:
         value = self.unsigned()

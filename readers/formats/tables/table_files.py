@@ -276,8 +276,11 @@ class _Table:
                 continue
             stored.append(chunks)
             rows += int(file.rows.sum())
-            uncounted, inside = (chunks.nulls < 0) & ~chunks.nulls_inside, chunks.nulls_inside
-            suspect = uncounted | ((inside | is_nested) & (form is not None))
+            suspect = uncounted = chunks.nulls < 0
+            inside = chunks.nulls_inside
+            if form is not None:
+                uncounted = uncounted & ~inside
+                suspect = uncounted | inside | is_nested
             for unit in np.flatnonzero(suspect & (file.rows > 0)).tolist():
                 total += int(chunks.sizes[unit])
                 # On a remote store only one chunk of lists: each further one is a request.

@@ -314,16 +314,16 @@ class _Table:
             draft.add(self._files[number], [chunks], unit, unit + 1)
         shard = draft.shard()
         extents = shard.extents
-        reader = self._format.reader(
-            ChunkedShardFacts(
-                schema=schema,
-                samples=shard.samples,
-                extents=extents,
-                units=np.array(shard.units, np.int64),
-                files=[entry.name for entry in shard.files],
-                notes=shard.notes,
-            )
+        facts = ChunkedShardFacts(
+            schema=schema,
+            samples=shard.samples,
+            extents=extents,
+            units=np.array(shard.units, np.int64),
+            files=[entry.name for entry in shard.files],
+            notes=shard.notes,
         )
+        with refusing(shard.files[0]):
+            reader = self._format.reader(facts)
         wanted = [reader.extents(unit, column.name) for unit in range(len(places))]
         numbers = np.concatenate(wanted)
         rows = (extents.files[numbers], extents.starts[numbers], extents.sizes[numbers])

@@ -24,7 +24,7 @@ from penstock.readers.fieldtypes import (
     stored_fields,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import AUTO, default_fields_of
+from penstock.readers.formats import AUTO
 from penstock.readers.index import DatasetDescription, IndexOpener
 from penstock.readers.origin import Scratch, show
 from penstock.readers.reading import SampleReader
@@ -248,7 +248,7 @@ class Dataset(Source):
                     self._naming = Naming.of(
                         index.schema, opener.renames, self._renames, url=self.url
                     )
-                    names = self._names or default_fields_of(index.format, index.schema)
+                    names = self._names or index.format.default_fields(index.schema)
                     is_named = self._names is not None
                     fields = check_selection(
                         names,
@@ -601,6 +601,6 @@ def contents_of(index: Index) -> Contents:
         units=index.units,
         unit_bytes=_unit_bytes(index),
         longest=index.longest,
-        is_encoded=getattr(index.format, "is_encoded", False),
+        is_encoded=index.format.is_encoded,
         max_pixels=index.max_pixels,
     )

@@ -32,13 +32,12 @@ from .dataset_arguments import WindowArgument as WindowArgument
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
 from .dataset_arguments import renamed_arrangement as renamed_arrangement
 from .extents import ChunkedShard as ChunkedShard, Extents as Extents
-from .format import Format as Format, Indexing as Indexing, Listing as Listing
+from .format import Format as Format, Listing as Listing
 from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
-from .format import SpanFormat as SpanFormat, default_fields_of as default_fields_of
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK
 from .format_registry import check_format as check_format, format_named as format_named
 from .format_registry import format_names as format_names, formats as formats
-from .format_registry import indexing_of as indexing_of, is_format as is_format
+from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
 from .kept_chunks import KeptChunks as KeptChunks

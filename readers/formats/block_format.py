@@ -97,7 +97,7 @@ class BlockFormat(ChunkFormat):
         del origin
         return True
 
-    def stored_fields(self, schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
+    def stored_fields(self, schema: Schema, fields: tuple[str, ...]) -> tuple[str, ...]:
         """Return the first field, for which the index records the bytes of all."""
         return tuple(schema)[:1] if fields else ()
 

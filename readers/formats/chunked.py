@@ -243,15 +243,9 @@ class ChunkedDataset:
 
 
 class ChunkFormat(FilesFormat):
-    """The base of formats in chunks.
-
-    may_lack_objects: True if a missing file stands for fill values (Zarr). is_encoded: True if
-    samples that can be read singly are decoded too, which uses a core.
-    """
+    """The base of formats in chunks."""
 
     least_sample_bytes: ClassVar[int] = 0
-    may_lack_objects: ClassVar[bool] = False
-    is_encoded: ClassVar[bool] = False
 
     @abstractmethod
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
@@ -267,12 +261,6 @@ class ChunkFormat(FilesFormat):
         Raises CorruptShardError, or ValueError, TypeError, KeyError or IndexError if the facts
         contradict each other: they come from a file that may be damaged.
         """
-
-    def stored_fields(self, schema: Schema, fields: Sequence[str]) -> tuple[str, ...]:
-        """Return the fields whose extents hold the bytes of some fields: these themselves, unless
-        extents hold several fields."""
-        del schema
-        return tuple(fields)
 
     # -- common code
 

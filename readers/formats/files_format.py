@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.format import DatasetFiles, Indexing, SpanFormat
+from penstock.readers.formats.format import DatasetFiles, Format
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,29 +21,22 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
 
 
-class FilesFormat(SpanFormat, Indexing, ABC):
+class FilesFormat(Format, ABC):
     """The base of formats whose datasets are files of one kind.
 
     Its files are listed whenever a dataset is opened, and if a name, size or time changed, all are
     indexed again.
 
-    name: as in `format=`. extensions: of the names of its files, in lower case, without the dot.
+    extensions: of the names of its files, in lower case, without the dot.
     in_folders: True if files in subfolders belong to the dataset.
     """
 
-    name: ClassVar[str]
     extensions: ClassVar[frozenset[str]] = frozenset()
     in_folders: ClassVar[bool] = False
-    keeps_facts: ClassVar[bool] = False
 
     @abstractmethod
     def list(self, origin: Origin) -> Listing:
         """List the files. Raises as `files` does."""
-
-    @property
-    def indexing(self) -> Indexing:
-        """Return the format itself, which lists its datasets."""
-        return self
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if such files lie at the root, or if the user selected only such files."""

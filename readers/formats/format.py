@@ -1,7 +1,7 @@
 """Define what a dataset format is: a frozen description and three duties.
 
 - *Recognise and list*: decide whether a dataset has the format, and list its files
-  (`Format.recognises`, `Indexing.list`, `Listing.candidates`).
+  (`Format.recognises`, `Format.list`, `Listing.candidates`).
 - *Index a shard*: locate and describe its samples (`Candidates`); an index records the result in a
   `Sidecar`.
 - *Read rows*: open a shard, from local files or from a blob of the cache (`Format.opener`,
@@ -9,14 +9,14 @@
 
 Everything else (building, reusing and repairing an index, the cache, checksums, packing) is common
 code in the packages above. To add a format, add a module or package to this folder and a line to
-`format_registry.py`. `SpanFormat` is the base of formats whose samples are byte ranges that a
-sidecar locates.
+`format_registry.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -121,68 +121,6 @@ class Listing(Protocol):
         """
 
 
-class Indexing(Protocol):
-    """The protocol that lists a dataset for an index, for formats that don't carry one.
-
-    keeps_facts: True if an updated index reuses the facts that it has recorded about unchanged
-    files. Statistics that need every file's bytes aren't computed then.
-    """
-
-    keeps_facts: ClassVar[bool]
-
-    def list(self, origin: Origin) -> Listing:
-        """List the files of the dataset. Raises DatasetNotFoundError, ConfigError, DatasetError or
-        FetchError."""
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        """Return True if an index of this snapshot is up to date: by default, if the files are the
-        same. A format with a cheaper check doesn't call `listing`."""
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
-
-
-class Format(Protocol):
-    """The protocol of one dataset format.
-
-    name: as in `format=` and in manifests. least_sample_bytes: the fewest bytes that a sample takes
-    in its shard. is_file_per_sample: True if each sample is a file or object of its own that is
-    read whole; otherwise samples are views of a mapped shard. sampling: the arguments of
-    `dataset_arguments.Sampling` that it uses. indexing: None if the dataset carries its index.
-    """
-
-    name: ClassVar[str]
-    least_sample_bytes: ClassVar[int]
-    is_file_per_sample: ClassVar[bool]
-    sampling: ClassVar[tuple[str, ...]]
-    indexing: ClassVar[Indexing | None]
-
-    def recognises(self, origin: Origin) -> bool:
-        """Return True if a dataset has this format, judged by the files at its root. Raises
-        ConfigError if they don't decide it, DatasetError or FetchError."""
-
-    def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the object that opens a shard. sidecar: reads the shard's sidecar; raises as
-        ShardOpener does."""
-
-    def blob_key(
-        self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
-    ) -> str:
-        """Return the key of a shard's blob in a cache.
-
-        It is derived without I/O, from the shard's row of the manifest alone, so that all processes
-        and nodes derive the same key.
-        """
-
-
-def default_fields_of(format: Format, schema: Schema) -> tuple[str, ...] | None:
-    """Return the fields that a format chooses for a batch if the user chose none; None if it makes
-    no choice."""
-    choose = getattr(format, "default_fields", None)
-    return None if choose is None else choose(schema)
-
-
 _IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
@@ -193,13 +131,46 @@ def identity_of(name: bytes) -> str | None:
     return None if found is None else found[1].decode()
 
 
-class SpanFormat:
-    """The base of formats whose samples are spans: a sidecar records all that is needed to read
-    them."""
+class Format(ABC):
+    """The base of dataset formats. By default, a sidecar records all that is needed to read a
+    shard.
 
+    name: as in `format=` and in manifests. least_sample_bytes: the fewest bytes that a sample takes
+    in its shard. is_file_per_sample: True if each sample is a file or object of its own that is
+    read whole; otherwise samples are views of a mapped shard. has_own_index: True if the dataset
+    carries its index. keeps_facts: True if an updated index reuses the facts that it has recorded
+    about unchanged files; statistics that need every file's bytes aren't computed then.
+    may_lack_objects: True if a missing file stands for fill values. is_encoded: True if samples of
+    arrays that can be read singly are decoded, which uses a core. sampling: the arguments of
+    `Sampling` that the format uses.
+    """
+
+    name: ClassVar[str]
     least_sample_bytes: ClassVar[int] = 1
     is_file_per_sample: ClassVar[bool] = False
+    has_own_index: ClassVar[bool] = False
+    keeps_facts: ClassVar[bool] = False
+    may_lack_objects: ClassVar[bool] = False
+    is_encoded: ClassVar[bool] = False
     sampling: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def recognises(self, origin: Origin) -> bool:
+        """Return True if a dataset has this format, judged by the files at its root. Raises
+        ConfigError if they don't decide it, DatasetError or FetchError."""
+
+    def list(self, origin: Origin) -> Listing:
+        """List the files of a dataset that doesn't carry its index. Raises DatasetNotFoundError,
+        ConfigError, DatasetError or FetchError."""
+        raise TypeError(f"{origin.url}: {self.name} datasets carry their index")
+
+    def is_current(
+        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
+    ) -> bool:
+        """Return True if an index of this snapshot is up to date: by default, if the files are the
+        same. A format with a cheaper check doesn't call `listing`."""
+        del origin
+        return listing().snapshot().fingerprint == snapshot.fingerprint
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
         """Return the fields of a batch if the user chose none; None for the default of all
@@ -213,15 +184,28 @@ class SpanFormat:
         del origin
         return False
 
+    def stored_fields(self, schema: Schema, fields: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the fields for which the index records the bytes of some fields: these themselves,
+        unless one chunk holds several."""
+        del schema
+        return fields
+
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the sidecar, which locates the files and opens the shard."""
+        """Return the object that opens a shard: by default the sidecar, which locates its files.
+
+        sidecar: reads it; raises as ShardOpener does.
+        """
         del entry
         return sidecar()
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """Return a key made from the identity of the shard's file, or from the sidecar's checksum.
+        """Return the key of a shard's blob in a cache, made from the identity of its file, or from
+        the sidecar's checksum.
+
+        It is derived without I/O, from the shard's row of the manifest alone, so that all processes
+        and nodes derive the same key.
 
         The sidecar's name contains the identity of a file that is a shard, so this is the key under
         which the file was fetched before it had an index. If a shard has several files, the

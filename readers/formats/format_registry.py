@@ -17,16 +17,16 @@ from collections import Counter
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.readers.files import extension, is_passed_over
+from penstock.readers.formats.format import Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import EntryPoint
 
-    from penstock.readers.formats.format import Format, Indexing
     from penstock.readers.origin import Origin
 
 AUTO = "auto"
@@ -72,8 +72,6 @@ _MODULES = {
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }
-_METHODS = ("recognises", "opener", "blob_key")
-_FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "sampling", "indexing")
 
 
 @cache
@@ -119,15 +117,16 @@ def _load_external(point: EntryPoint) -> Format:
             f"{label}: fails when it is imported ({type(error).__name__}: {error}). Report "
             "it to its authors, or uninstall it."
         ) from error
-    found: Format = getattr(loaded, "FORMAT", loaded)
-    missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
-    missing += [name for name in _FACTS if not hasattr(found, name)]
-    if missing or found.name != point.name:
-        why = f"lacks {', '.join(missing)}" if missing else f"calls itself {found.name!r}"
+    found: Any = getattr(loaded, "FORMAT", loaded)
+    is_format = isinstance(found, Format)
+    if not is_format or found.name != point.name:
+        why = f"calls itself {found.name!r}" if is_format else f"is {type(found).__name__}"
         raise ConfigError(
-            f"{label}: isn't a valid format: it {why}. See penstock.readers.formats.format.Format."
+            f"{label}: isn't a valid format: it {why}. Expected an object of a subclass of "
+            "penstock.readers.formats.Format with this name."
         )
-    return found
+    valid: Format = found
+    return valid
 
 
 def formats(origin: Origin | None = None) -> Iterator[Format]:
@@ -152,14 +151,14 @@ def shows_own_index(origin: Origin) -> bool:
     """Return True if the dataset shows traces of a format that carries its index, complete or
     not."""
     unmarked = (format_named(name) for name, ours in _MODULES.items() if not ours.marks)
-    return any(format.recognises(origin) for format in unmarked if format.indexing is None)
+    return any(format.recognises(origin) for format in unmarked if format.has_own_index)
 
 
 def recognised_format(origin: Origin) -> Format:
     """Return the format of a dataset that doesn't carry its index. Formats of other packages are
     loaded only if no built-in format recognises it for sure. Raises ConfigError if the names of the
     files suggest several formats, or none."""
-    ours = [format for format in formats(origin) if format.indexing is not None]
+    ours = [format for format in formats(origin) if not format.has_own_index]
     found: list[Format] = []
     for format in ours:
         if format.name == FALLBACK or not format.recognises(origin):
@@ -214,10 +213,3 @@ def check_format(format: str) -> None:
     """Raise ConfigError for a name that `format=` doesn't accept."""
     if format not in _MODULES and format not in format_names():
         raise ConfigError(f"format: got {format!r}, wanted one of {list(format_names())}.")
-
-
-def indexing_of(format: Format) -> Indexing:
-    """Return the indexing of a format whose datasets don't carry an index."""
-    if format.indexing is None:
-        raise TypeError(f"{format.name}: the datasets of this format carry their index")
-    return format.indexing

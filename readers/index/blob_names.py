@@ -53,7 +53,7 @@ class BlobNames:
         else:
             sums = manifest.sums(shard)
             key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
-        if manifest.format.indexing is None:
+        if manifest.format.has_own_index:
             # No version: the fill records the etag of the first answer, and the sums are checked.
             segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
             return BlobSource(

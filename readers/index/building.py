@@ -16,13 +16,7 @@ import numpy as np
 from penstock.cache import DatasetError, DatasetNotFoundError, ordered
 from penstock.readers.fieldtypes import Settling, verify_for
 from penstock.readers.files import ProgressReporter, make_folder, printable, write_bytes
-from penstock.readers.formats import (
-    FieldSummary,
-    indexing_of,
-    join_ranges,
-    make_chunked_sidecar,
-    make_sidecar,
-)
+from penstock.readers.formats import FieldSummary, join_ranges, make_chunked_sidecar, make_sidecar
 from penstock.readers.index.candidate_checks import (
     CheckList,
     check_here,
@@ -51,7 +45,6 @@ if TYPE_CHECKING:
         Candidates,
         ChunkedShard,
         Format,
-        Indexing,
         SampleLayout,
         ShardSummary,
         Sidecar,
@@ -139,11 +132,6 @@ class IndexBuilder:
     progress: Progress | None = None
     executor: IndexWorkers | None = None
 
-    @property
-    def indexing(self) -> Indexing:
-        """Return the indexing of the format."""
-        return indexing_of(self.format)
-
     def build(
         self,
         candidates: Candidates,
@@ -196,7 +184,7 @@ class IndexBuilder:
             schema=settling.schema(),
             quarantined=len(quarantined),
             # If facts of files are kept, the names of the files identify the dataset.
-            source="" if self.indexing.keeps_facts else self.origin.url,
+            source="" if self.format.keeps_facts else self.origin.url,
             arrangement=self.origin.variant,
             directories=noted_directories(snapshot),
             listing=snapshot.fingerprint,
@@ -299,7 +287,7 @@ class IndexBuilder:
             candidates=candidates,
             positions=unread,
             before=prior.before,
-            counts_progressive=not self.indexing.keeps_facts,
+            counts_progressive=not self.format.keeps_facts,
         )
         if self.executor is None:
             decoder = self._decoder(candidates)

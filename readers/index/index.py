@@ -69,7 +69,7 @@ class IndexShards:
         if origin.remote is not None:
             from penstock.readers.index.blob_names import BlobNames
 
-            may_lack = getattr(manifest.format, "may_lack_objects", False)
+            may_lack = manifest.format.may_lack_objects
             self._blobs = BlobNames(
                 cast("RemoteFolder", origin),
                 manifest,
@@ -160,7 +160,7 @@ class IndexShards:
         """Return True if the shard can be opened without a request to the remote."""
         if self.remote is None:
             return True
-        if self._manifest.format.indexing is None:
+        if self._manifest.format.has_own_index:
             return self.remote.is_whole(self.source(shard))
         return self._sidecars.are_local
 
@@ -302,7 +302,7 @@ class Index:
     @property
     def is_self_contained(self) -> bool:
         """Return True if the dataset carries this index, as a pack does."""
-        return self.format.indexing is None
+        return self.format.has_own_index
 
     @property
     def samples(self) -> int:
@@ -418,8 +418,7 @@ class Index:
         prefetched and cached."""
         if not self.manifest.is_of_chunks:
             return self
-        stored = getattr(self.format, "stored_fields", None)
-        kept = fields if stored is None else stored(self.schema, fields)
+        kept = self.format.stored_fields(self.schema, fields)
         return replace(
             self, shard_bytes=self.manifest.bytes_of(kept), shards=self.shards.keeping(kept)
         )

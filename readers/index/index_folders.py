@@ -77,7 +77,7 @@ def read_index(place: bytes) -> Manifest | None:
 
 
 def _of_no_pack(manifest: Manifest, place: str) -> Manifest:
-    if manifest.format.indexing is None:
+    if manifest.format.has_own_index:
         raise ConfigError(
             f"{place}: this is the folder of a pack's own index, wanted one for an index of other "
             "data. Give another folder as index=."

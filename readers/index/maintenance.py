@@ -133,7 +133,7 @@ class IndexMaintenance:
 
     def _listing(self) -> Listing:
         if self._listed is None:
-            self._listed = self.builder.indexing.list(self.origin)
+            self._listed = self.builder.format.list(self.origin)
         return self._listed
 
     def _read(self, place: bytes) -> Manifest | None:
@@ -157,7 +157,7 @@ class IndexMaintenance:
             fingerprint=about.listing,
             directories={os.fsencode(name): ns for name, ns in about.directories},
         )
-        if self.builder.indexing.is_current(self.origin, snapshot, self._listing):
+        if self.builder.format.is_current(self.origin, snapshot, self._listing):
             return True
         is_other = about.source and about.source != self.origin.url
         if is_other and self.places.index is not None:
@@ -221,7 +221,7 @@ class IndexMaintenance:
     ) -> PriorFacts | None:
         """Return the facts of an existing index about the candidates, or None if none can be
         reused."""
-        if not self.builder.indexing.keeps_facts:
+        if not self.builder.format.keeps_facts:
             return None
         sidecars = Sidecars(manifest, place)
         try:

@@ -385,7 +385,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_bounds("samples", samples, MAX_SHARD_SAMPLES)
     format = manifest.format
     # A shard whose samples are all in tables has no file; chunks of fill values may be absent.
-    has_files = manifest.files > 0 if format.indexing is not None else np.ones(len(samples), bool)
+    has_files = manifest.files > 0 if not format.has_own_index else np.ones(len(samples), bool)
     _check_bounds("bytes", sizes[has_files] + manifest.is_of_chunks, MAX_SHARD_BYTES)
     _check_bounds("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
     _check_bounds("bytes", sizes[~has_files] + 1, 1)
@@ -410,7 +410,7 @@ def check_manifest(manifest: Manifest) -> None:
         _check_field_bytes(manifest, start)
         if are_unsafe(names):
             raise ValueError("a shard's name isn't a path below the dataset")
-        if format.indexing is not None and not all(map(is_sidecar_name, names)):
+        if not format.has_own_index and not all(map(is_sidecar_name, names)):
             raise ValueError("a shard's name isn't a sidecar's")
         seen.update(names)
     if len(seen) != len(samples):

@@ -110,12 +110,12 @@ class IndexOpener:
         )
         if not arrangement.places:
             return opener
-        from penstock.readers.formats import SpanFormat, renamed_arrangement
+        from penstock.readers.formats import renamed_arrangement
 
         try:
             if opener._own_manifest() is None:
                 format = opener.recognise()
-                if not (isinstance(format, SpanFormat) and format.has_default_names(opener.origin)):
+                if not (format.has_default_names(opener.origin)):
                     return opener
         except BaseException:
             opener.origin.close()
@@ -161,12 +161,12 @@ class IndexOpener:
             if shows_own_index(origin):
                 raise
             return None
-        return manifest if manifest.format.indexing is None else None
+        return manifest if manifest.format.has_own_index else None
 
     def _own_manifest(self) -> Manifest | None:
         """Return the manifest of a dataset that carries its index (a pack), None for any other.
         Raises DatasetNotFoundError for an incomplete pack, and the same errors as `open_index`."""
-        if self.format != AUTO and format_named(self.format).indexing is not None:
+        if self.format != AUTO and not format_named(self.format).has_own_index:
             return None
         if self.own is not None:
             self._check_large(self.own)
@@ -228,7 +228,7 @@ class IndexOpener:
             known = None if origin.is_local else self.places.manifest
             return recognised_format(origin) if known is None else known.format
         # Formats of folders can't be chosen for files.
-        if format not in (AUTO, FALLBACK) and format_named(format).indexing is not None:
+        if format not in (AUTO, FALLBACK) and not format_named(format).has_own_index:
             return format_named(format)
         found = recognised_format(origin)
         if format not in (AUTO, found.name):
@@ -279,7 +279,7 @@ class IndexOpener:
 
     def rebuild(self) -> Index:
         """Build the index even if a valid one exists; see `index`."""
-        if self.format != AUTO and format_named(self.format).indexing is None:
+        if self.format != AUTO and format_named(self.format).has_own_index:
             raise ConfigError(
                 f'format: got "{self.format}", the format of packs, but a pack has its own index.'
             )

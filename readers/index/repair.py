@@ -94,7 +94,7 @@ class IndexRepair:
         """Yield the possible sidecars of the shard from its current files."""
         manifest, builder = self._manifest, self._builder
         if self._listing is None:
-            self._listing = builder.indexing.list(builder.origin)
+            self._listing = builder.format.list(builder.origin)
         for candidates, number in self._listing.counterparts(
             shard, manifest.names[shard], total=len(manifest.names), workers=builder.workers
         ):

@@ -150,7 +150,7 @@ class PackFolder:
             raise self._foreign("the folder holds a pack of another version of Penstock") from None
         except DatasetError as error:
             raise self._foreign(str(error).rstrip(".")) from error
-        if manifest.format.indexing is not None:
+        if not manifest.format.has_own_index:
             raise self._foreign("the folder holds images or tar files with their index")
         self._compare(manifest.about.settings)
         for name, size_bytes in zip(manifest.names, manifest.shard_bytes.tolist(), strict=True):

@@ -33,7 +33,6 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import indexing_of
 from penstock.readers.formats.pack import pack_forms, pack_shard
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.packing.pack_plan import (
@@ -149,7 +148,7 @@ class CandidateSource(PackSource):
     ) -> CandidateSource:
         """List the candidates of a dataset of this format."""
         origin, renames = opener.origin, opener.renames
-        listing = indexing_of(format).list(origin)
+        listing = format.list(origin)
         found = listing.candidates(workers=workers)
         if renames:
             naming = Naming.of(found.schema, renames, (), url=origin.url)

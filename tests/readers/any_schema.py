@@ -4,7 +4,7 @@ values, dense and ragged, some that samples lack."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image as Pillow
@@ -24,16 +24,15 @@ from penstock.readers.fieldtypes import (
     Text,
     Value,
 )
-from penstock.readers.formats import MISSING, Candidates, Grouping, Snapshot, SpanFormat, Spans
+from penstock.readers.formats import MISSING, Candidates, Format, Grouping, Snapshot, Spans
 from tests import images
 from tests.files import npy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from penstock.readers.fieldtypes import Column
-    from penstock.readers.formats import Listing
     from penstock.readers.origin import Entry, Origin
 
 SAMPLES = 9
@@ -188,29 +187,16 @@ class _Listing:
         yield self.candidates(workers=workers), number
 
 
-class _Indexing:
-    keeps_facts: ClassVar[bool] = True
-
-    def __init__(self, *, is_file_per_sample: bool) -> None:
-        self._is_file_per_sample = is_file_per_sample
-
-    def list(self, origin: Origin) -> _Listing:
-        entries = origin.top(lambda name: not name.startswith(b".")).entries
-        return _Listing(entries, is_file_per_sample=self._is_file_per_sample)
-
-    def is_current(
-        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
-    ) -> bool:
-        del origin
-        return listing().snapshot().fingerprint == snapshot.fingerprint
-
-
-class Files(SpanFormat):
+class Files(Format):
     """A file a span."""
 
     name = "any-files"
     is_file_per_sample = True
-    indexing = _Indexing(is_file_per_sample=True)
+    keeps_facts = True
+
+    def list(self, origin: Origin) -> _Listing:
+        entries = origin.top(lambda name: not name.startswith(b".")).entries
+        return _Listing(entries, is_file_per_sample=self.is_file_per_sample)
 
     def recognises(self, origin: Origin) -> bool:
         del origin
@@ -222,7 +208,6 @@ class Archives(Files):
 
     name = "any-archives"
     is_file_per_sample = False
-    indexing = _Indexing(is_file_per_sample=False)
 
 
 class _NotedListing(_Listing):
@@ -233,17 +218,14 @@ class _NotedListing(_Listing):
         return replace(found, schema=schema, spans={}, values=values)
 
 
-class _NotedIndexing(_Indexing):
-    def list(self, origin: Origin) -> _Listing:
-        entries = origin.top(lambda name: not name.startswith(b".")).entries
-        return _NotedListing(entries, is_file_per_sample=self._is_file_per_sample)
-
-
 class Noted(Files):
     """Nothing lies in files."""
 
     name = "any-noted"
-    indexing = _NotedIndexing(is_file_per_sample=True)
+
+    def list(self, origin: Origin) -> _Listing:
+        entries = origin.top(lambda name: not name.startswith(b".")).entries
+        return _NotedListing(entries, is_file_per_sample=True)
 
 
 FILES, ARCHIVES, NOTED = Files(), Archives(), Noted()

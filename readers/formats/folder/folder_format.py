@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.formats.file_kinds import kind_of
 from penstock.readers.formats.folder.folder_files import changed_directories, list_folder
-from penstock.readers.formats.format import Indexing, SpanFormat
+from penstock.readers.formats.format import Format
 from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Origin
 
 
-class FolderFormat(SpanFormat, Indexing):
+class FolderFormat(Format):
     """The format of folders of images, in one sub-folder for each class or directly in the root.
 
     The modification times of a local folder's directories show whether files were added or removed,
@@ -47,11 +47,6 @@ class FolderFormat(SpanFormat, Indexing):
         if isinstance(origin, LocalFolder) and origin.selection is None:
             return not changed_directories(origin, snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
-
-    @property
-    def indexing(self) -> Indexing:
-        """Return the format itself, which lists its datasets."""
-        return self
 
     def recognises(self, origin: Origin) -> bool:
         """Return True for a folder, and for images that a URL names.

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.files import OWN_FOLDER
+from penstock.readers.formats.format import Format
 from penstock.readers.formats.pack.pack_shard import PackShard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.byte_source import ShardPlace
-    from penstock.readers.formats.format import Format, Indexing, ShardEntry, ShardOpener
+    from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
 _TRACES = (OWN_FOLDER + b"/pack.json", b"shard-000000.arrow")
 
 
-@dataclass(frozen=True, slots=True)
-class PackFormat:
+class PackFormat(Format):
     """The format of packs: a manifest in the pack's own folder lists its shard files."""
 
     name: ClassVar[str] = "pack"
     least_sample_bytes: ClassVar[int] = 40  # its checksum, source id and name
-    is_file_per_sample: ClassVar[bool] = False
-    sampling: ClassVar[tuple[str, ...]] = ()
-    indexing: ClassVar[Indexing | None] = None
+    has_own_index: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds files that even an unfinished pack has.
@@ -64,4 +62,4 @@ class PackOpener:
         return PackShard(place, self.entry)
 
 
-FORMAT: Format = PackFormat()
+FORMAT = PackFormat()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers import Encoded
-    from penstock.readers.formats import Format, Indexing, OpenShard
+    from penstock.readers.formats import Format, OpenShard
     from penstock.readers.index import Index
     from penstock.readers.origin import Origin
 
@@ -70,7 +70,7 @@ class FormatConformance:
         return format_named(self.name)
 
     def index(self, root: Path) -> Index:
-        place = None if self.format.indexing is None else root.with_name("own-index")
+        place = None if self.format.has_own_index else root.with_name("own-index")
         return open_index(root, index=place, verify=images.verify)
 
     # Recognise and list.
@@ -142,7 +142,7 @@ class FormatConformance:
     def test_blobs_hold_the_same_samples_and_their_keys_follow_from_the_manifest(
         self, root: Path, remote_url: str, tmp_path: Path
     ) -> None:
-        place = None if self.format.indexing is None else tmp_path / "own-index"
+        place = None if self.format.has_own_index else tmp_path / "own-index"
         with Dataset(root, index=place) as dataset:
             expected = everything(dataset)
         found = []
@@ -162,27 +162,22 @@ class FormatConformance:
 class IndexedFormatConformance(FormatConformance):
     """A format whose datasets get an index from us."""
 
-    @property
-    def indexing(self) -> Indexing:
-        assert self.format.indexing is not None
-        return self.format.indexing
-
     def test_a_listing_is_the_same_each_time_and_current_until_a_file_changes(
         self, root: Path
     ) -> None:
-        indexing, origin = self.indexing, local(root)
-        listing = indexing.list(origin)
+        format, origin = self.format, local(root)
+        listing = format.list(origin)
         snapshot = listing.snapshot()
-        assert indexing.list(origin).snapshot() == snapshot
-        assert indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
+        assert format.list(origin).snapshot() == snapshot
+        assert format.is_current(origin, snapshot, lambda: format.list(origin))
         victim = next(path for path in sorted(root.rglob("*")) if path.is_file())
         victim.rename(victim.with_name(f"new-{victim.name}"))
         os.utime(victim.parent, ns=(1, 1))  # even if the clock has coarse steps
-        assert indexing.list(origin).snapshot() != snapshot
-        assert not indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
+        assert format.list(origin).snapshot() != snapshot
+        assert not format.is_current(origin, snapshot, lambda: format.list(origin))
 
     def test_each_candidate_has_one_shard_a_name_and_bytes(self, root: Path) -> None:
-        candidates = self.indexing.list(local(root)).candidates(workers=1)
+        candidates = self.format.list(local(root)).candidates(workers=1)
         count = len(candidates)
         assert isinstance(candidates, Candidates)
         assert count == SAMPLES
@@ -199,9 +194,9 @@ class IndexedFormatConformance(FormatConformance):
         )
 
     def test_a_sidecar_is_read_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
-        indexing, origin = self.indexing, local(root)
+        format, origin = self.format, local(root)
         builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
-        candidates = indexing.list(origin).candidates(workers=1)
+        candidates = format.list(origin).candidates(workers=1)
         found = builder.rebuild_shard(candidates, 1)
         assert found is not None
         sidecar, summary = found
@@ -226,9 +221,9 @@ class IndexedFormatConformance(FormatConformance):
             read(etag="crc32c-00000000")
 
     def test_a_shard_can_be_rebuilt_from_its_files(self, root: Path) -> None:
-        indexing, origin, index = self.indexing, local(root), self.index(root)
+        format, origin, index = self.format, local(root), self.index(root)
         builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
-        listing, total = indexing.list(origin), len(index.sizes)
+        listing, total = format.list(origin), len(index.sizes)
         for number in range(total):
             entry = index.manifest.entry(number)
             candidates, same = next(

@@ -148,10 +148,9 @@ class ArrayPart:
 
     windows: the samples of the whole array. first_row: the row of the array at which the grid
     begins. numbers: of the chunks that are extents of the shard, ascending, int64. fill: the value
-    of chunks that aren't stored; None if all are. dtype: of the numbers, in
-    the stored byte order if is_ranged. open_decoder: makes the decoder; raises
-    MissingDependencyError. is_ranged: True if the grid is one chunk of bare numbers, row by row, of
-    which single samples are read.
+    of chunks that aren't stored; None if all are. dtype: of the numbers, in the stored byte order
+    if is_ranged. open_decoder: makes the decoder; raises MissingDependencyError. is_ranged: True if
+    the grid is one chunk of bare numbers, row by row, of which single samples are read.
     """
 
     windows: ArrayWindows
@@ -465,11 +464,11 @@ class _PartReader:
         starts, lengths = self._parts(samples, crop)
         if self.part.windows.is_step:
             out = out[:, None]
-        is_same = out.dtype == self._dtype and out[:1].flags.c_contiguous
         if self.part.is_ranged:
             self._gather_numbers(starts, lengths, out, places, data)
             return
         touched = self.part.grid.touched(starts, lengths)
+        is_same = out.dtype == self._dtype and out[:1].flags.c_contiguous
         is_raw = self.decoder.is_raw
         if self._are_chunks and crop is None and is_same and not (is_raw and lengths[0] == 1):
             self._gather_chunks(self._extents(touched.chunks), out, places, data, wrong)
@@ -481,13 +480,7 @@ class _PartReader:
         bounds, of_parts = [*firsts.tolist(), len(rows)], self._extents(chunks)
         extents = of_parts[firsts]
         copier = PartCopier(begins, lengths, out, slots, self._shape)
-        if (
-            is_raw
-            and is_same
-            and copier.are_steps
-            and (of_parts != _FILL).all()
-            and (self._sizes[extents - self.extent] == self._chunk_bytes).all()
-        ):
+        if is_raw and is_same and copier.are_steps and self._are_complete(extents):
             ranges = PartRanges(self._shape, self._dtype, lengths)
             # Raises if a file is gone or changed: reading whole chunks finds out which.
             with suppress(ValueError):
@@ -509,6 +502,12 @@ class _PartReader:
                 out[slots[low:high]] = 0
                 for row in rows[low:high].tolist():
                     wrong.setdefault(row, self.reason(error))
+
+    def _are_complete(self, extents: Ints) -> bool:
+        """Return True if chunks of bare numbers are stored, with the right size."""
+        if (extents == _FILL).any():
+            return False
+        return bool((self._sizes[extents - self.extent] == self._chunk_bytes).all())
 
     def _gather_numbers(
         self, starts: Ints, lengths: Shape, out: NDArray[Any], places: Ints, data: ShardData

@@ -63,7 +63,10 @@ _U = TypeVar("_U")
 
 def in_parallel(fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
     """Call fn for each item on several threads, and return the results in order."""
-    return list(ordered(fn, items, workers=_WORKERS, ahead=2 * _WORKERS, name="zarr"))
+    listed = list(items)
+    if len(listed) < 2:
+        return list(map(fn, listed))
+    return list(ordered(fn, listed, workers=_WORKERS, ahead=2 * _WORKERS, name="zarr"))
 
 
 class Hierarchy:

@@ -211,11 +211,8 @@ class ChunkGrid:
         return TouchedChunks(samples, self._numbers(places))
 
     def _numbers(self, places: Ints) -> Ints:
-        number = places[:, 0].copy()
-        for axis in range(1, len(self.counts)):
-            number *= self.counts[axis]
-            number += places[:, axis]
-        return number
+        numbers: Ints = np.ravel_multi_index(tuple(places.T), self.counts)
+        return numbers
 
     def uses(self, windows: ArrayWindows, first: int, end: int) -> tuple[Ints, Ints]:
         """Return the chunks that samples [first, end) need, sorted, and how many samples need each.

@@ -16,6 +16,10 @@ in rotating order:
 Ratios are computed within a round: penstock's GB/s divided by the other side's. The loop reads only
 the first number of each batch. CPU time includes the workers, page faults don't. Writes
 benchmarks/results/native_arrays.json.
+
+With `--step-ms 4`, the loop sleeps after each batch, as it waits for a GPU. "au" is the share of
+the time that it sleeps, and "loop_ms" is the CPU time of its thread for a batch. Writes
+native_arrays_steps.json.
 """
 
 from __future__ import annotations
@@ -122,20 +126,30 @@ def readinto(folder: Path, case: Case) -> Iterator[Any]:
 
 
 def measure(
-    cases: tuple[Case, ...], *, rounds: int, seconds: float, results: Path, console: Console
+    cases: tuple[Case, ...],
+    *,
+    rounds: int,
+    seconds: float,
+    step_s: float,
+    results: Path,
+    console: Console,
 ) -> Path:
     """Play the rounds, print the ratios and write the result; return its path."""
     found: dict[str, Any] = {}
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             write_data(Path(folder), case)
-            found[case.name] = {**asdict(case), **_rounds(Path(folder), case, rounds, seconds)}
+            found[case.name] = {
+                **asdict(case),
+                **_rounds(Path(folder), case, rounds, seconds, step_s),
+            }
         console.print(case.name, found[case.name], highlight=False)
-    settings = {"rounds": rounds, "seconds": seconds, "workers": WORKERS}
-    return write_result("native_arrays", settings | {"cases": found}, folder=results)
+    settings = {"rounds": rounds, "seconds": seconds, "workers": WORKERS, "step_s": step_s}
+    name = "native_arrays_steps" if step_s else "native_arrays"
+    return write_result(name, settings | {"cases": found}, folder=results)
 
 
-def _rounds(folder: Path, case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+def _rounds(folder: Path, case: Case, rounds: int, seconds: float, step_s: float) -> dict[str, Any]:
     plays: dict[str, Callable[[], Iterator[Any]]] = {}
     with ExitStack() as stack:
         for side, name in zip(OURS, ("files", "pack", "array.npy"), strict=True):
@@ -145,11 +159,11 @@ def _rounds(folder: Path, case: Case, rounds: int, seconds: float) -> dict[str, 
         plays |= _others(folder / "files", case)
         figures: dict[str, list[dict[str, float]]] = {side: [] for side in plays}
         for make in plays.values():
-            _play(make, case, 0)
+            _play(make, case, 0, step_s)
         sides = [*plays]
         for number in range(rounds):
             for side in sides if number % 2 == 0 else sides[::-1]:
-                figures[side].append(_play(plays[side], case, seconds))
+                figures[side].append(_play(plays[side], case, seconds, step_s))
     report: dict[str, Any] = {
         side: {what: _rounded([play[what] for play in each]) for what in each[0]}
         for side, each in figures.items()
@@ -199,9 +213,12 @@ def _others(files: Path, case: Case) -> dict[str, Callable[[], Iterator[Any]]]:
     }
 
 
-def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict[str, float]:
+def _play(
+    make: Callable[[], Iterator[Any]], case: Case, seconds: float, step_s: float
+) -> dict[str, float]:
     """Iterate over whole epochs for at least some seconds."""
-    batches, total, elapsed = 0, 0.0, 0.0
+    batches, total, elapsed, slept = 0, 0.0, 0.0, 0.0
+    in_loop = time.thread_time()
     before, used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, tree_cpu_s()
     began = time.perf_counter()
     while not batches or elapsed < seconds:
@@ -209,6 +226,10 @@ def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict
             values = batch[0] if isinstance(batch, tuple | list) else batch
             batches += 1
             total += float(values.reshape(-1)[0])  # read a value, like a training loop
+            if step_s:
+                asleep = time.perf_counter()
+                time.sleep(step_s)
+                slept += time.perf_counter() - asleep
         elapsed = time.perf_counter() - began
     assert total == total
     cpu_s = tree_cpu_s() - used
@@ -219,6 +240,8 @@ def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict
         "batches_per_s": batches / elapsed,
         "cpu_s_per_gb": cpu_s / gigabytes,
         "page_faults_per_gb": faults / gigabytes,
+        "loop_ms": 1e3 * (time.thread_time() - in_loop) / batches,
+        **({"au": slept / elapsed} if step_s else {}),
     }
 
 
@@ -228,12 +251,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="2 short rounds of small arrays")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="minimum duration of a play")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="sleep after each batch")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     measure(
         tuple(case.smaller(1000) for case in CASES) if options.quick else CASES,
         rounds=2 if options.quick else options.rounds,
         seconds=0.0 if options.quick else options.seconds,
+        step_s=options.step_ms / 1e3,
         results=options.results,
         console=Console(),
     )

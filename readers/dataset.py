@@ -400,22 +400,6 @@ class Dataset(Source):
         )
         return naming.batch(batch)
 
-    def read_parts(
-        self,
-        rows: NDArray[np.int64],
-        bounds: Sequence[int],
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        blocks: Blocks | None = None,
-    ) -> list[SampleBatch]:
-        """Read several small batches at once; see `Source.read_parts`."""
-        reader, naming = self._open(), self._naming
-        stored = naming.stored(fields)
-        parts = reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=stored, blocks=blocks)
-        return [naming.batch(part) for part in parts]
-
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
         don't exist."""

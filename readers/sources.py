@@ -277,10 +277,9 @@ class Source(ABC):
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Read several small batches at once: the samples between bounds, each part in memory of
-        its own. Other arguments and errors: as for `read`."""
-        batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
-        return batch.parts(bounds) if blocks is None else batch.parts(bounds, array=blocks.array)
+        """Read several batches at once: the samples between bounds, which share memory. Other
+        arguments and errors: as for `read`."""
+        return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
 
     @abstractmethod
     def names(self, ids: Iterable[int] | Ints) -> list[str]:

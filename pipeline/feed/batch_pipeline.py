@@ -102,7 +102,8 @@ class BatchPipeline:
 
     def _prepare_together(self, steps: Sequence[Step]) -> list[Batch] | None:
         began, began_s = time.thread_time(), time.perf_counter()
-        batches = self.reader.read_together(steps, [self.slots.slots(step) for step in steps])
+        together = self.slots.slots_together(steps)
+        batches = None if together is None else self.reader.read_together(steps, *together)
         for batch in batches or ():
             self.draw(batch)
             self._finish_early(batch)

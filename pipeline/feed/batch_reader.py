@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
@@ -20,6 +18,7 @@ from penstock.readers.fieldtypes import EncodedColumn, FieldType, RaggedColumn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.augment import ArrayDraws, CheckedRecipe
@@ -106,50 +105,29 @@ class BatchReader:
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
 
     def read_together(
-        self, steps: Sequence[Step], slots: Sequence[RankSlots]
+        self, steps: Sequence[Step], slots: Sequence[RankSlots], rows: NDArray[np.int64]
     ) -> list[Batch] | None:
-        """Read the batches of several steps at once.
+        """Read the batches of several steps of an epoch at once.
 
-        None if they have to be read one by one, because a sample is bad, the batches are padded, or
-        the steps aren't of one epoch.
+        rows: of all slots. The batches share memory, which is at most `runner.TURN_BYTES`. None if
+        they have to be read one by one, because a sample is bad.
         """
         epoch = steps[0].start.epoch
-        if len(steps) == 1 or epoch != steps[-1].start.epoch or slots[0].valid is not None:
-            return None
-        rows = np.concatenate([each.rows for each in slots])
         ids, bad = self.dataset.ids(rows), dict[int, str]()
         if self.bad_samples.reasons(epoch, ids):
             return None
         try:
-            bounds = [0, *accumulate(len(each.rows) for each in slots)]
-            parts = self._read_parts(ids, epoch, bad, rows, bounds)
+            content = self._read_once(ids, epoch, bad, rows)
         except (PenstockError, OSError):  # reading one by one raises it again for its batch
             return None
         if bad:
             return None
         self.probe.sample(None)
+        parts = content.parts([0, *accumulate(len(each.rows) for each in slots)])
         return [
             Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
             for step, each, part in zip(steps, slots, parts, strict=True)
         ]
-
-    def _read_parts(
-        self,
-        ids: NDArray[np.int64],
-        epoch: int,
-        bad: dict[int, str],
-        rows: NDArray[np.int64],
-        bounds: Sequence[int],
-    ) -> list[SampleBatch]:
-        """Read several batches as `_read_once` does."""
-        is_plain = self.payloads.are_none and not self.recipes
-        more = (self.transform, self.crops, self.resident, self.boxes)
-        if not is_plain or any(each is not None for each in more):
-            content = self._read_once(ids, epoch, bad, rows)
-            return content.parts(bounds, array=self.blocks.array)
-        return self.dataset.read_parts(
-            rows, bounds, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
-        )
 
     def close(self) -> None:
         """Close the transform and free unused memory; later reads may fail.

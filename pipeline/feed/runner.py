@@ -579,7 +579,7 @@ LARGE_SAMPLE_BYTES = 2**20
 
 # A thread reads several batches in one turn up to this size; more would only hold memory.
 TURN_BYTES = 2**20
-MOST_IN_A_TURN = 8
+MOST_IN_A_TURN = 16
 
 # Local batches are read ahead up to this size, but at least two: one that waits and one being read.
 AHEAD_BYTES = 2**30

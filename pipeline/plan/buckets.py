@@ -40,11 +40,11 @@ from penstock.pipeline.plan.walk import Cursor, Walk
 from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import JobPlan
+    from penstock.pipeline.plan.order import JobPlan, SlotCut
 
     Ints = NDArray[np.int64]
     Lengths = Callable[[Ints], Ints]
@@ -377,6 +377,11 @@ class BucketPlan:
         if not parts:
             return SlotSamples(rows=np.empty((0, 2), np.int64))
         return SlotSamples(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
+
+    def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
+        """Return `places` of several batches of an epoch, end to end."""
+        parts = [self.places(epoch, at, size, low=low, high=high) for at, size, low, high in cuts]
+        return SlotSamples(rows=np.concatenate([part.rows for part in parts]))
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a global batch without a lane order, as

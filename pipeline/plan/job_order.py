@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from penstock.pipeline.plan.walk import Cursor
 from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -144,6 +145,24 @@ class RankOrder:
             stand_in = self.plan.places(epoch, position, 1, low=0, high=1).rows
             rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
         return RankSlots(rows=rows, real=real, valid=valid)
+
+    def slots_together(
+        self, steps: Sequence[Step]
+    ) -> tuple[list[RankSlots], NDArray[np.int64]] | None:
+        """Return the rows that this rank reads for steps of one epoch, and all of them end to end;
+        None if they are of two epochs, padded or mixed."""
+        epoch, (rank, size) = steps[0].start.epoch, (self.world.rank, self.world.size)
+        if steps[-1].start.epoch != epoch or self.mixes or self.padded_by is not None:
+            return None
+        bins, bounds = self.plan.bins, [0]
+        cuts = []
+        for step in steps:
+            low, high = (first_slot(step.size, r, size, bins) for r in (rank, rank + 1))
+            cuts.append((step.start.position, step.size, low, high))
+            bounds.append(bounds[-1] + high - low)
+        rows = self.plan.places_together(epoch, cuts).rows
+        parts = [rows[a:b] for a, b in pairwise(bounds)]
+        return [RankSlots(rows=part, real=len(part)) for part in parts], rows
 
     def _with_partners(
         self, step: Step, rows: NDArray[np.int64]

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from penstock.readers import Contents
 
     Ints = NDArray[np.int64]
+    SlotCut = tuple[int, int, int, int]
+    """Slots [low, high) of a global batch: its position, its size, low and high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,6 +107,9 @@ class JobPlan(Protocol):
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the global batch [position, position + size), which is cut
         at the end of the epoch. Raises PlanError for slots outside of it."""
+
+    def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
+        """Return `places` of several batches of an epoch, end to end, by one computation."""
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Return (shard, row) of one rank's slots of a global batch, int64, shape (slots, 2)."""
@@ -247,14 +252,15 @@ class Plan:
 
         Raises PlanError for slots that the batch, cut at the end of the epoch, doesn't have.
         """
+        return self.places_together(epoch, [(position, size, low, high)])
+
+    def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
+        """Return `places` of several batches of an epoch, end to end, by one computation."""
         epoch = _integer("epoch", epoch, at_least=0)
-        count = self._count(position, size)
-        if not 0 <= low <= high <= count:
-            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
-        if self._lane_at is None:
-            lane, offset = _lane_slots(position, count, self.lanes, low=low, high=high)
-        else:
-            lane, offset = ordered_slots(position, count, self._lane_at, low=low, high=high)
+        found = [self._slots(*cut) for cut in cuts]
+        lane, offset = found[0]
+        if len(found) > 1:
+            lane, offset = (np.concatenate(each) for each in zip(*found, strict=True))
         if not len(lane):
             return SlotSamples(rows=np.empty((0, 2), dtype=np.int64))
         strand = lane
@@ -268,6 +274,15 @@ class Plan:
             if state.windows is not None:
                 offset = state.windows.shuffled(strand, offset)
         return SlotSamples(rows=state.layout.rows(state.strand_start[strand] + offset))
+
+    def _slots(self, position: int, size: int, low: int, high: int) -> tuple[Ints, Ints]:
+        """Return the lanes and offsets of slots [low, high) of a batch."""
+        count = self._count(position, size)
+        if not 0 <= low <= high <= count:
+            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
+        if self._lane_at is None:
+            return _lane_slots(position, count, self.lanes, low=low, high=high)
+        return ordered_slots(position, count, self._lane_at, low=low, high=high)
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a batch with lane 0 first, int64, shape (slots,); None

@@ -15,13 +15,12 @@ import numpy as np
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.types import Encoded
 
-    MakeArray = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     Rows = Sequence[int] | NDArray[np.int64]
     Ints = NDArray[np.int64]
 
@@ -63,6 +62,10 @@ class EncodedColumn:
         dims = None if self.dims is None else self.dims[rows]
         return EncodedColumn([self.samples[row] for row in rows], dims)
 
+    def part(self, a: int, b: int) -> EncodedColumn:
+        """Return samples [a, b) as views."""
+        return EncodedColumn(self.samples[a:b], None if self.dims is None else self.dims[a:b])
+
     def patched(self, rows: Rows, others: Column) -> EncodedColumn:
         """Return a copy with other samples in some rows."""
         assert isinstance(others, EncodedColumn)
@@ -94,6 +97,10 @@ class DenseColumn:
     def take(self, rows: Rows) -> DenseColumn:
         """Return these rows, in this order."""
         return DenseColumn(self.values[rows])
+
+    def part(self, a: int, b: int) -> DenseColumn:
+        """Return samples [a, b) as views."""
+        return DenseColumn(self.values[a:b])
 
     def patched(self, rows: Rows, others: Column) -> DenseColumn:
         """Return a copy with other samples in some rows."""
@@ -159,6 +166,12 @@ class RaggedColumn:
         """Return these rows, in this order."""
         return RaggedColumn.of([self.sample(row) for row in rows], like=self)
 
+    def part(self, a: int, b: int) -> RaggedColumn:
+        """Return samples [a, b) as views."""
+        offsets, shapes = self.offsets[a : b + 1], self.shapes
+        values = self.values[offsets[0] : offsets[-1]]
+        return RaggedColumn(values, offsets - offsets[0], None if shapes is None else shapes[a:b])
+
     def patched(self, rows: Rows, others: Column) -> RaggedColumn:
         """Return a copy with other samples in some rows."""
         assert isinstance(others, RaggedColumn)
@@ -189,6 +202,10 @@ class ListColumn:
         """Return these rows, in this order."""
         samples: list[Any] = [self.samples[row] for row in rows]
         return ListColumn(samples)
+
+    def part(self, a: int, b: int) -> ListColumn:
+        """Return samples [a, b) as views."""
+        return ListColumn(self.samples[a:b])
 
     def patched(self, rows: Rows, others: Column) -> ListColumn:
         """Return a copy with other samples in some rows."""
@@ -228,16 +245,6 @@ def _all_of(kind: type[_Kind], columns: Sequence[object]) -> list[_Kind]:
     """Return the columns if all are of a kind, else none."""
     found = [column for column in columns if isinstance(column, kind)]
     return found if len(found) == len(columns) else []
-
-
-def _part(column: Column, a: int, b: int, array: MakeArray) -> Column:
-    """Copy samples [a, b), dense ones by the fastest way."""
-    if isinstance(column, DenseColumn):
-        values = column.values[a:b]
-        copy = array(values.shape, values.dtype)
-        np.copyto(copy, values)
-        return DenseColumn(copy)
-    return column.take(range(a, b))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -288,16 +295,15 @@ class SampleBatch:
             present={name: values[rows] for name, values in self.present.items()},
         )
 
-    def parts(self, bounds: Sequence[int], *, array: MakeArray = np.empty) -> list[SampleBatch]:
-        """Return copies of the samples between bounds, so that keeping one part doesn't keep the
-        others in memory. Bytes that were read are divided by number of samples. array: allocates
-        memory for dense columns, by shape and dtype."""
+    def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:
+        """Return the samples between bounds, as views that share the memory of this batch. Bytes
+        that were read are divided by number of samples."""
         count = max(1, len(self))
         return [
             SampleBatch(
-                ids=self.ids[a:b].copy(),
-                columns={name: _part(column, a, b, array) for name, column in self.columns.items()},
-                present={name: values[a:b].copy() for name, values in self.present.items()},
+                ids=self.ids[a:b],
+                columns={name: column.part(a, b) for name, column in self.columns.items()},
+                present={name: values[a:b] for name, values in self.present.items()},
                 bytes_read=self.bytes_read * (b - a) // count,
             )
             for a, b in pairwise(bounds)

@@ -33,7 +33,7 @@ from .dataset_arguments import arrangement_of as arrangement_of, check_sampling 
 from .dataset_arguments import renamed_arrangement as renamed_arrangement
 from .extents import ChunkedShard as ChunkedShard, Extents as Extents
 from .format import Format as Format, Listing as Listing
-from .format import ShardEntry as ShardEntry, ShardOpener as ShardOpener, Snapshot as Snapshot
+from .format import ShardEntry as ShardEntry, Snapshot as Snapshot
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK
 from .format_registry import check_format as check_format, format_named as format_named
 from .format_registry import format_names as format_names, formats as formats

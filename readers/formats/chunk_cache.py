@@ -20,7 +20,7 @@ import weakref
 from collections import Counter, deque
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.kept_chunks import KeptChunk, KeptFile
+    from penstock.readers.formats.chunk_files import ChunkFiles
+    from penstock.readers.formats.kept_chunks import KeptChunk
     from penstock.readers.types import Encoded
 
     Key = tuple[int, int]
@@ -109,21 +110,6 @@ LEAST_DECODERS = 4
 has more reading threads, and each would hold a chunk in addition to those that are kept."""
 
 _GOLDEN = 0.6180339887498949
-
-
-class FileRoom(Protocol):
-    """Storage for chunks for which memory has no room."""
-
-    def write(self, value: Any) -> KeptFile | None:
-        """Keep a chunk; return None if there is no room for it, or if it is too small. A failing
-        disk isn't an error."""
-
-    def room_bytes(self) -> int:
-        """Return the bytes that the files of all processes may take, as far as the folder
-        records."""
-
-    def close(self) -> None:
-        """Remove the remaining files. Safe to call twice."""
 
 
 T = TypeVar("T")
@@ -211,7 +197,7 @@ class DecodedChunks:
     """
 
     def __init__(
-        self, *, max_bytes: int | None = None, files: FileRoom | None = None, url: str = ""
+        self, *, max_bytes: int | None = None, files: ChunkFiles | None = None, url: str = ""
     ) -> None:
         self._max_bytes, self._files, self._url = max_bytes, files, url
         self._parts = 1
@@ -310,7 +296,8 @@ class DecodedChunks:
         Arguments are those of `ShardData.decoded`. Raises the errors of `decode`, in all waiting
         threads, and StalledError.
         """
-        if (found := self._find_kept(key, taken)) is not None:
+        shard, chunk = key
+        if (found := self.take_kept(shard, (chunk,), (taken,)).get(chunk)) is not None:
             return found
         while True:
             mine: Outcome[Any] = Outcome()
@@ -330,7 +317,7 @@ class DecodedChunks:
             if outcome is mine:
                 return mine.result()
             if self._wait_for(key, outcome):
-                found = self._find_kept(key, taken)
+                found = self.take_kept(shard, (chunk,), (taken,)).get(chunk)
                 return outcome.result() if found is None else found
 
     def take_kept(self, shard: int, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
@@ -340,33 +327,19 @@ class DecodedChunks:
             for chunk, count in zip(chunks, taken, strict=True):
                 key = (shard, chunk)
                 if (kept := self._kept.find(key)) is not None:
-                    self._delivered_bytes += kept.size_bytes * count / kept.uses
-                    found[chunk] = kept.value
-                    self._kept.count_use(key, kept, count)
+                    found[chunk] = self._used(key, kept, count)
             self._kept.expire()
-            is_over = (
-                self._kept.staying_bytes > self.max_bytes
-            )  # `find` may have brought chunks back
+            # `find` may have brought chunks back.
+            is_over = self._kept.staying_bytes > self.max_bytes
         if is_over:
             self._make_room()
         return found
-
-    def _find_kept(self, key: Key, taken: int) -> Any:
-        """Return a chunk that is kept, or None."""
-        with self._lock:
-            if (kept := self._kept.find(key)) is None:
-                return None
-            value = self._used(key, kept, taken)
-            is_over = self._kept.staying_bytes > self.max_bytes  # `find` may have brought it back
-        if is_over:
-            self._make_room()
-        return value
 
     def _used(self, key: Key, kept: KeptChunk, taken: int) -> Any:
         """Count rows that are taken of a chunk and return its value. The caller holds the lock."""
         self._delivered_bytes += kept.size_bytes * taken / kept.uses
         value = kept.value
-        self._kept.use(key, kept, taken)
+        self._kept.count_use(key, kept, taken)
         return value
 
     def _wait_for(self, key: Key, outcome: Outcome[Any]) -> bool:
@@ -446,6 +419,7 @@ class DecodedChunks:
             kept, is_again = self._kept.add(key, value, size_bytes=size_bytes, uses=uses)
             self._again += is_again
         self._used(key, kept, taken)
+        self._kept.expire()
         self._decoding.pop(key, None)
         if self._closed:
             self._kept.forget()

@@ -336,6 +336,7 @@ class FetchedChunkData(ChunkData):
     ) -> None:
         """data: of each of `parts.spans()`."""
         self.__dict__.update(base.__dict__)
+        self._is_simple = False
         self._base, self._parts, self._others = base, parts, others
         self._data: list[Encoded] = [part for loaded in data for part in loaded]
         self.source.check(parts.starts[: parts.cut], parts.ends[: parts.cut], self._mode)
@@ -358,14 +359,6 @@ class FetchedChunkData(ChunkData):
             for place, data in zip(missing, late, strict=True):
                 found[place] = data
         return [data for data in found if data is not None]
-
-    def read_into(
-        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
-    ) -> None:
-        """Copy fetched parts of extents into their slots."""
-        ends = [start + len(slot) for start, slot in zip(starts, slots, strict=True)]
-        for slot, data in zip(slots, self.read_parts(extents, starts, ends), strict=True):
-            slot[:] = data
 
     def _find(self, extent: int, start: int, end: int) -> Encoded | None:
         if self._is_marked:

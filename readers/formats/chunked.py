@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_data import ChunkParts, Fetches
     from penstock.readers.formats.extents import ChunkedShard, Extents
-    from penstock.readers.formats.format import ShardEntry, ShardOpener
+    from penstock.readers.formats.format import Draw, ShardEntry
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import LeftOut, Origin
@@ -268,9 +268,46 @@ class ChunkFormat(FilesFormat):
         """List the files. Raises as `files` does."""
         return ChunkListing(self, origin, self.files(origin))
 
-    def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the object that opens a shard at its place."""
-        return _ChunkOpener(self, entry, sidecar())
+    def open(
+        self, entry: ShardEntry, sidecar: Callable[[], Sidecar], place: ShardPlace
+    ) -> ChunkShard:
+        """Open a shard at its place."""
+        facts, may_lack = sidecar(), self.may_lack_objects
+        data = ChunkData(facts, place, fields=entry.fields, chunks=entry.chunks, may_lack=may_lack)
+        return ChunkShard(self._reader(facts), data, entry, has_units=len(facts.units) > 0)
+
+    def wanted_share(
+        self, entry: ShardEntry, sidecar: Callable[[], Sidecar], fields: Sequence[str], draw: Draw
+    ) -> float:
+        """Return the share of these fields' bytes that is needed for parts of samples; in a shard
+        with many samples, of the first ones."""
+        facts = sidecar()
+        reader, extents = self._reader(facts), facts.extents
+        assert extents is not None
+        if not reader.takes_corners:
+            return 1.0
+        rows = np.arange(min(entry.samples, _MEASURED_SAMPLES), dtype=np.int64)
+        some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
+        return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
+
+    def _reader(self, sidecar: Sidecar) -> ChunkReader:
+        assert sidecar.extents is not None
+        facts = ChunkedShardFacts(
+            schema=sidecar.layout.schema,
+            samples=sidecar.samples,
+            extents=sidecar.extents,
+            units=np.array(sidecar.units, np.int64),
+            files=sidecar.files.names,
+            notes=sidecar.notes,
+        )
+        try:
+            return self.reader(facts)
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise CorruptShardError(
+                f"The index entry of a {self.name} shard is damaged ({error}). {REINDEX}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,62 +348,6 @@ class ChunkListing:
             left_out=found.left_out,
             unnamed=found.unnamed,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _ChunkOpener:
-    """Opens one shard of a format in chunks."""
-
-    format: ChunkFormat
-    entry: ShardEntry
-    sidecar: Sidecar
-
-    def _reader(self) -> ChunkReader:
-        sidecar = self.sidecar
-        assert sidecar.extents is not None
-        facts = ChunkedShardFacts(
-            schema=sidecar.layout.schema,
-            samples=sidecar.samples,
-            extents=sidecar.extents,
-            units=np.array(sidecar.units, np.int64),
-            files=sidecar.files.names,
-            notes=sidecar.notes,
-        )
-        try:
-            return self.format.reader(facts)
-        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-            if isinstance(error, PenstockError):
-                raise
-            raise CorruptShardError(
-                f"The index entry of a {self.format.name} shard is damaged ({error}). {REINDEX}"
-            ) from error
-
-    def wanted_share(
-        self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
-    ) -> float:
-        """Return the share of these fields' bytes that is needed for parts of samples.
-
-        draw: returns the parts of samples, given their numbers. In a shard with many samples, the
-        first ones are used.
-        """
-        reader, extents = self._reader(), self.sidecar.extents
-        assert extents is not None
-        if not reader.takes_corners:
-            return 1.0
-        rows = np.arange(min(self.entry.samples, _MEASURED_SAMPLES), dtype=np.int64)
-        some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
-        return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
-
-    def open(self, place: ShardPlace) -> ChunkShard:
-        """Open the shard at its place."""
-        data = ChunkData(
-            self.sidecar,
-            place,
-            fields=self.entry.fields,
-            chunks=self.entry.chunks,
-            may_lack=self.format.may_lack_objects,
-        )
-        return ChunkShard(self._reader(), data, self.entry, has_units=len(self.sidecar.units) > 0)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -440,19 +421,16 @@ class ChunkShard(OpenShard):
         nothing is loaded: reading the shards reports it."""
         some = [each for _, each in requests if isinstance(each, ChunkRequest) and each.spans]
         spans = [span for each in some for span in each.spans]
+        if not spans:
+            return
+        source = spans[0].source
         try:
-            if spans:
-                source = spans[0].source
-                try:
-                    found = iter(source.load(spans, some[0].mode))
-                except (OSError, EOFError) as error:
-                    source.refuse(error, 0)
-                    return
-                for each in some:
-                    each.receive([next(found) for _ in each.spans])
-        finally:
-            for each in some:
-                each.release()
+            found = iter(source.load(spans, some[0].mode))
+        except (OSError, EOFError) as error:
+            source.refuse(error, 0)
+            return
+        for each in some:
+            each.receive([next(found) for _ in each.spans])
 
     def read(self, request: RowRequest, out: RowsOut) -> None:
         """Read rows of fields."""

@@ -4,7 +4,7 @@
   (`Format.recognises`, `Format.list`, `Listing.candidates`).
 - *Index a shard*: locate and describe its samples (`Candidates`); an index records the result in a
   `Sidecar`.
-- *Read rows*: open a shard, from local files or from a blob of the cache (`Format.opener`,
+- *Read rows*: open a shard, from local files or from a blob of the cache (`Format.open`,
   `OpenShard`).
 
 Everything else (building, reusing and repairing an index, the cache, checksums, packing) is common
@@ -23,14 +23,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.readers.byte_source import ShardPlace
-    from penstock.readers.fieldtypes import Schema
+    from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import ShardChunks
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Entry, Origin, QuarantineEntry, RemoteFolder
+
+    Draw = Callable[[NDArray[np.int64]], Mapping[str, ColumnCrop]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +93,6 @@ class DatasetFiles:
     quarantined: Sequence[QuarantineEntry] = ()
     directories: Mapping[bytes, int] = field(default_factory=dict)
     found: Any = None
-
-
-class ShardOpener(Protocol):
-    """An object that opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError or
-    FetchError."""
-
-    def open(self, place: ShardPlace) -> OpenShard:
-        """Open the shard in a local folder, or in a blob of the cache."""
 
 
 class Listing(Protocol):
@@ -190,13 +187,23 @@ class Format(ABC):
         del schema
         return fields
 
-    def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the object that opens a shard: by default the sidecar, which locates its files.
+    def open(
+        self, entry: ShardEntry, sidecar: Callable[[], Sidecar], place: ShardPlace
+    ) -> OpenShard:
+        """Open a shard at its place: by default with its sidecar, which locates its files.
 
-        sidecar: reads it; raises as ShardOpener does.
+        sidecar: reads it. Raises CorruptShardError, IndexChangedError, DatasetError or FetchError.
         """
         del entry
-        return sidecar()
+        return sidecar().open(place)
+
+    def wanted_share(
+        self, entry: ShardEntry, sidecar: Callable[[], Sidecar], fields: Sequence[str], draw: Draw
+    ) -> float:
+        """Return the share of the bytes of a shard's fields that is needed for parts of samples: 1
+        by default, as samples are stored whole. draw: returns the parts, given sample numbers."""
+        del entry, sidecar, fields, draw
+        return 1.0
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int

@@ -13,11 +13,13 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from penstock.readers.formats.chunk_files import ChunkFile
+
     Key = tuple[int, int]
     """A shard, and a number in it."""
 
@@ -27,16 +29,6 @@ if TYPE_CHECKING:
 _GRACE, _STALE = 1 / 16, 3.0
 # Chunks that were evicted too early are remembered, so that their rows aren't counted again.
 _MOST_GONE = 2**16
-
-
-class KeptFile(Protocol):
-    """A chunk in a file of the cache folder. value: mapped, read-only. size_bytes: on the disk."""
-
-    value: Any
-    size_bytes: int
-
-    def remove(self) -> None:
-        """Remove the file as soon as no view of it is left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +44,7 @@ class KeptChunk:
     uses: int
     left: int
     at: int = 0
-    file: KeptFile | None = None
+    file: ChunkFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +82,7 @@ class KeptChunks:
         self._left = self._taken = 0  # rows left in kept chunks; rows taken of all
         self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # the most of `_left`, recently
         self.disk_bytes = self.most_memory_bytes = self.most_disk_bytes = 0
-        self.waste: list[KeptFile] = []
+        self.waste: list[ChunkFile] = []
         self.window_rows = 0
 
     def __len__(self) -> int:
@@ -149,11 +141,6 @@ class KeptChunks:
         self._count(kept.left)
         self._kept_bytes += kept.size_bytes
         self.most_memory_bytes = max(self.most_memory_bytes, self.memory_bytes)
-
-    def use(self, key: Key, kept: KeptChunk, taken: int) -> None:
-        """Count rows of a chunk that are taken, and evict chunks that aren't needed any more."""
-        self.count_use(key, kept, taken)
-        self.expire()
 
     def count_use(self, key: Key, kept: KeptChunk, taken: int) -> None:
         """Count rows of a chunk that are taken. Call `expire` after those of a batch."""
@@ -233,7 +220,7 @@ class KeptChunks:
                 self._moving[key] = kept
         return leaving
 
-    def moved(self, key: Key, kept: KeptChunk, file: KeptFile) -> None:
+    def moved(self, key: Key, kept: KeptChunk, file: ChunkFile) -> None:
         """Record that a chunk of `shrink` was moved to a file."""
         if self._moving.pop(key, None) is None or kept.left <= 0:
             self.waste.append(file)

@@ -135,6 +135,9 @@ class RowRequest:
     mode: ReadMode = READ_MODE
     spans: Sequence[SourceSpans] = ()
 
+    def release(self) -> None:
+        """End the waits of other batches for what this request would have fetched."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RowsOut:

@@ -178,35 +178,6 @@ class Lists:
         return found
 
 
-class ListsDraft:
-    """The lists of a sidecar to be written."""
-
-    def __init__(self, layout: SampleLayout) -> None:
-        self._layout, self._kinds = layout, list_types(layout)
-        self._arrays: dict[str, Any] = {}
-
-    def add(self, lists: Mapping[str, Any]) -> None:
-        """Add lists by name."""
-        for name, values in lists.items():
-            self._arrays[name] = pa.array(values, self._kinds[name])
-
-    def add_column(self, name: str, column: Column, present: NDArray[np.bool_]) -> None:
-        """Add a field whose values are recorded."""
-        for what in _value_types(self._layout, name):
-            self.add({f"{name}/{what}": _list_of(what, column)})
-        self.add({f"{name}/present": present})
-
-    def batch(self, metadata: Mapping[str, str]) -> Any:
-        """Return the record batch of one row."""
-        columns = {
-            name: pa.LargeListArray.from_arrays(
-                pa.array([0, len(self._arrays[name])], pa.int64()), self._arrays[name]
-            )
-            for name in self._kinds
-        }
-        return pa.record_batch(columns).replace_schema_metadata(dict(metadata))
-
-
 def _list_of(what: str, column: Column) -> Any:
     if what != "values":
         assert isinstance(column, RaggedColumn)
@@ -568,24 +539,27 @@ class Sidecar:
     def write(self, path: bytes) -> str:
         """Write the sidecar as a whole and return its etag, a checksum of the file. Raises
         WriteError."""
-        draft, files = ListsDraft(self.layout), self.files
-        draft.add({NAMES: list(self.names), ROWS: [self.samples], NOTES: [self.notes]})
+        files, kinds = self.files, list_types(self.layout)
+        facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
+        lists: dict[str, Any] = dict(zip(FILES, facts, strict=True))
+        lists |= {NAMES: list(self.names), ROWS: [self.samples], NOTES: [self.notes]}
         if self.extents is not None:
             extents = self.extents
             columns = (extents.files, extents.starts, extents.sizes, extents.fields)
-            draft.add(dict(zip(EXTENTS, columns, strict=True)))
-            draft.add({UNITS: np.array(self.units, np.int64)})
-        facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
-        draft.add(dict(zip(FILES, facts, strict=True)))
-        for name in self.layout.schema:
-            if self.layout.storage[name] == "chunks":
-                continue
-            if name in self.spans:
-                draft.add({f"{name}/{k}": v for k, v in self.spans[name].lists().items()})
-            else:
-                present = self.present.get(name, np.ones(self.samples, np.bool_))
-                draft.add_column(name, self.values[name], present)
-        batch = draft.batch({"penstock.sidecar": str(VERSION)})
+            lists |= {**dict(zip(EXTENTS, columns, strict=True)), UNITS: list(self.units)}
+        for name, notes in self.spans.items():
+            lists |= {f"{name}/{what}": values for what, values in notes.lists().items()}
+        for name, column in self.values.items():
+            for what in _value_types(self.layout, name):
+                lists[f"{name}/{what}"] = _list_of(what, column)
+            lists[f"{name}/present"] = self.present.get(name, np.ones(self.samples, np.bool_))
+        arrays = {name: pa.array(lists[name], kind) for name, kind in kinds.items()}
+        row = {
+            name: pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+            for name, values in arrays.items()
+        }
+        about = {"penstock.sidecar": str(VERSION)}
+        batch = pa.record_batch(row).replace_schema_metadata(about)
         write_whole(path, lambda temp: write_batch(temp, batch))
         return sidecar_etag(path)
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Traffic
     from penstock.cache.blobs import Remote
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats import (
         DecodedChunks,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Format,
         OpenShard,
         SampleLayout,
-        ShardOpener,
         Sidecar,
     )
     from penstock.readers.index.blob_names import BlobNames
@@ -110,7 +110,7 @@ class IndexShards:
         remote = self.remote
         if remote is None:
             assert self._origin.folder is not None
-            return self._opener(shard).open(LocalPlace(self._origin.folder))
+            return self._open(shard, LocalPlace(self._origin.folder))
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
@@ -127,24 +127,22 @@ class IndexShards:
     def _open_remote(self, shard: int, remote: Remote) -> OpenShard:
         from penstock.readers.blob_source import BlobPlace  # local data needs none of it
 
-        place = BlobPlace(remote, remote.open(self.source(shard)))
-        return self._opener(shard).open(place)
+        return self._open(shard, BlobPlace(remote, remote.open(self.source(shard))))
 
-    def _opener(self, shard: int) -> ShardOpener:
+    def _open(self, shard: int, place: ShardPlace) -> OpenShard:
         manifest, chunks = self._manifest, self.chunks
         entry = manifest.entry(shard, self._fields)
         if chunks is not None:
             entry = replace(entry, chunks=chunks.of(shard))
-        return manifest.format.opener(entry, lambda: self._sidecars.read(shard))
+        return manifest.format.open(entry, lambda: self._sidecars.read(shard), place)
 
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
         """Return the share of the bytes of a shard's fields that is needed for parts of all its
-        samples. draw: returns the crops of so many samples. The share is 1 if samples are stored
-        whole. Raises CorruptShardError, FetchError."""
-        share = getattr(self._opener(shard), "wanted_share", None)
-        return 1.0 if share is None else float(share(fields, draw))
+        samples; see `Format.wanted_share`. Raises CorruptShardError, FetchError."""
+        entry, manifest = self._manifest.entry(shard, self._fields), self._manifest
+        return manifest.format.wanted_share(entry, lambda: self._sidecars.read(shard), fields, draw)
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
         """Delete the cached bytes of a remote shard because they are wrong; the next opening

@@ -7,4 +7,3 @@ from .direct_arrays import joined_crc as joined_crc
 from .open_shards import OPENERS as OPENERS, OpenShards as OpenShards
 from .parallel_copies import CopyThreads as CopyThreads, MOST_COPY_THREADS as MOST_COPY_THREADS
 from .sample_reader import SampleReader as SampleReader
-from .span_reading import array_column as array_column

@@ -75,11 +75,6 @@ class BatchFields:
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")
         )
 
-    def dimensions(self, span: int) -> int:
-        """Return the number of dimensions of a span field's arrays; 0 for other fields."""
-        form = self.forms[span]
-        return 0 if form is None else len(form.shape)
-
     def spans(self, table: Ints) -> tuple[Ints, Ints, Ints]:
         """Return start, end and CRC of the samples' spans, sample by sample. table: of the samples,
         shape (n, columns). Each int64, shape (n * spans,)."""

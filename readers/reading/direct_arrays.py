@@ -34,7 +34,7 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -78,26 +78,19 @@ class DirectArrays:
     @classmethod
     def of(
         cls, visit: BatchRows, choice: BatchFields, spans: BatchSpans, blocks: Blocks
-    ) -> DirectArrays | None:
-        """Allocate the arrays of a batch; None if it has none."""
-        if not len(visit.rows) or all(form is None for form in choice.forms):
-            return None
-        fields: dict[str, _Arrays] = {}
-        width = len(choice.places)
-        slots: list[Encoded | None] = [None] * (len(visit.rows) * width)
+    ) -> DirectArrays:
+        """Allocate the arrays of a batch."""
+        width, fields = len(choice.places), dict[str, _Arrays]()
+        of_all: list[Encoded | None] = [None] * (len(visit.rows) * width)
         for number, (name, place, form) in enumerate(
             zip(choice.names, choice.places, choice.forms, strict=True)
         ):
-            arrays = None if form is None else _arrays(visit, place, form, blocks)
-            if arrays is None:
-                continue
-            fields[name] = arrays
-            slots[number::width] = _slots(arrays)
-        if not fields:
-            return None
+            if form is not None:
+                fields[name] = _arrays(visit, place, form, blocks)
+                of_all[number::width] = _slots(fields[name])
         if spans.places is not None:
-            slots = [slots[place] for place in spans.places.tolist()]
-        return cls(fields, slots)
+            of_all = [of_all[place] for place in spans.places.tolist()]
+        return cls(fields, of_all)
 
     def fill(
         self, unread: list[Unread], *, threads: CopyThreads, marks: dict[int, str] | None
@@ -137,36 +130,35 @@ class DirectArrays:
         return payloads, crcs
 
     def columns(
-        self, visit: BatchRows, payloads: list[Encoded], choice: BatchFields
+        self,
+        visit: BatchRows,
+        payloads: Sequence[Encoded],
+        choice: BatchFields,
+        bad: Collection[int],
     ) -> dict[str, Column]:
         """Return the columns after all spans were read, and convert samples without a slot.
-        payloads: of all spans of the batch, sample by sample; empty if one is missing or bad."""
+        payloads: of all spans of the batch, sample by sample. bad: samples of the visit, whose
+        values become empty or 0."""
         width = len(choice.places)
+        columns: dict[str, Column] = {}
         for name, arrays in self._fields.items():
-            number = choice.names.index(name)
-            for row in np.flatnonzero(~arrays.is_direct).tolist():
+            number, flat, column = choice.names.index(name), arrays.flat, arrays.column
+            bounds = zip(
+                arrays.starts.tolist(), (arrays.starts + arrays.counts).tolist(), strict=True
+            )
+            for row, (begin, end) in enumerate(bounds):
                 payload = payloads[row * width + number]
-                begin, end = int(arrays.starts[row]), int(arrays.starts[row] + arrays.counts[row])
                 if not len(payload):
-                    arrays.flat[begin:end] = 0
-                    continue
-                codec = ARRAY_CODECS[visit.table[row, arrays.place.codec]]
-                shape = _shape(visit.table[row], arrays.place, arrays.form)
-                values = to_array(payload, codec, shape, arrays.form.dtype)
-                arrays.flat[begin:end] = values.reshape(-1)
-        return {name: arrays.column for name, arrays in self._fields.items()}
-
-    def without(self, columns: dict[str, Column], rows: list[int], places: Sequence[int]) -> None:
-        """Remove the values of bad samples from the columns. rows: of the visit. places: their
-        positions in the batch."""
-        for name, arrays in self._fields.items():
-            column = columns[name]
-            if isinstance(column, RaggedColumn):
-                columns[name] = column.emptied([places[row] for row in rows])
-                continue
-            for row in rows:
-                begin = int(arrays.starts[row])
-                arrays.flat[begin : begin + int(arrays.counts[row])] = 0
+                    flat[begin:end] = 0
+                elif not arrays.is_direct[row]:
+                    codec = ARRAY_CODECS[visit.table[row, arrays.place.codec]]
+                    shape = _shape(visit.table[row], arrays.place, arrays.form)
+                    flat[begin:end] = to_array(payload, codec, shape, flat.dtype).reshape(-1)
+            if bad and isinstance(column, RaggedColumn):
+                order = range(len(visit.rows)) if visit.order is None else visit.order
+                column = column.emptied([int(order[row]) for row in bad])
+            columns[name] = column
+        return columns
 
 
 @dataclass(slots=True)
@@ -198,9 +190,9 @@ def _copy(source: Unread, slot: Encoded, begin: int) -> int:
     return crc
 
 
-def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> _Arrays | None:
-    """Allocate the arrays of one field; None if the table's lengths and sizes contradict each
-    other, so that it must be read in another way."""
+def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> _Arrays:
+    """Allocate the arrays of one field. Opening the shards has checked that each sample's bytes are
+    those that its lengths take; raises ValueError otherwise, as memory beyond would be written."""
     table, n = visit.table, len(visit.rows)
     assert place.codec is not None
     order = np.arange(n) if visit.order is None else visit.order
@@ -214,14 +206,12 @@ def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks)
     else:
         lengths = np.empty((n, len(form.shape)), np.int64)
         lengths[order] = table[:, place.lengths : place.lengths + len(form.shape)]
-        if (lengths < 0).any():
-            return None
         in_batch = lengths.prod(axis=1)
         np.cumsum(in_batch, out=offsets[1:])
         counts = in_batch[order]
     itemsizes = CODEC_ITEMSIZES[np.where(has_bytes, table[:, place.codec], 0)]
     if (sizes != counts * itemsizes)[has_bytes | (place.lengths is not None)].any():
-        return None
+        raise ValueError("an array's bytes aren't those that its lengths take")
     column: Column
     if place.lengths is None:
         values = blocks.array((n, *form.fixed_shape), form.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,8 +18,6 @@ from penstock.readers.fieldtypes import DenseColumn, SampleBatch
 from penstock.readers.files import PageAdvice, advise_willneed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 MAX_MAPS = 2**12
-MAX_SPAN = 2**62
 _MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
 _LARGE_ROW_BYTES = 2**13  # a call for each row costs less than the copy of an index expression
 
@@ -55,12 +51,9 @@ class PlainRows:
         self._is_off = False
         self._advice = PageAdvice()
 
-    def read(
-        self, rows: Ints, bounds: Sequence[int], *, blocks: Blocks
-    ) -> list[SampleBatch] | None:
-        """Return the samples between bounds, each part in memory of its own; None if they must be
-        read in another way, because they don't lie at equal distances or some are bad. rows:
-        checked."""
+    def read(self, rows: Ints, *, blocks: Blocks) -> SampleBatch | None:
+        """Return samples; None if they must be read in another way, because they don't lie at equal
+        distances or some are bad. rows: checked."""
         if self._is_off or not len(rows):
             return None
         began = time.perf_counter()
@@ -69,23 +62,16 @@ class PlainRows:
         if found is None or plain is None:
             return None
         addresses, _maps = found  # held to the end: another thread may drop the known addresses
-        ids = self._index.starts[rows[:, 0]] + rows[:, 1]
-        parts = []
-        for a, b in pairwise(bounds):
-            out = blocks.array((b - a, *self._form.fixed_shape), self._form.dtype)
-            if not _gather(addresses[a:b], plain, out):
-                return None
-            parts.append(
-                SampleBatch(
-                    ids=ids[a:b].copy() if len(bounds) > 2 else ids,
-                    columns={self._name: DenseColumn(out)},
-                    bytes_read=(b - a) * plain.row_bytes,
-                )
-            )
+        out = blocks.array((len(rows), *self._form.fixed_shape), self._form.dtype)
+        if not _gather(addresses, plain, out):
+            return None
         seconds = time.perf_counter() - began
-        size_bytes = sum(part.columns[self._name].size_bytes for part in parts)
-        self._advice.note(samples=len(rows), size_bytes=size_bytes, seconds=seconds)
-        return parts
+        self._advice.note(samples=len(rows), size_bytes=out.nbytes, seconds=seconds)
+        return SampleBatch(
+            ids=self._index.starts[rows[:, 0]] + rows[:, 1],
+            columns={self._name: DenseColumn(out)},
+            bytes_read=len(rows) * plain.row_bytes,
+        )
 
     def close(self) -> None:
         """Release all maps. Safe to call twice."""
@@ -180,9 +166,5 @@ def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
         return
     rows = out.reshape(len(addresses), -1).view(f"V{row_bytes}")[:, 0]
     low = int(addresses.min())
-    span = int(addresses.max()) - low + 1
-    if span * row_bytes < MAX_SPAN:
-        rows[:] = np.asarray(_Memory(low, span, row_bytes))[addresses - low]
-        return
-    for place, address in enumerate(addresses.tolist()):
-        rows[place] = np.asarray(_Memory(address, 1, row_bytes))[0]
+    span = int(addresses.max()) - low + 1  # at most 2^47, so that span * row_bytes < 2^60
+    rows[:] = np.asarray(_Memory(low, span, row_bytes))[addresses - low]

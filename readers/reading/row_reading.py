@@ -90,20 +90,17 @@ def read_by_rows(
         from penstock.readers.reading.parallel_copies import large_fields  # few need it
 
         large = {name: outs[name] for name in large_fields(outs) if name not in crops}
-    requests = [
-        shard.request(
-            RowRequest(
-                rows=visit.rows[a:b],
-                dense=small,
-                others=others,
-                crops={name: crop.take(visit.places(a, b)) for name, crop in crops.items()},
-                mode=mode,
-            )
+    wanted = [
+        RowRequest(
+            rows=visit.rows[a:b],
+            dense=small,
+            others=others,
+            crops={name: crop.take(visit.places(a, b)) for name, crop in crops.items()},
+            mode=mode,
         )
-        for shard, a, b in visit.pieces()
+        for _, a, b in visit.pieces()
     ]
-    if requests:
-        visit.shards[0].fetch(list(zip(visit.shards, requests, strict=True)))
+    requests = _fetched(visit.shards, wanted)
     large_wrong: list[dict[int, str]] = [{} for _ in requests]
     if large and _gather_large(visit, requests, large, large_wrong, reader.copy_threads()):
         small = tuple(name for name in small if name not in large)
@@ -162,9 +159,25 @@ def _read(
 ) -> tuple[RowsOut, bool]:
     """Read the rows of one shard; return also False if some are wrong. first: the shard that was
     asked for what the request needs; a shard that was reopened since is asked again."""
+    if shard is not first:
+        (request,) = _fetched([shard], [request])
     out = RowsOut(arrays=arrays, places=places)
-    shard.read(request if shard is first else shard.request(request), out)
+    shard.read(request, out)
     return out, not out.wrong
+
+
+def _fetched(shards: Sequence[OpenShard], wanted: Sequence[RowRequest]) -> list[RowRequest]:
+    """Return the requests of shards after what they need was fetched."""
+    requests: list[RowRequest] = []
+    try:
+        for shard, each in zip(shards, wanted, strict=True):
+            requests.append(shard.request(each))
+        if requests:
+            shards[0].fetch(list(zip(shards, requests, strict=True)))
+    finally:
+        for each in requests:
+            each.release()
+    return requests
 
 
 def present_fields(

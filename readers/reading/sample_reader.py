@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.reading.plain_rows import PlainRows
     from penstock.readers.reading.span_reading import SpanReader
-    from penstock.readers.types import Encoded
 
 _MODES = get_args(ReadMode)
 
@@ -78,16 +77,16 @@ class SampleReader:
         index = self.index
         choice = self._choice if fields is None else BatchFields(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
-        # Plain rows are read whole.
-        plain = None if crops else self._plain_parts(rows, [0, len(rows)], mode, fields, blocks)
-        if plain is not None:
-            return plain[0]
+        if self._plain is not None and not crops and mode != "pread":  # plain rows are read whole
+            is_chosen = fields is None or tuple(fields) == self._choice.fields
+            plain = self._plain.read(rows, blocks=blocks) if is_chosen else None
+            if plain is not None:
+                self._local.add(bytes_disk=plain.bytes_read)
+                return plain
         visit = self._visit(rows, choice)
         marks: dict[int, str] | None = None if bad is None else {}
-        payloads: list[Encoded] = []
-        slots, size_bytes = None, 0
-        if choice.places:
-            payloads, slots, size_bytes = self._spans.read(visit, choice, mode, marks, blocks)
+        spans = self._spans.read(visit, choice, mode, marks, blocks) if choice.places else None
+        size_bytes = 0 if spans is None else spans.size_bytes
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
@@ -107,18 +106,9 @@ class SampleReader:
             assert bad is not None
             places = range(len(rows)) if visit.order is None else visit.order.tolist()
             bad |= {places[row]: reason for row, reason in marks.items()}
-            if choice.places:
-                from penstock.readers.reading.span_reading import make_empty
-
-                make_empty(sorted(marks), places, payloads, table, choice)
-        arrays = {} if slots is None else slots.columns(visit, payloads, choice)
-        if marks and slots is not None:
-            slots.without(arrays, sorted(marks), places)
         columns = {**choice.values(table), **by_rows}
-        if choice.places:
-            from penstock.readers.reading.span_reading import span_columns
-
-            columns |= span_columns(choice, payloads, table, back, arrays)
+        if spans is not None:
+            columns |= spans.columns(visit, choice, table, back, marks or ())
         for name, crop in (crops or {}).items():
             if name not in choice.dense:
                 from penstock.readers.fieldtypes import cropped  # few need it
@@ -130,25 +120,6 @@ class SampleReader:
             present={**choice.present(table), **present_fields(choice, by_rows)},
             bytes_read=size_bytes,
         )
-
-    def read_parts(
-        self,
-        rows: NDArray[np.int64],
-        bounds: Sequence[int],
-        *,
-        mode: ReadMode,
-        bad: dict[int, str] | None,
-        fields: Sequence[str] | None = None,
-        blocks: Blocks | None = None,
-    ) -> list[SampleBatch]:
-        """Read several batches at once; see `Source.read_parts`."""
-        _check_rows(rows, self.index, mode, self._url)
-        blocks = blocks or self._blocks
-        found = self._plain_parts(rows, bounds, mode, fields, blocks)
-        if found is not None:
-            return found
-        batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
-        return batch.parts(bounds, array=blocks.array)
 
     def _count_rows(
         self, visit: BatchRows, columns: Mapping[str, Column], choice: BatchFields
@@ -166,24 +137,6 @@ class SampleReader:
         if visit.shards:
             self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))
         return size_bytes
-
-    def _plain_parts(
-        self,
-        rows: NDArray[np.int64],
-        bounds: Sequence[int],
-        mode: ReadMode,
-        fields: Sequence[str] | None,
-        blocks: Blocks,
-    ) -> list[SampleBatch] | None:
-        """Return rows that are copied from maps, or None if they can't be."""
-        plain = self._plain
-        if plain is None or mode == "pread":
-            return None
-        if fields is not None and tuple(fields) != self._choice.fields:
-            return None
-        found = plain.read(rows, bounds, blocks=blocks)
-        self._local.add(bytes_disk=sum(part.bytes_read for part in found or ()))
-        return found
 
     def _find_plain(self) -> PlainRows | None:
         """Return a reader of plain rows if the chosen fields may lie in them, else None."""

@@ -3,8 +3,8 @@ make columns of them."""
 
 from __future__ import annotations
 
-import math
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,27 +12,20 @@ from crc32c import crc32c
 
 from penstock.cache import DatasetError
 from penstock.readers.byte_source import NO_BYTES, FileSpan, SourceSpans
-from penstock.readers.fieldtypes import (
-    ARRAY_CODECS,
-    DenseColumn,
-    EncodedColumn,
-    RaggedColumn,
-    codec_number,
-    to_array,
-)
+from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.files import PageAdvice
 from penstock.readers.reading.batch_plan import BatchSpans
 from penstock.readers.reading.row_reading import WRONG_CRC
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.readers.blocks import Blocks
     from penstock.readers.byte_source import Unread
-    from penstock.readers.fieldtypes import ArrayForm, Column
+    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import OpenShard
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
     from penstock.readers.reading.direct_arrays import DirectArrays
@@ -111,95 +104,43 @@ def checksums(
     return sums
 
 
-def span_columns(
-    choice: BatchFields,
-    payloads: list[Encoded],
-    table: NDArray[np.int64],
-    back: NDArray[np.int64] | None,
-    arrays: Mapping[str, Column],
-) -> dict[str, Column]:
-    """Return the columns of n samples.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadSpans:
+    """The spans of a batch that were read and checked.
 
-    payloads: of all spans, sample by sample. back: the position of each sample in there, int64,
-    shape (n,); None if they are in order. table: of the samples, in order. arrays: columns that
-    exist already.
+    payloads: of all spans of the visit, sample by sample; empty if a sample lacks the field. slots:
+    the arrays, whose bytes are in their slots; None if there are none. size_bytes: that were read.
     """
-    columns = dict(arrays)
-    fields = len(choice.names)
-    if back is None and fields > 1:
-        back = np.arange(len(table))
-    for field, (name, place, form) in enumerate(
-        zip(choice.names, choice.places, choice.forms, strict=True)
-    ):
-        if name in arrays:
-            continue
-        if back is None:
-            samples = payloads
-        else:
-            at = back if fields == 1 else back * fields + field
-            samples = [payloads[i] for i in at.tolist()]
-        if form is None:
-            dims = None
+
+    payloads: list[Encoded]
+    slots: DirectArrays | None
+    size_bytes: int
+
+    def columns(
+        self,
+        visit: BatchRows,
+        choice: BatchFields,
+        table: NDArray[np.int64],
+        back: NDArray[np.int64] | None,
+        bad: Collection[int],
+    ) -> dict[str, Column]:
+        """Return the columns in the batch's order. table: of the samples, in that order. back: as
+        `BatchRows.back` returns it. bad: samples of the visit, whose values become empty or 0."""
+        payloads, fields = self.payloads, len(choice.names)
+        for row in bad:
+            payloads[row * fields : (row + 1) * fields] = [NO_BYTES] * fields
+        columns = {} if self.slots is None else self.slots.columns(visit, payloads, choice, bad)
+        order = range(len(table)) if back is None else back.tolist()
+        for field, (name, place) in enumerate(zip(choice.names, choice.places, strict=True)):
+            if name in columns:
+                continue
+            samples, dims = payloads, None
+            if back is not None or fields > 1:
+                samples = [payloads[row * fields + field] for row in order]
             if place.height is not None:
                 dims = table[:, place.height : place.height + 2].astype(np.int32)
             columns[name] = EncodedColumn(samples, dims)
-            continue
-
-        assert place.codec is not None
-        lengths = None
-        if place.lengths is not None:
-            lengths = table[:, place.lengths : place.lengths + len(form.shape)]
-        columns[name] = array_column(samples, form, codecs=table[:, place.codec], lengths=lengths)
-    return columns
-
-
-def array_column(
-    payloads: Sequence[Encoded],
-    form: ArrayForm,
-    *,
-    codecs: NDArray[np.int64],
-    lengths: NDArray[np.int64] | None,
-) -> DenseColumn | RaggedColumn:
-    """Return the arrays of n samples in the dtype of their field.
-
-    payloads: empty if a sample is missing or bad; its numbers are then zeros. codecs: numbers in
-    ARRAY_CODECS, shape (n,). lengths: of the arrays, shape (n, dimensions), if shapes differ; 0 if
-    a sample is missing or bad. The index has checked that payloads have the bytes that their shapes
-    take.
-    """
-    has_bytes = np.fromiter(map(len, payloads), np.int64, len(payloads)) > 0
-    is_native = bool((codecs[has_bytes] == codec_number(form.dtype.str)).all())
-    if lengths is None:
-        shape = (len(payloads), *form.fixed_shape)
-        is_complete = bool(has_bytes.all()) or not math.prod(form.fixed_shape)
-        if is_native and is_complete and len(payloads):
-            return DenseColumn(np.concatenate(payloads).view(form.dtype).reshape(shape))
-        values = np.zeros(shape, form.dtype)
-        for row in np.flatnonzero(has_bytes).tolist():
-            codec = ARRAY_CODECS[codecs[row]]
-            values[row] = to_array(payloads[row], codec, form.fixed_shape, form.dtype)
-        return DenseColumn(values)
-    if is_native and len(payloads):
-        flat = np.concatenate(payloads).view(form.dtype)
-    else:
-        flat = np.concatenate(
-            [
-                np.empty(0, form.dtype),
-                *(
-                    to_array(payload, ARRAY_CODECS[codec], own, form.dtype).reshape(-1)
-                    for payload, codec, own in zip(
-                        payloads, codecs.tolist(), lengths.tolist(), strict=True
-                    )
-                    if len(payload)
-                ),
-            ]
-        )
-    rest = form.rest
-    counts = lengths[:, 0] if rest is not None else lengths.prod(axis=1)
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    if rest is None:
-        return RaggedColumn(flat, offsets, lengths)
-    return RaggedColumn(flat.reshape(int(offsets[-1]), *rest), offsets)
+        return columns
 
 
 class SpanReader:
@@ -217,9 +158,9 @@ class SpanReader:
         mode: ReadMode,
         marks: dict[int, str] | None,
         blocks: Blocks,
-    ) -> tuple[list[Encoded], DirectArrays | None, int]:
-        """Read the spans of a batch and check them. Returns the bytes of all spans, including empty
-        ones, the slots of arrays, whose bytes are in their slots, and the number of bytes read."""
+    ) -> ReadSpans:
+        """Read the spans of a batch and check them. marks: as in `SampleReader.read`, by the
+        visit's samples."""
         spans, slots = BatchSpans.of(visit, choice), None
         size_bytes = int((spans.ends - spans.starts).sum())
         if choice.has_arrays:
@@ -260,12 +201,12 @@ class SpanReader:
             row, field = divmod(spans.place(span), len(choice.places))
             prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
             marks.setdefault(row, f"{prefix}{reason}")
-        if spans.places is None:
-            return payloads, slots, size_bytes
-        with_empty: list[Encoded] = [NO_BYTES] * spans.count
-        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
-            with_empty[place] = payload
-        return with_empty, slots, size_bytes
+        if spans.places is not None:
+            with_empty: list[Encoded] = [NO_BYTES] * spans.count
+            for place, payload in zip(spans.places.tolist(), payloads, strict=True):
+                with_empty[place] = payload
+            payloads = with_empty
+        return ReadSpans(payloads=payloads, slots=slots, size_bytes=size_bytes)
 
     def _refetch(
         self,
@@ -309,19 +250,3 @@ class SpanReader:
                 if marks is None:
                     raise self._reader.corruption(number, int(spans.rows[span]), WRONG_CRC)
                 marks[span] = WRONG_CRC
-
-
-def make_empty(
-    rows: list[int],
-    places: Sequence[int],
-    payloads: list[Encoded],
-    table: NDArray[np.int64],
-    choice: BatchFields,
-) -> None:
-    """Empty the payloads and lengths of bad samples. rows: of the visit. places: their positions in
-    the batch. table: in the batch's order."""
-    for row in rows:
-        for field, place in enumerate(choice.places):
-            payloads[row * len(choice.places) + field] = NO_BYTES
-            if place.lengths is not None:
-                table[places[row], place.lengths : place.lengths + choice.dimensions(field)] = 0

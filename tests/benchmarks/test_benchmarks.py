@@ -423,6 +423,9 @@ def test_native_arrays_are_compared_with_torch_and_a_loop(tmp_path: Path) -> Non
             assert case[side]["gb_per_s"] > 0
         for other in native_arrays.OTHERS:
             assert case[f"penstock files over {other}"]["median"] > 0
+    native_arrays.main(["--quick", "--step-ms", "0.1", "--results", str(tmp_path)])
+    found = json.loads((tmp_path / "native_arrays_steps.json").read_text())
+    assert all(0 < case["penstock files"]["au"] < 1 for case in found["cases"].values())
 
 
 def test_tokens_are_compared_with_slices_and_torch(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ A pack consists of Arrow files. They contain everything that an index would reco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.files import OWN_FOLDER
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.byte_source import ShardPlace
-    from penstock.readers.formats.format import ShardEntry, ShardOpener
+    from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
@@ -38,10 +37,12 @@ class PackFormat(Format):
         """
         return origin.selection is None and any(origin.entry(name) is not None for name in _TRACES)
 
-    def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """Return the opener of a shard. It needs no sidecar: the shard describes itself."""
+    def open(
+        self, entry: ShardEntry, sidecar: Callable[[], Sidecar], place: ShardPlace
+    ) -> PackShard:
+        """Open a shard at its place. It needs no sidecar: the shard describes itself."""
         del sidecar
-        return PackOpener(entry)
+        return PackShard(place, entry)
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
@@ -49,17 +50,6 @@ class PackFormat(Format):
         """Return the cache key of a shard's blob: a key by content, so that copies share it."""
         del etag
         return origin.blob_key(name, f"crc32c-{crc32c:08x}-{columns_crc32c:08x}")
-
-
-@dataclass(frozen=True, slots=True)
-class PackOpener:
-    """Opens one shard of a pack."""
-
-    entry: ShardEntry
-
-    def open(self, place: ShardPlace) -> PackShard:
-        """Open the shard at its place."""
-        return PackShard(place, self.entry)
 
 
 FORMAT = PackFormat()

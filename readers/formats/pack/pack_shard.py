@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField
 
-# Rows are copied through a buffer that stays in the processor's cache: 13 % faster than through one
-# buffer for all rows, for 256 rows of 12 KiB from 4 shards.
-_CHUNK_BYTES = 64 * 2**10
+# Copying a larger row by a statement of its own costs less than copying it twice: for 128 rows of
+# 12 KiB, 0.26 ms instead of 0.38 ms.
+_LARGE_ROW_BYTES = 4096
 
 WRONG_CRC = "its bytes differ from those that were packed: its CRC-32C is wrong"
 
@@ -57,7 +57,6 @@ class DenseRows:
         self._start = field.start
         self._bounds = block_bounds(field.form, field.rows)
         self._each = block_rows(field.form)
-        self._at_once = max(1, _CHUNK_BYTES // max(1, field.form.row_bytes))
         self._is_bits = field.form.is_bits
         self.has_ranges, self._crcs = field.form.has_ranges, field.crcs
         self._sums = field.blocks.tolist()
@@ -124,20 +123,18 @@ class DenseRows:
         return [sample.view(self._form.dtype).reshape(row) for sample in loaded]
 
     def put(self, rows: Ints, out: NDArray[Any], places: Places) -> None:
-        """Copy the rows, unchecked, to out[places]; without a temporary array for a slice."""
+        """Copy the rows, unchecked, to out[places], without a temporary array if they are large."""
         if self._is_bits:
             out[places] = self._bits(rows)
         elif isinstance(places, slice):
             # mode="raise" would copy once more; the caller has checked that the rows exist.
             self._values.take(rows, axis=0, out=out[places], mode="clip")
-        elif len(rows) <= (step := self._at_once):
+        elif self._form.row_bytes < _LARGE_ROW_BYTES:
             out[places] = self._values.take(rows, axis=0)
         else:
-            buffer = np.empty((step, *out.shape[1:]), out.dtype)
-            for start in range(0, len(rows), step):
-                part = rows[start : start + step]
-                taken = self._values.take(part, axis=0, out=buffer[: len(part)], mode="clip")
-                out[places[start : start + step]] = taken
+            values = self._values
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                out[place] = values[row]
 
     def each(self, rows: Ints) -> Iterator[NDArray[Any]]:
         """Yield views of the rows, unchecked, one after the other."""

@@ -154,7 +154,6 @@ class User:
             "reader": reader,
             "draws": NoDraws(),
             "graphs": ImageGraphs({"image": graph}),  # type: ignore[dict-item]
-            "pads": None,
             "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }

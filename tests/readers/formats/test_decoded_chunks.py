@@ -96,7 +96,8 @@ def test_memory_stays_within_its_limit_and_kept_chunks_are_unchanged(
             found, _ = kept.add(key, chunk(number, 8), size_bytes=8, uses=10)
         left[number] = found.left
         assert (found.value == number).all()
-        kept.use(key, found, taken)
+        kept.count_use(key, found, taken)
+        kept.expire()
         del found
         leaving = kept.shrink(most)
         for other, each in leaving:

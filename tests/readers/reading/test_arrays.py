@@ -1,4 +1,4 @@
-"""Test arrays decoded from payloads, numbers as bits in a table, and checksums of joined bytes."""
+"""Test codecs of arrays, numbers as bits in a table, and checksums of joined bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from penstock.readers import Facts, Rejection, array_codec
 from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     ArrayForm,
-    DenseColumn,
-    RaggedColumn,
     as_bits,
     bare_facts,
     codec_number,
     from_bits,
 )
-from penstock.readers.reading import array_column, joined_crc
+from penstock.readers.reading import joined_crc
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -43,52 +41,6 @@ def test_numbers_survive_the_bits_of_a_table(dtype: str) -> None:
     again = from_bits(table[:, 1], kind)
     assert again.dtype == kind
     assert np.array_equal(again, values, equal_nan=kind.kind in "fc")
-
-
-shapes = st.lists(st.integers(0, 4), min_size=0, max_size=3)
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_arrays_of_any_codec_are_decoded_unchanged(data: st.DataObject) -> None:
-    dtype = np.dtype(data.draw(st.sampled_from(["uint8", "int16", "float32", "float64"])))
-    shape = data.draw(shapes)
-    open = [data.draw(st.booleans()) for _ in shape]
-    form = ArrayForm(dtype, tuple(None if o else s for o, s in zip(open, shape, strict=True)))
-    arrays, payloads, codecs, lengths = [], [], [], []
-    for seed in range(data.draw(st.integers(0, 5))):
-        rng = np.random.default_rng(seed)
-        own = [int(rng.integers(0, 4)) if o else s for o, s in zip(open, shape, strict=True)]
-        is_missing = data.draw(st.booleans()) and data.draw(st.booleans())
-        values = np.zeros([0 if o else s for o, s in zip(open, shape, strict=True)], dtype)
-        payload = np.empty(0, np.uint8)
-        stored = data.draw(st.sampled_from(["=", ">", "<"]))
-        is_fortran = data.draw(st.booleans()) and len(shape) > 1
-        if not is_missing:
-            values = np.asarray(rng.integers(0, 99, own), dtype)
-            kept = values.astype(dtype.newbyteorder(stored))
-            payload = np.frombuffer(kept.tobytes("F" if is_fortran else "C"), np.uint8)
-        codec = dtype.newbyteorder(stored).str + (":F" if is_fortran else "")
-        arrays.append(values)
-        payloads.append(payload)
-        codecs.append(codec_number(codec))
-        lengths.append(values.shape if not is_missing else [0] * len(shape))
-    column = array_column(
-        payloads,
-        form,
-        codecs=np.array(codecs, np.int64),
-        lengths=np.array(lengths, np.int64).reshape(-1, len(shape)) if form.is_ragged else None,
-    )
-    assert len(column) == len(arrays)
-    assert column.values.dtype == dtype
-    for row, values in enumerate(arrays):
-        if isinstance(column, DenseColumn):
-            assert np.array_equal(column.values[row], values)
-        else:
-            assert isinstance(column, RaggedColumn)
-            assert np.array_equal(column.sample(row).reshape(-1), values.reshape(-1))
-            if len(payloads[row]):
-                assert column.sample(row).shape == values.shape
 
 
 def test_every_codec_has_a_number() -> None:

@@ -264,3 +264,33 @@ def test_decoded_chunks_arent_fetched_again_without_a_cache(
             assert batch.columns["y"].values.tolist() == [i / 4 for i in batch.ids.tolist()]
         assert dataset.bytes_fetched - before == wanted
         assert len(calls) < ROWS // 6
+
+
+@pytest.mark.parametrize("fault", ["a shard's needs", "the fetch"])
+def test_what_a_failed_batch_claimed_is_fetched_by_the_next(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with opened(place, tmp_path, max_bytes=1) as dataset:
+        rows = rows_of(dataset)
+        dataset.open()
+        assert dataset.remote is not None
+        with monkeypatch.context() as patch:
+            calls: list[int] = []
+
+            def fail(*_: Any, **__: Any) -> Any:
+                calls.append(1)
+                raise FetchError("planted", uri="x")
+
+            if fault == "the fetch":
+                patch.setattr(dataset.remote.fetcher, "fetch", fail)
+            else:
+                needs = blocks.Reader.needs
+
+                def fail_later(self: Any, *arguments: Any) -> Any:
+                    return fail() if self._first else needs(self, *arguments)
+
+                patch.setattr(blocks.Reader, "needs", fail_later)
+            with pytest.raises(FetchError, match="planted"):
+                dataset.read(rows)
+            assert calls
+        check(dataset, rows)  # doesn't wait for the failed batch

@@ -45,12 +45,10 @@ def values(column: Any) -> list[list[int]]:
     return [list(map(int, row)) for row in column.values]
 
 
-@pytest.mark.parametrize("span", [2**62, 1])
 @pytest.mark.parametrize("maps", [4096, 3])
 def test_rows_of_many_shards_equal_gathered_ones(
-    root: Path, span: int, maps: int, monkeypatch: pytest.MonkeyPatch
+    root: Path, maps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plain_rows, "MAX_SPAN", span)
     monkeypatch.setattr(plain_rows, "MAX_MAPS", maps)
     with Dataset(root, **SETTINGS) as dataset:
         rows = rows_of(dataset)
@@ -61,16 +59,16 @@ def test_rows_of_many_shards_equal_gathered_ones(
             assert batch.ids.tolist() == dataset.ids(rows[start : start + 37]).tolist()
             assert batch.bytes_read == 18 * len(batch)
         bounds = [0, 10, 50, len(rows)]
-        parts = dataset.read_parts(rows, bounds)
+        parts = dataset.read(rows).parts(bounds)
         found = [row for part in parts for row in values(part.columns["tokens"])]
         assert found == wanted
         assert [len(part) for part in parts] == [10, 40, len(rows) - 50]
         assert dataset.traffic().bytes_disk > 0
 
 
-def test_each_part_is_in_memory_of_its_own(root: Path) -> None:
+def test_parts_are_disjoint_and_writable(root: Path) -> None:
     with Dataset(root, **SETTINGS) as dataset:
-        first, second = dataset.read_parts(rows_of(dataset)[:8], [0, 4, 8], blocks=Blocks())
+        first, second = dataset.read(rows_of(dataset)[:8], blocks=Blocks()).parts([0, 4, 8])
     one, other = first.columns["tokens"], second.columns["tokens"]
     assert isinstance(one, DenseColumn)
     assert isinstance(other, DenseColumn)

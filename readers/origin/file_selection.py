@@ -17,7 +17,7 @@ from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable, unsafe_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.readers.origin.listed_files import Entry
 
@@ -249,63 +249,69 @@ def _each(tree: Tree, ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list
 
 
 def _shown(names: list[str]) -> str:
-    few = ", ".join(printable(name.encode("utf-8", "surrogateescape")) for name in names[:3])
+    few = ", ".join(printable(os.fsencode(name)) for name in names[:3])
     return f"{few}, …" if len(names) > 3 else few
 
 
 def _matches(tree: Tree, pattern: str) -> list[Listed]:
-    parts = pattern.split("/")
-    folders = [""]
-    while parts[0] != _EVERYTHING and len(parts) > 1:
-        folders = _folders(tree, folders, parts.pop(0))
-    found = list(_files(tree, folders, parts))
-    if len(found) > MAX_NAMES:
-        raise ConfigError(
-            f"url: {pattern!r} matches {len(found):,} files, wanted {MAX_NAMES:,} at most."
-        )
-    return sorted(found, key=lambda each: each[0].encode("utf-8", "surrogateescape"))
-
-
-def _folders(tree: Tree, above: list[str], part: str) -> list[str]:
-    if not _is_magic(part):
-        return [_below(folder, part) for folder in above]
-    fits = _fitting(part)
-    return [
-        _below(folder, name)
-        for folder, (_, names) in zip(above, _each(tree, tree.top, above), strict=True)
-        for name in names
-        if fits(name)
-    ]
-
-
-def _files(tree: Tree, above: list[str], parts: list[str]) -> Iterator[Listed]:
-    if parts[0] == _EVERYTHING:
-        for folder in above:
-            yield from _deep(tree, folder, parts)
-    elif not _is_magic(parts[0]):
-        names = [_below(folder, parts[0]) for folder in above]
-        found = zip(names, _each(tree, tree.find, names), strict=True)
-        yield from ((name, file) for name, file in found if file is not None)
+    parts, folders, depth = pattern.split("/"), [""], 0
+    while parts[depth] != _EVERYTHING and depth < len(parts) - 1:
+        depth += 1
+        folders = _subfolders(tree, folders, parts[:depth])
+    part, listed = parts[depth], list[Listed]()
+    if part == _EVERYTHING:
+        listed += (file for folder in folders for file in tree.walk(folder))
+    elif _is_magic(part):
+        listed += (file for files, _ in _each(tree, tree.top, folders) for file in files)
     else:
-        fits = _fitting(parts[0])
-        for files, _ in _each(tree, tree.top, above):
-            yield from (
-                (n, file) for n, file in files if fits(n.rpartition("/")[2]) and _is_safe(n)
-            )
+        names = [_below(folder, part) for folder in folders]
+        found = zip(names, _each(tree, tree.find, names), strict=True)
+        listed += ((name, entry) for name, entry in found if entry is not None)
+    fits = _matcher(parts)
+    matching = [each for each in listed if fits(each[0])]
+    if len(matching) > MAX_NAMES:
+        raise ConfigError(
+            f"url: {pattern!r} matches {len(matching):,} files, wanted {MAX_NAMES:,} at most."
+        )
+    return sorted(matching, key=lambda each: os.fsencode(each[0]))
 
 
-def _deep(tree: Tree, folder: str, parts: list[str]) -> Iterator[Listed]:
-    regex = _compiled(_regex(parts), parts)
-    skip = len(folder) + 1 if folder else 0
-    for name, file in tree.walk(folder):
-        rest = name[skip:]
-        hidden = map(is_passed_over, rest.encode("utf-8", "surrogateescape").split(b"/"))
-        if regex.fullmatch(rest) and _is_safe(name) and not any(hidden):
-            yield name, file
+def _subfolders(tree: Tree, above: list[str], parts: list[str]) -> list[str]:
+    """Return the folders inside others that match the last part of a pattern."""
+    if not _is_magic(parts[-1]):
+        return [_below(folder, parts[-1]) for folder in above]
+    fits = _matcher(parts)
+    listed = zip(above, _each(tree, tree.top, above), strict=True)
+    below = (_below(folder, name) for folder, (_, names) in listed for name in names)
+    return [folder for folder in below if fits(folder)]
+
+
+def _matcher(parts: list[str]) -> Callable[[str], bool]:
+    """Return a function that tells whether a name matches a pattern, may be used as a path, and has
+    no hidden part that the pattern doesn't name."""
+    try:
+        regex = re.compile(_regex(parts))
+    except re.error:
+        raise ConfigError(
+            f"url: {'/'.join(parts)!r} isn't a pattern. Wanted a set such as [0-9] in brackets."
+        ) from None
+    named = parts[: parts.index(_EVERYTHING)] if _EVERYTHING in parts else parts
+
+    def is_shown(inside: str, part: str) -> bool:
+        may_be_hidden = not _is_magic(part) or (part[:1] == "." and inside[:1] == ".")
+        return may_be_hidden or not is_passed_over(os.fsencode(inside))
+
+    def fits(name: str) -> bool:
+        if regex.fullmatch(name) is None or unsafe_reason(os.fsencode(name)) is not None:
+            return False
+        pairs = itertools.zip_longest(name.split("/"), named, fillvalue="*")
+        return all(is_shown(inside, part) for inside, part in pairs)
+
+    return fits
 
 
 def _regex(parts: list[str]) -> str:
-    """Return the regular expression of the parts from the first ** on."""
+    """Return the regular expression of a pattern."""
     text = ""
     for number, part in enumerate(parts, 1):
         is_last = number == len(parts)
@@ -314,15 +320,6 @@ def _regex(parts: list[str]) -> str:
         else:
             text += _part_regex(part) + ("" if is_last else "/")
     return text
-
-
-def _compiled(regex: str, parts: list[str]) -> re.Pattern[str]:
-    try:
-        return re.compile(regex)
-    except re.error:
-        raise ConfigError(
-            f"url: {'/'.join(parts)!r} isn't a pattern. Wanted a set such as [0-9] in brackets."
-        ) from None
 
 
 def _part_regex(part: str) -> str:
@@ -347,20 +344,5 @@ def _is_magic(part: str) -> bool:
     return has_star(part) or bool(_SET_IN_PART.search(part))
 
 
-def _fitting(part: str) -> Callable[[str], bool]:
-    regex = _compiled(_part_regex(part), [part])
-
-    def fits(name: str) -> bool:
-        hidden = is_passed_over(name.encode("utf-8", "surrogateescape"))
-        is_named = not hidden or (part[:1] == "." and name[:1] == ".")
-        return bool(is_named and regex.fullmatch(name))
-
-    return fits
-
-
 def _below(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _is_safe(name: str) -> bool:
-    return unsafe_reason(name.encode("utf-8", "surrogateescape")) is None

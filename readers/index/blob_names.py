@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, overload
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import BlobSource
 from penstock.readers.files import printable
@@ -14,22 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base import Segment
+    from penstock.readers.formats import Sidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import RemoteFolder
 
 
 class BlobNames:
-    """The keys and sources of a dataset's shards. segments: returns a shard's segments; may fetch
-    its sidecar. fields: for data in chunks, the fields whose bytes the blobs hold."""
+    """The keys and sources of a dataset's shards. sidecar: reads the sidecar of a shard. fields: for data in chunks, the fields whose
+    bytes the blobs hold."""
 
     def __init__(
         self,
         origin: RemoteFolder,
         manifest: Manifest,
-        segments: Callable[[int], Sequence[Segment]],
+        sidecar: Callable[[int], Sidecar],
         fields: tuple[str, ...],
     ) -> None:
-        self._origin, self._manifest, self._segments = origin, manifest, segments
+        self._origin, self._manifest, self._sidecar = origin, manifest, sidecar
+        self._kept = fields
         self._fields = json.dumps([name for name in manifest.about.schema if name in fields])
         self._sizes = manifest.bytes_of(fields) if manifest.is_of_chunks else manifest.shard_bytes
         self._keys: tuple[str, ...] | None = None
@@ -59,8 +62,11 @@ class BlobNames:
             return BlobSource(
                 key=key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
-        count = None if manifest.is_of_chunks else int(manifest.files[shard])
-        segments = _LazySegments(lambda: self._segments(shard), count)
+        may_lack = getattr(manifest.format, "may_lack_objects", False)
+        segments = _LazySegments(
+            lambda: self._sidecar(shard).segments(self._kept, may_lack=may_lack),
+            None if manifest.is_of_chunks else int(manifest.files[shard]),
+        )
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
         return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
@@ -74,24 +80,14 @@ class BlobNames:
         )
 
 
-class _LazySegments(Sequence["Segment"]):
+class _LazySegments(Sequence[Any]):
     """Segments that are loaded on first access. count: their number, if it is known."""
 
     def __init__(self, load: Callable[[], Sequence[Segment]], count: int | None) -> None:
-        self._load, self._count = load, count
-        self._segments: Sequence[Segment] | None = None
+        self._load, self._count = cache(load), count
 
     def __len__(self) -> int:
-        return len(self._loaded()) if self._count is None else self._count
+        return len(self._load()) if self._count is None else self._count
 
-    @overload
-    def __getitem__(self, i: int) -> Segment: ...
-    @overload
-    def __getitem__(self, i: slice) -> Sequence[Segment]: ...
-    def __getitem__(self, i: int | slice) -> Segment | Sequence[Segment]:
-        return self._loaded()[i]
-
-    def _loaded(self) -> Sequence[Segment]:
-        if self._segments is None:
-            self._segments = self._load()
-        return self._segments
+    def __getitem__(self, i: Any) -> Any:
+        return self._load()[i]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -63,19 +64,16 @@ class IndexShards:
         fields: tuple[str, ...] | None = None,
     ) -> None:
         self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
-        self._fields = kept = tuple(manifest.about.schema) if fields is None else fields
+        self._fields = tuple(manifest.about.schema) if fields is None else fields
         self._chunks: DecodedChunks | None = None
-        self._blobs: BlobNames | None = None
-        if origin.remote is not None:
-            from penstock.readers.index.blob_names import BlobNames
 
-            may_lack = manifest.format.may_lack_objects
-            self._blobs = BlobNames(
-                cast("RemoteFolder", origin),
-                manifest,
-                lambda shard: sidecars.read(shard).segments(kept, may_lack=may_lack),
-                kept,
-            )
+    @cached_property
+    def _blobs(self) -> BlobNames:
+        """The names of a remote dataset's shards in a cache."""
+        from penstock.readers.index.blob_names import BlobNames
+
+        origin = cast("RemoteFolder", self._origin)
+        return BlobNames(origin, self._manifest, self._sidecars.read, self._fields)
 
     def keeping(self, fields: tuple[str, ...]) -> IndexShards:
         """Return the same shards, of which only the bytes of these fields are cached."""
@@ -165,16 +163,11 @@ class IndexShards:
     def source(self, shard: int) -> BlobSource:
         """Describe a shard of a remote dataset as a blob, without I/O. Reading its segments may
         fetch its sidecar and raise FetchError or CorruptShardError."""
-        return self._blob_names().source(shard)
+        return self._blobs.source(shard)
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
-        return self._blob_names().keys()
-
-    def _blob_names(self) -> BlobNames:
-        if self._blobs is None:
-            raise TypeError(f"{self._origin.url} is local: its shards aren't in a cache")
-        return self._blobs
+        return self._blobs.keys()
 
 
 _MOST_FETCHES = 3

@@ -17,7 +17,6 @@ from penstock.readers.formats.format import DatasetFiles, Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.formats.format import Listing
     from penstock.readers.origin import Origin
 
 

@@ -17,6 +17,7 @@ from penstock.readers.formats.format import DatasetFiles, Format
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.readers.formats.format import Listing
     from penstock.readers.origin import Origin
 
 

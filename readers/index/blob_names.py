@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class BlobNames:
-    """The keys and sources of a dataset's shards. sidecar: reads the sidecar of a shard. fields: for data in chunks, the fields whose
-    bytes the blobs hold."""
+    """The keys and sources of a dataset's shards. sidecar: reads the sidecar of a shard. fields:
+    for data in chunks, the fields whose bytes the blobs hold."""
 
     def __init__(
         self,

@@ -62,7 +62,8 @@ class FolderFiles(SpanListing):
         files = found.entries
         self._found_folders = found.directories
         self._manifest = _manifest_entry(origin) if origin.arrangement.manifest else None
-        self._metadata = [f for f in files if f.name.rpartition(b"/")[2] in METADATA]
+        some = (file for file in files if file.name.endswith(METADATA))
+        self._metadata = [file for file in some if file.name.rpartition(b"/")[2] in METADATA]
         if found.directories:
             times = {table.name: table.mtime_ns for table in self._tables(origin, files)}
             found = replace(found, directories={**found.directories, **times})

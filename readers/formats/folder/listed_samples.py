@@ -36,6 +36,8 @@ from penstock.readers.origin import QuarantineEntry, left_out_for
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
 
@@ -192,20 +194,7 @@ def listed_samples(
         columns[main] = _FIELDS.get(type(types[main]), "file")
     if not len(table):
         raise DatasetNotFoundError(f"{url}: {table.source} has no rows, so it lists no samples.")
-    missing: dict[int, QuarantineEntry] = {}
-    number_of: dict[bytes, int] = {}
-    numbers = {field: np.full(len(table), MISSING, np.int64) for field in columns.values()}
-    for column, field in columns.items():
-        for row, name in enumerate(names[column]):
-            if name is not None and name in found:
-                numbers[field][row] = number_of.setdefault(name, len(number_of))
-            elif name is not None or column == main:
-                where = f"{table.source}, {table.place(row)}"
-                reason = f"the row names no file ({where})"
-                if name is not None:
-                    reason = f"{field}: the file isn't there ({where})"
-                entry = QuarantineEntry(name=name or where.encode(), reason=reason)
-                missing.setdefault(row, entry)
+    numbers, number_of, missing = _numbered(table, names, columns, main, found)
     if len(missing) == len(table):
         example, remedy = _similar(missing[0].name, found, url)
         raise DatasetError(
@@ -248,6 +237,35 @@ def listed_samples(
     # In the order of the table's columns, the sample's own file first.
     order = [columns[main], *(columns.get(name, name) for name in table.columns)]
     return replace(samples, types={n: samples.types[n] for n in order if n in samples.types})
+
+
+def _numbered(
+    table: TextTable,
+    names: Mapping[str, Sequence[bytes | None]],
+    columns: Mapping[str, str],
+    main: str,
+    found: Mapping[bytes, Entry],
+) -> tuple[dict[str, NDArray[np.int64]], dict[bytes, int], dict[int, QuarantineEntry]]:
+    """Number the files that a table names.
+
+    Returns the numbers of each field's files by row, the number of each file by its name, and a
+    quarantine entry for each row whose file doesn't exist or that names none of its own.
+    """
+    missing: dict[int, QuarantineEntry] = {}
+    number_of: dict[bytes, int] = {}
+    numbers = {field: np.full(len(table), MISSING, np.int64) for field in columns.values()}
+    for column, field in columns.items():
+        for row, name in enumerate(names[column]):
+            if name is not None and name in found:
+                numbers[field][row] = number_of.setdefault(name, len(number_of))
+            elif name is not None or column == main:
+                where = f"{table.source}, {table.place(row)}"
+                reason = f"the row names no file ({where})"
+                if name is not None:
+                    reason = f"{field}: the file isn't there ({where})"
+                entry = QuarantineEntry(name=name or where.encode(), reason=reason)
+                missing.setdefault(row, entry)
+    return numbers, number_of, missing
 
 
 def _file_columns(

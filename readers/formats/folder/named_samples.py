@@ -36,14 +36,12 @@ from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.file_kinds import Kind
     from penstock.readers.origin import Entry
 
     Read = Callable[[Sequence[Entry]], Sequence[bytes]]
-    Companions = Mapping[bytes, Entry]
+    Companions = Mapping[Kind, Mapping[bytes, Entry]]
     PairedFiles = Mapping[bytes, Sequence[Entry]]
 
 LARGEST_JSON_BYTES = 2**20
@@ -81,7 +79,7 @@ def class_folder_samples(
     found = list(found)
     kinds = [kind_of(file.name) for file in found]
     kind = _main_kind(found, kinds)
-    files, companions = _with_companions(found, kinds, kind)
+    files, companions = _split(found, kinds, kind)
     files.sort(key=_class_order)
     classes = _classes(files, kind)
     given = schema.get("label")
@@ -104,39 +102,50 @@ def class_folder_samples(
     values: dict[str, Column] = {}
     if classes:
         types["label"], values["label"] = _labels(samples, classes, given)
-    all_files = list(samples)
-    places: dict[str, NDArray[np.int64]] = {kind: np.arange(len(samples), dtype=np.int64)}
-    stems = [stem(file.name) for file in samples] if companions else []
-    for other, field in _COMPANIONS.items():
-        mine = companions.get(other, {})
+    images = [each for each in stray if kind_of(each.name) == "image"]
+    found_samples = SpanSamples(
+        names=[file.name for file in samples],
+        files=samples,
+        spans={kind: whole_files(np.arange(len(samples)), samples)},
+        types=types,
+        values=values,
+        quarantined=stray,
+        left_out=left_out_sentences("images", images),
+    )
+    if companions:
+        return _with_companions(found_samples, companions, read, schema)
+    return found_samples
+
+
+def _with_companions(
+    samples: SpanSamples, companions: Companions, read: Read, schema: Mapping[str, FieldType]
+) -> SpanSamples:
+    """Add the fields whose files share the samples' names: captions, arrays and JSON."""
+    stems = [stem(name) for name in samples.names]
+    files, types, spans = list(samples.files), dict(samples.types), dict(samples.spans)
+    for kind, field in _COMPANIONS.items():
+        mine = companions.get(kind, {})
         if field and not mine.keys().isdisjoint(stems):
             number_of: dict[bytes, int] = {}
             for each in stems:
                 if each in mine and each not in number_of:
-                    number_of[each] = len(all_files)
-                    all_files.append(mine[each])
-            types[field] = TYPES[other]
-            places[field] = np.array([number_of.get(each, MISSING) for each in stems], np.int64)
-    of_samples = set(stems)
+                    number_of[each] = len(files)
+                    files.append(mine[each])
+            numbers = [number_of.get(each, MISSING) for each in stems]
+            types[field] = TYPES[kind]
+            spans[field] = whole_files(np.array(numbers, np.int64), files)
+    known = set(stems)
     alone = [
         QuarantineEntry(name=file.name, reason=_NO_SAMPLE)
         for mine in companions.values()
         for own, file in mine.items()
-        if own not in of_samples
+        if own not in known
     ]
-    images = [each for each in stray if kind_of(each.name) == "image"]
-    found_samples = SpanSamples(
-        names=[file.name for file in samples],
-        files=all_files,
-        spans={field: whole_files(numbers, all_files) for field, numbers in places.items()},
-        types=types,
-        values=values,
-        quarantined=[*stray, *alone],
-        left_out=left_out_sentences("images", images),
-    )
+    quarantined = [*samples.quarantined, *alone]
+    samples = replace(samples, files=files, types=types, spans=spans, quarantined=quarantined)
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
-    return _with_json(found_samples, rows, read, schema) if rows else found_samples
+    return _with_json(samples, rows, read, schema) if rows else samples
 
 
 def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
@@ -154,7 +163,7 @@ def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
     return "image"
 
 
-def _with_companions(
+def _split(
     files: Sequence[Entry], kinds: Sequence[Kind | None], main: Kind
 ) -> tuple[list[Entry], dict[Kind, dict[bytes, Entry]]]:
     """Separate the samples' own files from their companions, which are returned by kind and stem.

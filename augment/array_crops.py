@@ -19,7 +19,7 @@ from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.recipe import operations_of
 from penstock.cache import RecipeError
-from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_parts, samples_of
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_parts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -237,7 +237,7 @@ class ArrayDraws:
         corners = self._corners(crop, content.ids, epoch, shapes)
         out = np.zeros((len(content), *crop.shape), column.values.dtype)
         there = np.flatnonzero(~is_small)
-        put_parts(samples_of(column, there), corners[there], out, there)
+        put_parts(map(column.sample, there.tolist()), corners[there], out, there)
         return DenseColumn(out)
 
     def _corners(
@@ -260,5 +260,5 @@ class ArrayDraws:
 def _shapes(column: DenseColumn | RaggedColumn, dimensions: int) -> Ints:
     if isinstance(column, RaggedColumn) and column.shapes is not None:
         return column.shapes
-    samples = samples_of(column, np.arange(len(column)))
+    samples = map(column.sample, range(len(column)))
     return np.array([each.shape for each in samples], np.int64).reshape(-1, dimensions)

@@ -286,7 +286,7 @@ class Payloads:
     def __init__(self, types: Mapping[str, FieldType], *, max_pixels: int = MAX_PIXELS) -> None:
         """types: of the fields that are read. max_pixels: of a mask."""
         self._decoders = {
-            name: (type, type.decoder(max_pixels=max_pixels))
+            name: (type.decoder(max_pixels=max_pixels), type.empty, type.column)
             for name, type in types.items()
             if type.is_encoded and type.is_delivered and not type.is_image
         }
@@ -307,8 +307,8 @@ class Payloads:
         if not self._decoders:
             return content
         columns: dict[str, Column] = {}
-        for name, (type, decode) in self._decoders.items():
-            column, empty = content.columns[name], type.empty
+        for name, (decode, empty, joined) in self._decoders.items():
+            column = content.columns[name]
             if not isinstance(column, EncodedColumn):
                 continue
             samples, present = list[Any](), content.present.get(name)
@@ -320,5 +320,5 @@ class Payloads:
                     except ValueError as error:
                         bad[row] = self.reason(name, str(error))
                 samples.append(value)
-            columns[name] = type.column(samples)
+            columns[name] = joined(samples)
         return content.with_columns(columns)

@@ -13,7 +13,7 @@ from .columns import Column as Column, ColumnCrop as ColumnCrop, DenseColumn as 
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
 from .columns import joined_batches as joined_batches, joined_columns as joined_columns
-from .columns import put_parts as put_parts, samples_of as samples_of
+from .columns import put_parts as put_parts
 from .examine import check_noted as check_noted, check_slow as check_slow
 from .examine import examine as examine, verify_for as verify_for
 from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves

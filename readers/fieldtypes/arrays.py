@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -91,11 +92,11 @@ class Array(FieldType):
         dtype = None if self.dtype == AUTO_DTYPE else self.dtype
         return check_array(data, dtype, self.shape, field=field)
 
-    def cell(self, value: Any, *, is_text: bool) -> Any:
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import array_cell
 
         dtype = None if self.dtype == AUTO_DTYPE else np.dtype(self.dtype)
-        return array_cell(value, dtype, self.shape, is_text=is_text)
+        return partial(array_cell, dtype=dtype, shape=self.shape, is_text=is_text)
 
 
 @explain_arguments(ConfigError)

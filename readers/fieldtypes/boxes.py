@@ -49,20 +49,16 @@ class _Points(FieldType):
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self._width))
 
-    def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the rows of all samples, shape (k, width), and the sample of each, int64, (k,)."""
+    def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of all samples, shape (k, width), the sample of each, int64, (k,), and
+        the offsets of the samples, int64, (n + 1,)."""
         assert isinstance(column, DenseColumn | RaggedColumn), column
         values = column.values.reshape(-1, self._width)
         if isinstance(column, DenseColumn):
-            counts = np.full(len(column), column.values[:1].size // self._width)
+            offsets = np.arange(len(column) + 1) * (column.values[:1].size // self._width)
         else:
-            counts = np.diff(column.offsets) // (self._width if column.values.ndim == 1 else 1)
-        return values, np.repeat(np.arange(len(column)), counts)
-
-    def _ragged(self, rows: NDArray[Any], owner: NDArray[np.int64], count: int) -> RaggedColumn:
-        """Return rows as a column of `count` samples."""
-        offsets = np.cumsum([0, *np.bincount(owner, minlength=count)], dtype=np.int64)
-        return RaggedColumn(rows, offsets)
+            offsets = column.offsets // (self._width if column.values.ndim == 1 else 1)
+        return values, np.repeat(np.arange(len(column)), np.diff(offsets)), offsets
 
     def check(
         self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
@@ -120,7 +116,7 @@ class Boxes(_Points):
         self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
     ) -> RaggedColumn:
         """Return boxes as x1, y1, x2, y2 in pixels, float32."""
-        stored, owner = self._rows(column)
+        stored, owner, offsets = self._rows(column)
         boxes = to_xyxy(stored, self.format)
         if self.is_normalised and moves is not None:
             sides = np.stack([moves.size[1], moves.size[0]] * 2, axis=1)
@@ -130,7 +126,7 @@ class Boxes(_Points):
             boxes *= np.array([*size[::-1]] * 2, np.float32)
         if moves is not None:
             boxes = moves.move_boxes(boxes, owner)
-        return self._ragged(boxes, owner, len(column))
+        return RaggedColumn(boxes, offsets)
 
     def check_values(
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
@@ -157,11 +153,11 @@ class Keypoints(_Points):
     ) -> DenseColumn | RaggedColumn:
         """Return points as x, y in pixels, float32."""
         del size
-        stored, owner = self._rows(column)
+        stored, owner, offsets = self._rows(column)
         points = stored.astype(np.float32) if moves is None else moves.move_points(stored, owner)
         if isinstance(column, DenseColumn):
             return DenseColumn(points.reshape(column.values.shape))
-        return self._ragged(points, owner, len(column))
+        return RaggedColumn(points, offsets)
 
     def check_values(
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None

@@ -26,7 +26,7 @@ _NUMBER = re.compile(
     r"|nan|inf|infinity)\s*",
     re.IGNORECASE,
 )
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
 _LONGEST_INTEGER = 20
 _SEPARATORS = ("|", ";", ",")
 _SHOWN = 60
@@ -40,7 +40,7 @@ def number_of(text: str) -> int | float | None:
     bits."""
     if _INTEGER.fullmatch(text):
         number = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
-        return number if number is not None and number in _INT64 else None
+        return number if number is not None and number in INT64 else None
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
@@ -100,7 +100,7 @@ def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int | Rej
             f'{found} may be the class named "{found}" or class number {found}: rename the '
             "classes, or write names as text"
         )
-    if found not in (range(len(numbers)) if numbers else _INT64):
+    if found not in (range(len(numbers)) if numbers else INT64):
         return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
     return found
 

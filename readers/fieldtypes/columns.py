@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Rows = Sequence[int] | NDArray[np.int64]
     Ints = NDArray[np.int64]
-
-_Kind = TypeVar("_Kind")
 
 
 def _replaced(samples: Sequence[Any], rows: Rows, others: Sequence[Any]) -> list[Any]:
@@ -182,17 +180,17 @@ class RaggedColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumn:
-    """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks. A sample that is
-    missing or bad is empty."""
+    """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks, what `decode`
+    returns for types of other packages. A sample that is missing or bad is empty."""
 
-    samples: list[str] | list[bytes] | list[NDArray[Any]]
+    samples: list[Any]
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
     def size_bytes(self) -> int:
-        return sum(map(len, self.samples))
+        return sum(len(each) for each in self.samples if hasattr(each, "__len__"))
 
     def sample(self, row: int) -> Any:
         """Return the value of one sample."""
@@ -200,8 +198,7 @@ class ListColumn:
 
     def take(self, rows: Rows) -> ListColumn:
         """Return these rows, in this order."""
-        samples: list[Any] = [self.samples[row] for row in rows]
-        return ListColumn(samples)
+        return ListColumn([self.samples[row] for row in rows])
 
     def part(self, a: int, b: int) -> ListColumn:
         """Return samples [a, b) as views."""
@@ -216,35 +213,27 @@ class ListColumn:
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 
-def joined_columns(columns: Sequence[Column]) -> Column:
+def joined_columns(columns: Sequence[Any]) -> Column:
     """Join several columns of one field, at least one, end to end."""
+    first: Column = columns[0]
     if len(columns) == 1:
-        return columns[0]
-    if lists := _all_of(ListColumn, columns):
-        texts: list[Any] = [each for column in lists for each in column.samples]
-        return ListColumn(texts)
-    if encoded := _all_of(EncodedColumn, columns):
-        dims = [column.dims for column in encoded if column.dims is not None]
-        samples = [each for column in encoded for each in column.samples]
+        return first
+    if isinstance(first, ListColumn):
+        return ListColumn([each for column in columns for each in column.samples])
+    if isinstance(first, EncodedColumn):
+        dims = [column.dims for column in columns if column.dims is not None]
+        samples = [each for column in columns for each in column.samples]
         return EncodedColumn(samples, np.concatenate(dims) if dims else None)
-    if dense := _all_of(DenseColumn, columns):
-        return DenseColumn(np.concatenate([column.values for column in dense]))
-    ragged = _all_of(RaggedColumn, columns)
-    counts = np.concatenate([np.diff(column.offsets) for column in ragged])
-    shapes = [column.shapes for column in ragged if column.shapes is not None]
+    if isinstance(first, DenseColumn):
+        return DenseColumn(np.concatenate([column.values for column in columns]))
+    counts = np.concatenate([np.diff(column.offsets) for column in columns])
+    shapes = [column.shapes for column in columns if column.shapes is not None]
+    values = [column.values[column.offsets[0] : column.offsets[-1]] for column in columns]
     return RaggedColumn(
-        np.concatenate(
-            [column.values[column.offsets[0] : column.offsets[-1]] for column in ragged]
-        ),
+        np.concatenate(values),
         np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         np.concatenate(shapes) if shapes else None,
     )
-
-
-def _all_of(kind: type[_Kind], columns: Sequence[object]) -> list[_Kind]:
-    """Return the columns if all are of a kind, else none."""
-    found = [column for column in columns if isinstance(column, kind)]
-    return found if len(found) == len(columns) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -382,14 +371,6 @@ def put_parts(
         ]
 
 
-def samples_of(column: DenseColumn | RaggedColumn, rows: Ints) -> Iterator[NDArray[Any]]:
-    """Yield views of some samples of a column."""
-    if isinstance(column, DenseColumn):
-        yield from (column.values[row] for row in rows.tolist())
-    else:
-        yield from map(column.sample, rows.tolist())
-
-
 def cropped(column: Column, crop: ColumnCrop) -> DenseColumn:
     """Return the parts of a column's samples as one array, with zeros for an empty sample. Every
     other sample must contain its part."""
@@ -398,5 +379,5 @@ def cropped(column: Column, crop: ColumnCrop) -> DenseColumn:
     if isinstance(column, RaggedColumn):
         rows = rows[np.diff(column.offsets) > 0]
     out = np.zeros((len(column), *crop.shape), column.values.dtype)
-    put_parts(samples_of(column, rows), crop.corners[rows], out, rows)
+    put_parts(map(column.sample, rows.tolist()), crop.corners[rows], out, rows)
     return DenseColumn(out)

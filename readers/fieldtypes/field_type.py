@@ -294,10 +294,10 @@ class FieldType:
         """The value of a sample that lacks an encoded field."""
         return self.missing if self.decoded is None else self.decoded.empty
 
-    def column(self, samples: Sequence[Any]) -> Column:
+    def column(self, samples: list[Any]) -> Column:
         """Join the values of samples, with `empty` for those that lack the field."""
         form = self.form or self.decoded
-        return ListColumn(list(samples)) if form is None else form.column(samples)
+        return ListColumn(samples) if form is None else form.column(samples)
 
     def returned(self, value: Any) -> Any:
         """Convert a value that a `Map` returned for an encoded type without `decoded`. Raises
@@ -342,22 +342,40 @@ class FieldType:
     def cell(self, value: Any, *, is_text: bool) -> Any:
         """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
         array; or return a Rejection, or raise ValueError. is_text: the value is text of a CSV."""
-        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
-
-        if self.is_encoded:
-            text = text_cell(value)
-            if not isinstance(text, Rejection):
-                self.decoder()(np.frombuffer(text, np.uint8))
-            return text
-        if self.number is not None:
-            return number_cell(value, self.number, is_text=is_text)
-        assert self.form is not None, self
-        found = array_cell(value, self.form.dtype, self.form.shape, is_text=is_text)
-        return found if isinstance(found, Rejection) else self.check_values(found) or found
+        return self._usual_reader(is_text=is_text)(value)
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         """Return `cell` for the values of one column."""
-        return partial(self.cell, is_text=is_text)
+        if type(self).cell is not FieldType.cell:
+            return partial(self.cell, is_text=is_text)
+        return self._usual_reader(is_text=is_text)
+
+    def _usual_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
+
+        number, form = self.number, self.form
+        if number is not None:
+            return partial(number_cell, dtype=number, is_text=is_text)
+
+        def checked_text(value: Any) -> Any:
+            text = text_cell(value)
+            if not isinstance(text, Rejection):
+                decode(np.frombuffer(text, np.uint8))
+            return text
+
+        if self.is_encoded:
+            decode = self.decoder()
+            return checked_text
+        assert form is not None, self
+        read = partial(array_cell, dtype=form.dtype, shape=form.shape, is_text=is_text)
+        if not self.checks_values:
+            return read
+
+        def checked_array(value: Any) -> Any:
+            found = read(value)
+            return found if isinstance(found, Rejection) else self.check_values(found) or found
+
+        return checked_array
 
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of

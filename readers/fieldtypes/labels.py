@@ -66,9 +66,6 @@ class ClassLabel(FieldType):
     def column_kinds(self) -> Set[str]:
         return {"number", "text"} if self.names else {"number"}
 
-    def cell(self, value: Any, *, is_text: bool) -> Any:
-        return self.cell_reader(is_text=is_text)(value)
-
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import ClassNumbers, class_cell
 
@@ -126,9 +123,6 @@ class MultiLabel(FieldType):
     @property
     def column_kinds(self) -> Set[str]:
         return set()
-
-    def cell(self, value: Any, *, is_text: bool) -> Any:
-        return self.cell_reader(is_text=is_text)(value)
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import ClassNumbers, classes_cell

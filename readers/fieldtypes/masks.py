@@ -186,9 +186,9 @@ class Mask(FieldType):
             raise ValueError(got, wanted)
         return np.array(classes, np.int32 if self.dtype == "int32" else classes.dtype)
 
-    def column(self, samples: Sequence[Any]) -> ListColumn:
+    def column(self, samples: list[Any]) -> ListColumn:
         """Keep each mask as it is: they have one shape only after they followed their images."""
-        return ListColumn(list(samples))
+        return ListColumn(samples)
 
 
 def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:

@@ -36,27 +36,43 @@ if TYPE_CHECKING:
 IMAGE_HEAD_BYTES = 64
 """The number of leading bytes that `sniff` needs."""
 
-_MAGIC = (
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"II*\x00", "tiff"),
-    (b"MM\x00*", "tiff"),
-    (b"II+\x00", "tiff"),
-    (b"MM\x00+", "tiff"),
-    (b"BM", "bmp"),
-    (b"\x00\x00\x00\x0cjP  \r\n\x87\n", "jpeg2000"),
-    (b"\xff\x4f\xff\x51", "jpeg2000"),
-)
-_PNM = re.compile(rb"P[1-6][\s#]")
-_FOREIGN_BRANDS = {
-    b"avif": "AVIF",
-    b"avis": "AVIF",
-    b"heic": "HEIC",
-    b"heix": "HEIC",
-    b"heif": "HEIC",
-    b"hevc": "HEIC",
-    b"mif1": "HEIC",
-    b"msf1": "HEIC",
+_MATROSKA, _ASF = rb"\x1aE\xdf\xa3", rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
+_IMAGES = {
+    "jpeg": rb"\xff\xd8\xff",
+    "png": rb"\x89PNG\r\n\x1a\n",
+    "tiff": rb"II[*+]\0|MM\0[*+]",
+    "bmp": rb"BM",
+    "jpeg2000": rb"\0\0\0\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51",
+    "webp": rb"RIFF....WEBP",
+    "pnm": rb"P[1-6][\s#]",
+}
+_FOREIGN_IMAGES = {
+    "GIF": rb"GIF8",
+    "AVIF": rb"....ftypavi[fs]",
+    "HEIC": rb"....ftyp(hei[cxf]|hevc|mif1|msf1)",
+}
+_AUDIO = {
+    "wav": rb"(RIFF|RF64)....WAVE",
+    "flac": rb"fLaC",
+    "ogg": rb"OggS",
+    # After a tag, or at a sync word: the layer isn't 0, as it is in ADTS.
+    "mp3": rb"ID3|\xff[\xe2-\xe7\xea-\xef\xf2-\xf7\xfa-\xff]",
+    "aac": rb"\xff[\xf0\xf1\xf8\xf9]",
+    "au": rb"\.snd",
+    "wma": _ASF,
+    "webm": _MATROSKA,
+    "aiff": rb"FORM....AIF[FC]",
+    "mp4": rb"....ftyp",
+}
+_VIDEO = {
+    "mp4": rb"....(ftyp|moov|mdat|wide)",
+    "avi": rb"RIFF....AVI ",
+    "webm": _MATROSKA,
+    "ogg": rb"OggS",
+    "flv": rb"FLV",
+    "mpeg": rb"\0\0\x01[\xba\xb3]",
+    "wmv": _ASF,
+    "ts": rb"G.{187}G",
 }
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
@@ -68,23 +84,39 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 
 
 def sniff(head: bytes) -> str | Rejection:
-    """Return the codec of an image, or why the bytes are no image. head: its first
-    IMAGE_HEAD_BYTES bytes."""
+    """Return the codec of an image, or why the bytes are no image. head: its first IMAGE_HEAD_BYTES
+    bytes."""
+    return sniff_media("image", head)
+
+
+def sniff_media(kind: str, head: bytes) -> str | Rejection:
+    """Return the codec or container of an encoded image, sound or video, or why the bytes are of
+    another kind. head: the first 192 of them."""
     if not head:
         return Rejection("empty file")
-    for magic, codec in _MAGIC:
-        if head.startswith(magic):
-            return codec
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp"
-    if _PNM.match(head):
-        return "pnm"
-    foreign = "GIF" if head[:4] == b"GIF8" else None
-    if head[4:8] == b"ftyp":
-        foreign = _FOREIGN_BRANDS.get(head[8:12])
-    if foreign:
-        return Rejection(f"{foreign} can't be decoded by DALI: convert it to JPEG, PNG or WebP")
-    return Rejection("not an image (its first bytes match no known image format)")
+    patterns, what, known = _KINDS[kind]
+    found = patterns.match(head)
+    if found is not None and found.lastgroup in _FOREIGN_IMAGES:
+        return Rejection(
+            f"{found.lastgroup} can't be decoded by DALI: convert it to JPEG, PNG or WebP"
+        )
+    if found is None or found.lastgroup is None:
+        return Rejection(f"not {what} (its first bytes match no known {known} format)")
+    return found.lastgroup
+
+
+def _any_of(patterns: dict[str, bytes]) -> re.Pattern[bytes]:
+    """Return a pattern whose last group is the name of the one that matches."""
+    # Only the names are groups.
+    named = [b"(?P<%b>%b)" % (k.encode(), v.replace(b"(", b"(?:")) for k, v in patterns.items()]
+    return re.compile(b"|".join(named), re.S)
+
+
+_KINDS = {
+    "image": (_any_of(_IMAGES | _FOREIGN_IMAGES), "an image", "image"),
+    "audio": (_any_of(_AUDIO), "sound", "sound"),
+    "video": (_any_of(_VIDEO), "a video", "video"),
+}
 
 
 def check_jpeg(data: Encoded) -> Rejection | None:
@@ -129,9 +161,7 @@ UNKNOWN_SIZE: Sides = (0, 0)
 """The size of a sample that is no picture, or whose header is damaged."""
 
 _SIZE_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.S)
-_FRAMES = frozenset(
-    (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
-)
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SIZE_NO_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _EXIF, _ORIENTATION = b"Exif\0\0", 0x0112
 _TURNED = (5, 6, 7, 8)
@@ -230,69 +260,3 @@ def _size_by_pillow(sample: Encoded) -> Sides:
         if machine_remedy(error) is not None:
             raise
         return UNKNOWN_SIZE
-
-
-_ASF = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
-_MATROSKA = b"\x1aE\xdf\xa3"
-_TS_PACKET_BYTES = 188
-
-
-def _sniff_audio(head: bytes) -> str | Rejection:
-    """Return the container of a sound file, or why it is none. head: its first HEAD_BYTES bytes."""
-    if not head:
-        return Rejection("empty file")
-    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
-        return "wav"
-    for magic, container in (
-        (b"fLaC", "flac"),
-        (b"OggS", "ogg"),
-        (b"ID3", "mp3"),
-        (b".snd", "au"),
-        (_ASF, "wma"),
-        (_MATROSKA, "webm"),
-    ):
-        if head.startswith(magic):
-            return container
-    if head[:4] == b"FORM" and head[8:12] in (b"AIFF", b"AIFC"):
-        return "aiff"
-    if head[4:8] == b"ftyp":
-        return "mp4"
-    if len(head) > 1 and head[0] == 0xFF:
-        if head[1] & 0xF6 == 0xF0:  # ADTS: the sync word, then layer 0
-            return "aac"
-        if head[1] & 0xE0 == 0xE0 and head[1] & 0x06:
-            return "mp3"
-    return Rejection("not sound (its first bytes match no known sound format)")
-
-
-def _sniff_video(head: bytes) -> str | Rejection:
-    """Return the container of a video, or why it is none. head: its first HEAD_BYTES bytes."""
-    if not head:
-        return Rejection("empty file")
-    if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide"):
-        return "mp4"
-    if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        return "avi"
-    for magic, container in (
-        (_MATROSKA, "webm"),
-        (b"OggS", "ogg"),
-        (b"FLV", "flv"),
-        (b"\x00\x00\x01\xba", "mpeg"),
-        (b"\x00\x00\x01\xb3", "mpeg"),
-        (_ASF, "wmv"),
-    ):
-        if head.startswith(magic):
-            return container
-    if head[:1] == head[_TS_PACKET_BYTES : _TS_PACKET_BYTES + 1] == b"G":
-        return "ts"
-    return Rejection("not a video (its first bytes match no known video format)")
-
-
-_SNIFFERS = {"image": sniff, "audio": _sniff_audio, "video": _sniff_video}
-
-
-def sniff_media(kind: str, head: bytes) -> str | Rejection:
-    """Return the codec or container of an encoded image, sound or video, or why the bytes are of
-    another kind. head: the first 192 of
-    them."""
-    return _SNIFFERS[kind](head)

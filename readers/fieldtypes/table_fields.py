@@ -18,7 +18,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm
 from penstock.readers.fieldtypes.arrays import Array
-from penstock.readers.fieldtypes.cells import array_of, fits, number_of, shorten
+from penstock.readers.fieldtypes.cells import INT64, array_of, fits, number_of, shorten
 from penstock.readers.fieldtypes.columns import EncodedColumn
 from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name, is_utf8
 from penstock.readers.fieldtypes.labels import ClassLabel, Value
@@ -92,15 +92,32 @@ def fields_of(
 def _infer_type(
     table: TextTable, name: str, values: Sequence[Any], found: TableFields
 ) -> FieldType | None:
-    """Infer the type of a column that the schema doesn't name; None leaves the column out."""
+    """Infer the type of a column that the schema doesn't name; None leaves the column out. The
+    cells of a CSV are numbers if all of them are, else text."""
+    cells = values
     if table.is_text:
-        return _infer_from_cells(table, name, values, found)
+        parsed = [None if cell is None else number_of(cell) for cell in values]
+        cells = [n if n is not None else c for n, c in zip(parsed, values, strict=True)]
     rows: dict[str, list[int]] = {}
-    for row, value in enumerate(values):
-        if value is not None:
-            rows.setdefault(_kind(value), []).append(row)
-    if rows.keys() == {"integers", "fractions"}:
-        return Value(_float_of(np.array([v for v in values if v is not None], np.float64), values))
+    for row, cell in enumerate(cells):
+        if cell is not None:
+            rows.setdefault(_kind(cell), []).append(row)
+    if not rows:
+        found.left_out[name] = "no row has a value"
+        return None
+    if table.is_text and "text" in rows:
+        texts, filled = rows["text"], sum(map(len, rows.values()))
+        if 2 * len(texts) < filled:
+            found.doubts.append(
+                f'the column "{name}" of {table.source} is read as text: '
+                f"{filled - len(texts):,} of {filled:,} cells are numbers, "
+                f"{shorten(values[texts[0]])} in {table.place(texts[0])} isn't. For numbers pass "
+                f'schema={{"{name}": Value("float32")}}: other rows are then left out.'
+            )
+        rows = {"text": texts}
+    if "fractions" in rows and rows.keys() <= {"integers", "fractions"}:
+        numbers = [cell for cell in cells if cell is not None]
+        return Value(_float_of(np.array(numbers, np.float64), numbers))
     if len(rows) > 1:
         first, other = sorted(rows, key=lambda kind: (-len(rows[kind]), kind))[:2]
         a, b = rows[first][0], rows[other][0]
@@ -110,7 +127,19 @@ def _infer_type(
             f'values, or choose a type, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
             "don't fit are then left out, by name."
         )
-    return _infer_from_kind(name, next(iter(rows), ""), values, found)
+    (kind,) = rows
+    if kind == "integers" and not all(cells[row] in INT64 for row in rows[kind]):
+        found.left_out[name] = "it has integers beyond 64 bits"
+        return None
+    if kind in ("text", "integers"):
+        other_type = Text() if kind == "text" else Value("int64")
+        return ClassLabel() if name == LABEL else other_type
+    if kind == "lists":
+        return _infer_from_lists(name, values, found)
+    if kind == "objects":
+        found.left_out[name] = "it holds objects without keys"
+        return None
+    return Value("bool")
 
 
 _EXAMPLES = {
@@ -121,65 +150,11 @@ _EXAMPLES = {
     "lists": "Array()",
     "objects": "Text()",
 }
+_KINDS = {bool: "true or false", int: "integers", float: "fractions", str: "text", list: "lists"}
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, int):
-        return "integers"
-    if isinstance(value, float):
-        return "fractions"
-    if isinstance(value, str):
-        return "text"
-    return "lists" if isinstance(value, list) else "objects"
-
-
-def _infer_from_kind(
-    name: str, kind: str, values: Sequence[Any], found: TableFields
-) -> FieldType | None:
-    """Return the type of a column whose values are of one kind; None leaves the column out."""
-    if kind == "text":
-        return ClassLabel() if name == LABEL else Text()
-    if kind == "true or false":
-        return Value("bool")
-    if kind == "integers":
-        numbers = [value for value in values if value is not None]
-        if min(numbers) < -(2**63) or max(numbers) >= 2**63:
-            found.left_out[name] = "it has integers beyond 64 bits"
-            return None
-        return ClassLabel() if name == LABEL else Value("int64")
-    if kind == "fractions":
-        return Value(_float_of(np.array([v for v in values if v is not None], np.float64), ()))
-    if kind == "lists":
-        return _infer_from_lists(name, values, found)
-    found.left_out[name] = "no row has a value" if not kind else "it holds objects without keys"
-    return None
-
-
-def _infer_from_cells(
-    table: TextTable, name: str, cells: Sequence[str | None], found: TableFields
-) -> FieldType | None:
-    """Return the type of a CSV's column: integers if all cells are, else numbers if all are, else
-    text."""
-    numbers = [None if each is None else number_of(each) for each in cells]
-    filled = sum(each is not None for each in cells)
-    good = sum(number is not None for number in numbers)
-    if not filled:
-        found.left_out[name] = "no row has a value"
-        return None
-    if good < filled:
-        if good > filled - good:
-            odd = next(i for i, c in enumerate(cells) if c is not None and numbers[i] is None)
-            found.doubts.append(
-                f'the column "{name}" of {table.source} is read as text: {good:,} of {filled:,} '
-                f"cells are numbers, {shorten(cells[odd])} in {table.place(odd)} isn't. For "
-                f'numbers pass schema={{"{name}": Value("float32")}}: other rows are then left out.'
-            )
-        return ClassLabel() if name == LABEL else Text()
-    if all(number is None or isinstance(number, int) for number in numbers):
-        return ClassLabel() if name == LABEL else Value("int64")
-    return Value(_float_of(np.array([n for n in numbers if n is not None], np.float64), numbers))
+    return _KINDS.get(type(value), "objects")
 
 
 def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:

@@ -52,11 +52,11 @@ class Text(FieldType):
             return Rejection(f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it")
         return Facts.of(data, start=start, codec=self.codec)
 
-    def cell(self, value: Any, *, is_text: bool) -> Any:
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import text_cell
 
         del is_text
-        return text_cell(value)
+        return text_cell
 
     def decode(self, payload: Encoded) -> str:
         return decode_text(payload)

@@ -233,24 +233,21 @@ def _with_empty(
 
 def _labels(
     files: Sequence[Entry], classes: Sequence[bytes], given: FieldType | None
-) -> tuple[ClassLabel, DenseColumn]:
+) -> tuple[FieldType, DenseColumn]:
     names = tuple(os.fsdecode(name) for name in classes)
-    type = ClassLabel(names)
-    if given is not None and not isinstance(given, ClassLabel):
+    if given is not None and not given.is_class:
         raise ConfigError(
             f'schema["label"]: got {given!r}, but the labels are class folders: wanted '
             "ClassLabel(names), whose order numbers them."
         )
-    if given is not None and given.names:
-        unknown = sorted(set(names) - set(given.names))
-        if unknown:
-            raise DatasetError(
-                f'schema["label"]: the class folder {unknown[0]!r} is not among its '
-                f"{len(given.names):,} names (folders without a name: {len(unknown):,}). Add the "
-                "names, or remove the folders from the dataset."
-            )
-        type = given
-    numbers = {os.fsencode(name): number for number, name in enumerate(type.names)}
+    type = given if given is not None and given.class_names else ClassLabel(names)
+    if unknown := sorted(set(names) - set(type.class_names)):
+        raise DatasetError(
+            f'schema["label"]: the class folder {unknown[0]!r} is not among its '
+            f"{len(type.class_names):,} names (folders without a name: {len(unknown):,}). Add the "
+            "names, or remove the folders from the dataset."
+        )
+    numbers = {os.fsencode(name): number for number, name in enumerate(type.class_names)}
     labels = [numbers[file.name.partition(b"/")[0]] for file in files]
     return type, DenseColumn(np.array(labels, np.int64))
 

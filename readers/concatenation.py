@@ -172,6 +172,7 @@ def _joined(each: Sequence[Contents]) -> Contents:
         units=units,
         unit_bytes=_mean_unit_bytes(each),
         is_encoded=any(c.is_encoded for c in each),
+        are_checked=all(c.are_checked for c in each),
         max_pixels=max(c.max_pixels for c in each),
         longest={
             name: max(c.longest[name] for c in each)

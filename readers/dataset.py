@@ -586,5 +586,6 @@ def contents_of(index: Index) -> Contents:
         unit_bytes=_unit_bytes(index),
         longest=index.longest,
         is_encoded=index.format.is_encoded,
+        are_checked=not index.manifest.is_of_chunks,
         max_pixels=index.max_pixels,
     )

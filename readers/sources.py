@@ -67,6 +67,8 @@ class Contents:
     - longest: largest first length of fields whose samples differ in it, as far as known.
     - is_encoded: numbers are decoded when they are read.
     - max_pixels: of an image or a mask that is decoded.
+    - are_checked: False if samples weren't read when they were indexed, so that values may be
+      invalid.
     """
 
     schema: Schema
@@ -84,6 +86,7 @@ class Contents:
     longest: Mapping[str, int] = field(default_factory=dict)
     is_encoded: bool = False
     max_pixels: int = MAX_PIXELS
+    are_checked: bool = True
 
     @cached_property
     def samples(self) -> int:

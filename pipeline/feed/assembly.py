@@ -213,7 +213,7 @@ def _pipeline(
     memory = PageLocked.of(options.device, pins=options.pin_memory)
     boxes: ValueChecks | None = None
     has_rules = any(schema[name].checks_values for name in mapped.reads if name in schema)
-    if contents.units is not None and has_rules:  # no index has checked the values of tables
+    if has_rules and not contents.are_checked:
         from penstock.readers.fieldtypes import ValueChecks
 
         boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))

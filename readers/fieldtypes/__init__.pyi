@@ -30,7 +30,6 @@ from .masks import (
     common_dtype as common_dtype,
     mask_codec as mask_codec,
     masks_by_name as masks_by_name,
-    narrow as narrow,
 )
 from .media import Audio as Audio, Image as Image, Video as Video
 from .npy_header import MAX_HEAD_BYTES as MAX_HEAD_BYTES, NpyHeader as NpyHeader

@@ -524,6 +524,12 @@ def check_field_type(name: str, type: object) -> None:
             f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
             'Array("float32", (3,)).'
         )
+    parameters = getattr(type, "__dataclass_params__", None)
+    if parameters is None or not parameters.frozen:
+        raise ConfigError(
+            f"{type.__class__.__name__}: a type of field is a frozen dataclass: decorate it with "
+            "@dataclass(frozen=True)."
+        )
 
 
 def number_name(fields: Container[str]) -> str:

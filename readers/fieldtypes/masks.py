@@ -8,6 +8,7 @@ bits) are scaled back. Files that Pillow would invert or guess at are rejected.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ TOO_WIDE = (
 _REASON_CHARACTERS = 200
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
 _SIGNATURES = (
+    (MAGIC, "npy"),
     (b"\x89PNG\r\n\x1a\n", "png"),
     (b"II*\x00", "tiff"),
     (b"MM\x00*", "tiff"),
@@ -107,17 +109,14 @@ class Mask(FieldType):
         from penstock.readers.fieldtypes.verification import strict_pillow
 
         del field
-        codec = sniff_mask(data)
-        if isinstance(codec, Rejection):
-            return codec
         messages: list[str] = []
-        if codec == "npy":
-            classes = read_mask(data, codec, max_pixels=max_pixels)
-        else:
-            with strict_pillow() as messages:
-                classes = read_mask(data, codec, max_pixels=max_pixels)
-        if isinstance(classes, Rejection):
-            return Rejection("; ".join((classes.reason, *messages)))
+        try:
+            codec = _codec_of(data)
+            collecting = contextlib.nullcontext(messages) if codec == "npy" else strict_pillow()
+            with collecting as messages:
+                classes = _classes(data, codec, max_pixels=max_pixels)
+        except ValueError as error:
+            return Rejection("; ".join((str(error), *messages)))
         if self.dtype == "uint8" and classes.dtype != np.uint8:
             return Rejection(TOO_WIDE)
         # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
@@ -179,9 +178,10 @@ class Mask(FieldType):
         got = f"{array.dtype} of shape {array.shape}"
         if array.dtype.kind not in "bui" or array.ndim != 2:
             raise ValueError(got, wanted)
-        classes = narrow(array)
-        if isinstance(classes, Rejection):
-            raise ValueError(classes.reason, wanted)
+        try:
+            classes = narrow(array)
+        except ValueError as error:
+            raise ValueError(str(error), wanted) from None
         if self.dtype == "uint8" and classes.dtype != np.uint8:
             raise ValueError(got, wanted)
         return np.array(classes, np.int32 if self.dtype == "int32" else classes.dtype)
@@ -197,51 +197,6 @@ def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
 
 
-def sniff_mask(data: Encoded) -> str | Rejection:
-    """Return the codec of a mask ("npy" for an array), or why the bytes are no mask."""
-    head = data[:16].tobytes()
-    if not head:
-        return Rejection("empty file")
-    if head.startswith(MAGIC):
-        return "npy"
-    for magic, codec in _SIGNATURES:
-        if head.startswith(magic):
-            return codec
-    for magic, what in _UNFIT:
-        if head.startswith(magic):
-            return Rejection(f"a mask in {what}: {_TO_PNG}")
-    return Rejection(f"not a mask (its first bytes match no format of masks): {_TO_PNG}")
-
-
-def read_mask(
-    data: Encoded, codec: str, *, max_pixels: int = MAX_PIXELS
-) -> NDArray[Any] | Rejection:
-    """Decode a mask upright, or return why it is none: uint8 if 8 bits hold it, else int32, shape
-    (height, width). codec: as `sniff_mask` returns it, or as the facts have it."""
-    if codec == "npy":
-        return _npy_classes(data, max_pixels=max_pixels)
-    try:
-        with _open_image(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
-            width, height = image.size
-            too_large = pixel_refusal(width, height, max_pixels=max_pixels)
-            if too_large is not None:
-                return too_large
-            return _decode_classes(image, data, codec)
-    except Exception as error:  # each layer of Pillow raises its own kinds
-        if machine_remedy(error) is not None:
-            raise
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-        return Rejection(
-            f"truncated or damaged: a mask that doesn't decode ({type(error).__name__}: {reason})"
-        )
-
-
-def mask_codec(codec: str, classes: NDArray[Any]) -> str:
-    """Return the codec of a mask for its facts: with ":i4" at its end if the mask needs more than 8
-    bits, so that its dtype is known without decoding it."""
-    return codec if classes.dtype == np.uint8 else codec + _WIDE
-
-
 def decode_mask(
     payload: Encoded, dtype: str = "auto", *, max_pixels: int = MAX_PIXELS
 ) -> NDArray[Any]:
@@ -250,48 +205,88 @@ def decode_mask(
     dtype: of the settled `Mask`. Returns uint8 or int32, shape (height, width). Raises ValueError,
     whose message is a reason against the sample.
     """
-    codec = sniff_mask(payload)
-    classes = (
-        codec if isinstance(codec, Rejection) else read_mask(payload, codec, max_pixels=max_pixels)
-    )
-    if isinstance(classes, Rejection):
-        raise ValueError(classes.reason)
+    classes = _classes(payload, _codec_of(payload), max_pixels=max_pixels)
     if dtype == "uint8" and classes.dtype != np.uint8:
         raise ValueError(TOO_WIDE)
     return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
 
 
-def _npy_classes(data: Encoded, *, max_pixels: int) -> NDArray[Any] | Rejection:
-    """Decode a mask from an .npy file, or return why it is none."""
-    header = read_npy_header(data)
-    if isinstance(header, Rejection):
-        return header
-    if header.codec.dtype.kind not in "biu":
-        return Rejection(f"a mask of {header.codec.name}: class numbers are integers")
-    if len(header.shape) != 2:
-        return Rejection(
-            f"a mask of shape {header.shape}: wanted (height, width) of the image"
-            + (", one class a pixel" if len(header.shape) == 3 else "")
-        )
-    height, width = header.shape
-    too_large = pixel_refusal(width, height, max_pixels=max_pixels)
-    if too_large is not None:
-        return too_large
-    return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
+def mask_codec(codec: str, classes: NDArray[Any]) -> str:
+    """Return the codec of a mask for its facts: with ":i4" at its end if the mask needs more than 8
+    bits, so that its dtype is known without decoding it."""
+    return codec if classes.dtype == np.uint8 else codec + _WIDE
 
 
-def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:
+def narrow(classes: NDArray[Any]) -> NDArray[Any]:
     """Convert class numbers to the dtype of masks: uint8 if they are stored in 8 bits, else int32.
-    Returns a Rejection if they need more than 32 bits."""
+    Raises ValueError if they need more than 32 bits."""
     if classes.dtype in _SMALL:
         return np.ascontiguousarray(classes, np.uint8)
     if classes.dtype.itemsize > 4 or classes.dtype == np.uint32:
         limits = np.iinfo(np.int32)
         if classes.size and not limits.min <= classes.min() <= classes.max() <= limits.max:
-            return Rejection(
+            raise ValueError(
                 f"class numbers {classes.min()} to {classes.max()}: wanted at most 32 bits"
             )
     return np.ascontiguousarray(classes, np.int32)
+
+
+def _codec_of(data: Encoded) -> str:
+    """Return the codec of a mask ("npy" for an array). Raises ValueError for other bytes."""
+    head = data[:16].tobytes()
+    if not head:
+        raise ValueError("empty file")
+    for magic, codec in _SIGNATURES:
+        if head.startswith(magic):
+            return codec
+    for magic, what in _UNFIT:
+        if head.startswith(magic):
+            raise ValueError(f"a mask in {what}: {_TO_PNG}")
+    raise ValueError(f"not a mask (its first bytes match no format of masks): {_TO_PNG}")
+
+
+def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
+    """Decode a mask upright: uint8 if 8 bits hold it, else int32. Raises ValueError."""
+    if codec == "npy":
+        return _npy_classes(data, max_pixels=max_pixels)
+    try:
+        with _open_image(io.BytesIO(data.data), codec) as image:
+            _check_pixels(image.size[1], image.size[0], max_pixels)
+            return _image_classes(image, data, codec)
+    except _UnfitMask:
+        raise
+    except Exception as error:  # each layer of Pillow raises its own kinds
+        if machine_remedy(error) is not None:
+            raise
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+        raise ValueError(
+            f"truncated or damaged: a mask that doesn't decode ({type(error).__name__}: {reason})"
+        ) from error
+
+
+class _UnfitMask(ValueError):
+    """An intact file that isn't a mask."""
+
+
+def _check_pixels(height: int, width: int, max_pixels: int) -> None:
+    too_large = pixel_refusal(width, height, max_pixels=max_pixels)
+    if too_large is not None:
+        raise _UnfitMask(too_large.reason)
+
+
+def _npy_classes(data: Encoded, *, max_pixels: int) -> NDArray[Any]:
+    header = read_npy_header(data)
+    if isinstance(header, Rejection):
+        raise ValueError(header.reason)
+    if header.codec.dtype.kind not in "biu":
+        raise ValueError(f"a mask of {header.codec.name}: class numbers are integers")
+    if len(header.shape) != 2:
+        raise ValueError(
+            f"a mask of shape {header.shape}: wanted (height, width) of the image"
+            + (", one class a pixel" if len(header.shape) == 3 else "")
+        )
+    _check_pixels(*header.shape, max_pixels)
+    return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
 
 
 def _open_image(file: io.BytesIO, codec: str) -> Any:
@@ -308,31 +303,31 @@ def _open_image(file: io.BytesIO, codec: str) -> Any:
     return plugins[codec](file)
 
 
-def _decode_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+def _image_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any]:
     from PIL import ImageOps
 
     mode = image.mode
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
         kind = "floats" if mode == "F" else f"several channels ({mode})"
-        return Rejection(f"a mask of {kind}, not of class numbers: {_TO_PNG}")
+        raise _UnfitMask(f"a mask of {kind}, not of class numbers: {_TO_PNG}")
     bits = 8
     if codec == "pgm":
         found = _PGM.match(data[:_PGM_BYTES].tobytes())
         if found is None or int(found[1]) not in (255, 65535):  # Pillow scales others
-            return Rejection(f"a PGM whose maximum is neither 255 nor 65535: {_TO_PNG}")
+            raise _UnfitMask(f"a PGM whose maximum is neither 255 nor 65535: {_TO_PNG}")
     elif codec == "png":
         bits = int(data[_PNG_BIT_DEPTH])
     elif codec == "tiff":
         tags = image.tag_v2
         bits = int(tags.get(_BITS_PER_SAMPLE, (1,))[0])
         if tags.get(_COMPRESSION) in _TIFF_JPEG:
-            return Rejection(f"a mask in JPEG, which blurs class numbers: {_TO_PNG}")
+            raise _UnfitMask(f"a mask in JPEG, which blurs class numbers: {_TO_PNG}")
         if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-            return Rejection(f"a TIFF in which 0 is white, which decoders invert: {_TO_PNG}")
+            raise _UnfitMask(f"a TIFF in which 0 is white, which decoders invert: {_TO_PNG}")
     image.load()
     classes = np.array(ImageOps.exif_transpose(image))
     if codec == "tiff" and _has_more(image):
-        return Rejection(f"several pictures in one file: {_TO_PNG}")
+        raise _UnfitMask(f"several pictures in one file: {_TO_PNG}")
     if mode == "L" and bits in (2, 4):  # Pillow scales them to 0 to 255
         classes = classes // (255 // (2**bits - 1))
     return narrow(classes)

@@ -297,9 +297,7 @@ class RowSource(PackSource):
                 # The packed fields are cached, even if batches have other fields.
                 source = self._copy = copy_keeping(source, tuple(fields or source.schema))
         self._source, contents = source, source.contents
-        self._is_of_chunks = (
-            contents.units is not None if index is None else index.manifest.is_of_chunks
-        )
+        self._is_of_chunks = not contents.are_checked
         schema = contents.schema
         self.schema = schema if fields is None else chosen_schema(schema, fields)
         self.left_out, self.max_pixels = source.samples_left_out, contents.max_pixels

@@ -156,6 +156,21 @@ def test_tables_are_checked_when_they_are_read_and_packs_read_back(
     assert "1970-01-01" in shown  # as `show` writes it
 
 
+def test_invalid_values_of_arrays_in_files_are_found_when_they_are_read(tmp_path: Path) -> None:
+    poses = np.tile([0.0, 0, 0, 1], (8, 1))
+    poses[3] *= 2
+    np.savez(tmp_path / "arrays.npz", pose=poses, when=np.arange(8, dtype=np.int16))
+    schema = {"pose": Quaternion(), "when": Timestamp()}
+    with (
+        Dataset(tmp_path, schema=schema) as data,
+        DataLoader(data, 4, as_dict=True, max_bad=1.0) as loader,
+    ):
+        found = [number for batch in loader for number in batch["when"].tolist()]
+        assert data.column("when").tolist() == [*range(8)]
+    assert found[:3] == [0, 1, 2]
+    assert 3 not in found
+
+
 def test_a_map_of_depths_follows_its_image(tmp_path: Path) -> None:
     for name in ("image", "depth"):
         (tmp_path / name).mkdir()

@@ -156,6 +156,7 @@ def test_tables_are_checked_when_they_are_read_and_packs_read_back(
     assert "1970-01-01" in shown  # as `show` writes it
 
 
+@pytest.mark.filterwarnings("ignore::penstock.cache.PenstockWarning")
 def test_invalid_values_of_arrays_in_files_are_found_when_they_are_read(tmp_path: Path) -> None:
     poses = np.tile([0.0, 0, 0, 1], (8, 1))
     poses[3] *= 2

@@ -267,21 +267,24 @@ class ArrayReader(ChunkReader):
         corners: Ints | None = None,
     ) -> None:
         """Read samples, or parts of them, into their slots."""
-        numbers = place_numbers(places, len(rows))
-        target, slots = out, numbers
+        target, slots = out, places
         if field in self._cast:
             target = np.empty((len(rows), *out.shape[1:]), self._cast[field])
-            slots = np.arange(len(rows))
-        for piece, at in self._by_piece(rows):
-            bad: dict[int, str] = {}
-            part = None if corners is None else corners[at]
-            samples, reader = rows[at] + self._offset(piece), self._readers[field][piece]
-            reader.gather(samples, target, slots[at], data, bad, part)
-            for place, reason in bad.items():
-                wrong.setdefault(int(at[place]), reason)
+            slots = slice(0, len(rows))
+        readers = self._readers[field]
+        if len(readers) == 1:
+            readers[0].gather(rows + self._offset(0), target, slots, data, wrong, corners)
+        else:
+            numbers = place_numbers(slots, len(rows))
+            for piece, at in self._by_piece(rows):
+                bad: dict[int, str] = {}
+                part = None if corners is None else corners[at]
+                samples = rows[at] + self._offset(piece)
+                readers[piece].gather(samples, target, numbers[at], data, bad, part)
+                for place, reason in bad.items():
+                    wrong.setdefault(int(at[place]), reason)
         if field in self._cast:
-            unfit = put_fitting(field, self._types[field], target, out, numbers)
-            for row, reason in unfit.items():
+            for row, reason in put_fitting(field, self._types[field], target, out, places).items():
                 wrong.setdefault(row, reason)
 
     def read_rows(
@@ -454,7 +457,7 @@ class _PartReader:
         self,
         samples: Ints,
         out: NDArray[Any],
-        places: Ints,
+        places: Places,
         data: ShardData,
         wrong: dict[int, str],
         corners: Ints | None,
@@ -467,6 +470,7 @@ class _PartReader:
         if self.part.is_ranged:
             self._gather_numbers(starts, lengths, out, places, data)
             return
+        places = place_numbers(places, len(samples))
         touched = self.part.grid.touched(starts, lengths)
         is_same = out.dtype == self._dtype and out[:1].flags.c_contiguous
         is_raw = self.decoder.is_raw
@@ -510,7 +514,7 @@ class _PartReader:
         return bool((self._sizes[extents - self.extent] == self._chunk_bytes).all())
 
     def _gather_numbers(
-        self, starts: Ints, lengths: Shape, out: NDArray[Any], places: Ints, data: ShardData
+        self, starts: Ints, lengths: Shape, out: NDArray[Any], places: Places, data: ShardData
     ) -> None:
         """Copy parts out of the mapped numbers of an array, or read their byte ranges."""
         view, dtype = None, self.part.dtype
@@ -524,12 +528,15 @@ class _PartReader:
                 array, out = array.view(f"V{out.itemsize}"), out.view(f"V{out.itemsize}")
             PartCopier(starts, lengths, out, places, self._shape).copy(array, 0, len(starts))
             return
-        ranges = PartRanges(self._shape, dtype, lengths)
-        if ranges.read_into(data, [self.extent] * len(starts), starts, out, places):
+        ranges, numbers = (
+            PartRanges(self._shape, dtype, lengths),
+            place_numbers(places, len(starts)),
+        )
+        if ranges.read_into(data, [self.extent] * len(starts), starts, out, numbers):
             return
         begins, ends = ranges.bounds(starts)
         encoded = iter(data.read_parts([self.extent] * len(begins), begins, ends))
-        for place in places.tolist():
+        for place in numbers.tolist():
             ranges.copy(encoded, out[place])
 
     def _gather_chunks(

@@ -347,13 +347,15 @@ class PartCopier:
 
     begins: start of each part, counted from the first element of a chunk that it overlaps, negative
     if it begins in an earlier chunk, int64, shape (n, dimensions). lengths: of a part. out: shape
-    (…, *lengths). places: of the parts in out, int64, shape (n,). chunk: shape of a chunk.
+    (…, *lengths). places: of the parts in out. chunk: shape of a chunk.
     """
 
     def __init__(
-        self, begins: Ints, lengths: Shape, out: NDArray[Any], places: Ints, chunk: Shape
+        self, begins: Ints, lengths: Shape, out: NDArray[Any], places: Places, chunk: Shape
     ) -> None:
-        self._begins, self._lengths, self._out, self._places = begins, lengths, out, places
+        self._begins, self._lengths, self._out = begins, lengths, out
+        self._places = place_numbers(places, len(begins))
+        self._run = places if isinstance(places, slice) and out.flags.c_contiguous else None
         self._are_small = math.prod(lengths) * out.itemsize < _LARGE_BYTES
         # Each part is one step of a chunk, which is whole along all other axes.
         self.are_steps = lengths == (1, *chunk[1:]) and not begins[:, 1:].any()
@@ -362,12 +364,7 @@ class PartCopier:
         """Copy from a chunk its overlap with the parts [low, high)."""
         begins, places, out = self._begins[low:high], self._places[low:high], self._out
         if self.are_steps:
-            out, steps = out[:, 0], begins[:, 0]
-            if self._are_small:
-                out[places] = chunk[steps]
-                return
-            for place, step in zip(places.tolist(), steps.tolist(), strict=True):
-                out[place] = chunk[step]
+            self._copy_steps(chunk, begins[:, 0], out[:, 0], places)
             return
         if self._are_small and high - low > 1:
             last = np.array(chunk.shape, np.int64) - np.array(self._lengths, np.int64)
@@ -376,6 +373,19 @@ class PartCopier:
                 return
         for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
             _copy_overlap(chunk, begin, self._lengths, out[place])
+
+    def _copy_steps(
+        self, chunk: NDArray[Any], steps: Ints, out: NDArray[Any], places: Ints
+    ) -> None:
+        run, are_like = self._run, chunk.dtype == out.dtype and chunk.flags.c_contiguous
+        if run is not None and len(steps) == len(self._begins) and are_like:
+            # The steps are valid; with a mode other than "raise", numpy writes to the slots itself.
+            chunk.take(steps, axis=0, out=out[run], mode="clip")
+        elif self._are_small:
+            out[places] = chunk[steps]
+        else:
+            for place, step in zip(places.tolist(), steps.tolist(), strict=True):
+                out[place] = chunk[step]
 
 
 def _copy_overlap(

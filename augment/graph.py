@@ -452,16 +452,9 @@ class Graph:
         pipe = self._open_pipe()
         if not self._flights:
             raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
-        flight = self._flights.popleft()
-        self._last = flight
+        self._last = flight = self._flights.popleft()
         samples = len(flight.batch.encoded)
-        if len(flight.runs) == 1 and len(flight.runs[0].rows) == samples:
-            try:
-                return DecodedBatch(pipe.take(samples), {})
-            except RuntimeError as error:
-                failure = FailedRun(flight.runs[0].rows, failure_reason(error))
-                return self._failed_runs.decode(flight, [failure], pipe.empty(samples), [])
-        images = pipe.empty(samples)
+        images: torch.Tensor | None = None
         failed: list[FailedRun] = []
         taken: list[torch.Tensor] = []
         broken: DeviceError | None = None
@@ -473,10 +466,14 @@ class Graph:
                     failed.append(FailedRun(run.rows, failure_reason(error)))
                 except DeviceError as machine:
                     broken = broken or machine
-            else:
-                images[run.rows] = taken[-1]
+                continue
+            if len(run.rows) == samples:
+                return DecodedBatch(taken[0], {})
+            images = pipe.empty(samples) if images is None else images
+            images[run.rows] = taken[-1]
         if broken is not None:
             raise broken
+        images = pipe.empty(samples) if images is None else images
         return self._failed_runs.decode(flight, failed, images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:

@@ -92,19 +92,14 @@ def check_recipes(
         for name, type in selected.items()
         if type.follows
     }
-    for name, follower in followers.items():
-        if follower.moves:
-            _check_followed(name, follower, images[follower.of])
     for name, type in selected.items():
-        if type.refers_to == "image" and name not in followers and type.reference in images:
-            _check_unmoved(name, type, images[type.reference])
-    everything = [op for ops in dict.fromkeys(lists.values()) for op in ops]
-    followers = _sanitized(lists, selected, followers)
+        if (type.refers_to == "image" or type.follows) and type.reference in images:
+            _check_followed(name, type, images[type.reference])
     return FieldRecipes(
         fields=tuple(fields),
         images=images,
-        followers=followers,
-        columns=_column_operations(everything, selected),
+        followers=_sanitized(lists, selected, followers),
+        columns=_column_operations(lists, selected),
     )
 
 
@@ -112,18 +107,21 @@ def _warn_of_coordinates(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Warn about selected arrays that may be boxes or points, and don't follow their image."""
-    images = {name for name, type in selected.items() if type.is_image}
-    moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
-    if moving is None:
-        return
-    for name in untyped_places(selected):
+    images = [name for name, type in selected.items() if type.is_image]
+    moving = [
+        op
+        for ops in lists.values()
+        for op in ops
+        if op.moves_pixels and any(map(op.selects, images))
+    ]
+    for name in untyped_places(selected) if moving else ():
         _log.warning(
             '"%s" is %r, and delivered as stored: %s moves the pixels of images, not these '
             "numbers. If these are positions in an image, declare them to the Dataset: "
             'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).',
             name,
             selected[name],
-            type(moving).__name__,
+            type(moving[0]).__name__,
             name,
         )
 
@@ -143,11 +141,6 @@ def _warn_of_undeclared_masks(
                 name,
                 others[0],
             )
-
-
-def _moves(op: Operation, images: set[str]) -> bool:
-    """Return True if an operation moves pixels of an image."""
-    return op.moves_pixels and any(map(op.selects, images))
 
 
 def _lists(
@@ -290,25 +283,15 @@ def _follower(
     return Follower(type=type, of=of, moves=False, shape=shape)
 
 
-def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> None:
+def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
+    """Raise RecipeError for operations that a field of an image can't follow."""
     for op in recipe.ops:
-        if not op.can_be_followed:
-            what = type(op).__name__
+        if op.moves_pixels and not (type.follows and op.can_be_followed):
+            why = "" if type.follows else ": its class has no `follow`"
             raise RecipeError(
-                f'{op} may move pixels, and "{name}" ({type(follower.type).__name__} of '
-                f'"{follower.of}") can\'t follow it. Leave "{name}" out of fields=, or {what} out '
-                f"of the recipe{op.or_else}."
-            )
-
-
-def _check_unmoved(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
-    """Raise RecipeError if a recipe moves the pixels to which a type refers without following."""
-    for op in recipe.ops:
-        if op.moves_pixels:
-            raise RecipeError(
-                f'{op} moves pixels, and "{name}" ({type!r}) doesn\'t follow them, because its '
-                f'class has no `follow`. Leave "{name}" out of fields=, or the operation out of '
-                "the recipe."
+                f'{op} may move pixels, and "{name}" ({type.__class__.__name__} of '
+                f'"{type.reference}") can\'t follow it{why}. Leave "{name}" out of fields=, or '
+                f"{op.__class__.__name__} out of the recipe{op.or_else}."
             )
 
 
@@ -370,12 +353,14 @@ def _boxes_of(
 
 
 def _column_operations(
-    ops: Sequence[Operation], selected: Mapping[str, FieldType]
+    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> dict[str, ColumnOperation]:
     found: dict[str, ColumnOperation] = {}
-    for op in ops:
-        if not isinstance(op, ColumnOperation):
-            continue
+    several: list[Sequence[Operation]] = []
+    for ops in lists.values():
+        if ops not in several:  # the fields of a tuple share a list
+            several.append(ops)
+    for op in (op for ops in several for op in ops if isinstance(op, ColumnOperation)):
         kind = op.__class__.__name__
         if op.field not in selected:
             raise RecipeError(

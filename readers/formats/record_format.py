@@ -208,6 +208,12 @@ class RecordListing(SpanListing):
         if not good:
             raise DatasetError(f"{self.origin.url}: {' '.join(left_out_sentences('files', bad))}")
         files, records = [entry for entry, _ in good], [each for _, each in good]
+        for entry, each in good:
+            if each.spans.keys() != records[0].spans.keys():
+                raise DatasetError(
+                    f"{printable(entry.name)}: its spans are {list(each.spans)}, but those of "
+                    f"{printable(files[0].name)} are {list(records[0].spans)}."
+                )
         firsts = np.cumsum([0, *map(len, records)]).tolist()
         numbers = np.repeat(np.arange(len(files)), list(map(len, records)))
         names = [name for entry, each in good for name in self._names(entry, each)]
@@ -262,13 +268,12 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
     count = len(records)
     if {*records.spans, *records.values} != set(schema):
         raise ValueError(f"fields {[*records.spans, *records.values]}, expected {list(schema)}")
+    if records.names is not None and len(records.names) != count:
+        raise ValueError(f"{len(records.names):,} names for {count:,} records")
     for name, values in records.values.items():
         if len(values) != count:
             raise ValueError(f"{len(values):,} values of {name!r} for {count:,} records")
-        if isinstance(values, np.ndarray) and not np.can_cast(
-            values.dtype, _dtype(schema[name]), "same_kind"
-        ):
-            raise ValueError(f"{values.dtype} for {name!r}, which is {schema[name]!r}")
+        _dense(values, schema[name], name)
     for name, spans in records.spans.items():
         if spans.codec is not None and schema[name].form is None:
             raise ValueError(f"bare numbers for {name!r}, which is {schema[name]!r}")
@@ -282,10 +287,16 @@ def _check(records: Records, entry: Entry, schema: Schema) -> None:
             )
 
 
-def _dtype(type: FieldType) -> np.dtype[Any] | type[object]:
-    """Return the dtype of a field's numbers; of other fields a dtype that no numbers cast to."""
+def _dense(values: Values, type: FieldType, name: str) -> NDArray[Any] | None:
+    """Return numbers of the type's shape as they are stored; None for values of other kinds, which
+    are checked one by one. Raises ValueError if a dtype can't be converted."""
     form = type.form
-    return form.dtype if form is not None else type.number or np.dtype("V1")
+    dtype, shape = (type.number, ()) if form is None else (form.dtype, form.shape)
+    if not isinstance(values, np.ndarray) or dtype is None or values.dtype.kind not in "biufc":
+        return None
+    if not np.can_cast(values.dtype, dtype, "same_kind"):
+        raise ValueError(f"{values.dtype} for {name!r}, which is {type!r}")
+    return values.astype(dtype, copy=False) if values.shape[1:] == shape else None
 
 
 def _joined(parts: Sequence[RecordSpans], numbers: NDArray[np.int64]) -> Spans:
@@ -308,9 +319,10 @@ def _table(
     found, lists = TableFields(), dict[str, list[Any]]()
     for name in parts[0]:
         values: list[Any] = [part[name] for part in parts]
-        if all(isinstance(each, np.ndarray) for each in values):
-            found.values[name] = DenseColumn(np.concatenate(values).astype(_dtype(schema[name])))
-        elif not all(isinstance(each, Sequence) for each in values):
+        dense = [each for part in values if (each := _dense(part, schema[name], name)) is not None]
+        if len(dense) == len(parts):
+            found.values[name] = DenseColumn(np.concatenate(dense))
+        elif not any(isinstance(each, Sequence | np.ndarray) for each in values):
             found.values[name] = joined_columns(values)
         elif schema[name].in_tables:
             lists[name] = [_plain(each) for part in values for each in part]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,12 @@ from penstock.cache import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.fieldtypes import DenseColumn
+from penstock.readers.fieldtypes import ClassLabel, DenseColumn
 from penstock.readers.formats import format_registry
 from tests import images
 from tests.files import uploaded
 from tests.readers.formats.conformance import SAMPLES, IndexedFormatConformance
-from tests.readers.formats.guests import RECORD_BYTES, install
+from tests.readers.formats.guests import RECORD_BYTES, Cifar, install
 from tests.readers.remote_sets import rows_of
 
 if TYPE_CHECKING:
@@ -115,6 +116,46 @@ def test_a_changed_record_is_bad_and_a_truncated_file_is_an_error(tmp_path: Path
     (root / "batch_0.bin").write_bytes(data[:5].tobytes()[:-1])
     with pytest.raises(DatasetError, match=r"batch_0\.bin: isn't a valid cifar file"):
         Dataset(root).open()
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.array([1, 0, 2, 1], np.uint16), [1, 0, 2, 1]),
+        ([2, 0, 1, "b"], [2, 0, 1, 1]),
+        ([np.int64(2), 0, 7, None], [2, 0, 0]),  # no class is left out, None is missing
+        (np.array(["a", "b", "c", "a"]), [0, 1, 2, 0]),
+        (np.array([0.5, 1, 2, 0]), r"batch_0\.bin.*float64 for 'label'"),
+        (np.zeros(3, int), r"batch_0\.bin.*3 values of 'label' for 4 records"),
+    ],
+)
+@pytest.mark.usefixtures("_installed")
+def test_values_are_arrays_or_lists_of_any_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: Any, wanted: list[int] | str
+) -> None:
+    root, data = cifar(tmp_path / "cifar", files=1, records=4)
+    records_of = Cifar.records
+
+    def changed(self: Cifar, *arguments: Any) -> Any:
+        return replace(records_of(self, *arguments), values={"label": values})
+
+    monkeypatch.setattr(Cifar, "records", changed)
+    schema = {"label": ClassLabel(("a", "b", "c"))}
+    fields = ("pixels", "label", "label.present")
+    with Dataset(root, schema=schema, fields=fields, allow_left_out=1) as dataset:
+        if isinstance(wanted, str):
+            with pytest.raises(DatasetError, match=wanted):
+                dataset.open()
+            return
+        batch = dataset.read(rows_of(dataset))
+        labels, pixels = batch.columns["label"], batch.columns["pixels"]
+        assert isinstance(labels, DenseColumn)
+        assert isinstance(pixels, DenseColumn)
+        assert labels.values.tolist() == wanted
+        kept = [0, 1, 3] if len(wanted) == 3 else [0, 1, 2, 3]
+        assert (pixels.values.reshape(len(kept), -1) == data[kept, 1:]).all()
+        present = batch.present.get("label")
+        assert present is None if len(wanted) == 4 else present.tolist() == [True, True, False]
 
 
 def test_the_error_for_a_broken_format_names_its_package(

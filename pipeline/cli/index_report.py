@@ -135,9 +135,9 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "bytes": int(found.shard_bytes.sum()),
         "largest_shard_bytes": int(found.shard_bytes.max()),
         "fields": field_values(found),
-        "shuffled": found.shuffled,
-        "icc": found.icc,
-        "quarantined": found.quarantined,
+        "shuffled": found.about.shuffled,
+        "icc": found.about.icc,
+        "quarantined": found.about.quarantined,
         "left_out": {reason: each.samples for reason, each in found.left_out.items()},
         "passed_over": found.about.passed_over,
         "fingerprint": found.fingerprint,
@@ -145,11 +145,11 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "lanes": lanes,
         "window": window,
         "label_spread": None
-        if found.icc is None
-        else label_spread(batch_size, found.icc, min(lanes * window, shards), shards),
+        if found.about.icc is None
+        else label_spread(batch_size, found.about.icc, min(lanes * window, shards), shards),
         "rank_label_spread": None
-        if found.icc is None
-        else usual_spreads(shards, icc=found.icc, shuffled=found.shuffled),
+        if found.about.icc is None
+        else usual_spreads(shards, icc=found.about.icc, shuffled=found.about.shuffled),
     }
 
 
@@ -171,10 +171,10 @@ def show_index(url: str, values: Mapping[str, Any]) -> None:
 
 def warn_of_labels(index: Index) -> None:
     """Warn on stderr if the labels of ranks' batches would be unbalanced."""
-    if index.icc is None:
+    if index.about.icc is None:
         return
-    spreads = usual_spreads(len(index.sizes), icc=index.icc, shuffled=index.shuffled)
-    if words := spread_warning(spreads, icc=index.icc):
+    spreads = usual_spreads(len(index.sizes), icc=index.about.icc, shuffled=index.about.shuffled)
+    if words := spread_warning(spreads, icc=index.about.icc):
         Console(stderr=True).print(f"[yellow]{words}[/]", soft_wrap=True)
 
 

@@ -311,11 +311,6 @@ class Index:
         return self.about.schema
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """Return the names of the fields, in order."""
-        return tuple(self.about.schema)
-
-    @property
     def layout(self) -> SampleLayout:
         """Return the storage of the samples' fields."""
         return self.about.layout
@@ -360,28 +355,9 @@ class Index:
         return {name: each.missing for name, each in self.about.fields.items() if each.missing}
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Return the class names of the only class field, by number; empty if there is none."""
-        return self.about.classes
-
-    @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the content. It doesn't depend on the place of the data."""
         return self.about.fingerprint
-
-    @property
-    def icc(self) -> float | None:
-        """Return the label correlation inside a shard, None without labels; see
-        `label_correlation`."""
-        return self.about.icc
-
-    @property
-    def shuffled(self) -> bool:
-        return self.about.shuffled
-
-    @property
-    def seed(self) -> int | None:
-        return self.about.seed
 
     @property
     def max_pixels(self) -> int:
@@ -389,10 +365,6 @@ class Index:
         manifest may come from an untrusted source."""
         value = self.about.settings.get("max_pixels")
         return min(value, _MOST_PIXELS) if type(value) is int and value > 0 else MAX_PIXELS
-
-    @property
-    def quarantined(self) -> int:
-        return self.about.quarantined
 
     @property
     def left_out(self) -> Mapping[str, LeftOut]:

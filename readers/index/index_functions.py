@@ -164,7 +164,7 @@ def index(
             samples=built.samples,
             shards=len(built.sizes),
             bytes=int(built.shard_bytes.sum()),
-            quarantined=built.quarantined,
+            quarantined=built.about.quarantined,
             seconds=time.monotonic() - began,
             place=built.place,
             left_out={reason: each.samples for reason, each in built.left_out.items()},

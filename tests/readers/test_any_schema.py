@@ -133,8 +133,8 @@ def test_the_schema_is_settled_and_the_manifest_sums_it_up(dataset: Dataset) -> 
     assert index.summary("image").images is not None
     assert index.summary("image").images != index.summary("depth").images
     assert index.summary("label").bounds == (0, 2)
-    assert index.classes == ()  # tags are classes too: there isn't the one field of them
-    assert index.icc is not None
+    assert index.about.classes == ()  # tags are classes too: there isn't the one field of them
+    assert index.about.icc is not None
 
 
 def test_files_and_archives_and_remotes_have_one_fingerprint(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_rows_whose_file_is_missing_are_counted_and_named(place: Place) -> None:
         dataset = place.open(manifest="list.csv")
     with dataset:
         assert len(dataset) == 1
-        assert dataset.index.quarantined == 2
+        assert dataset.index.about.quarantined == 2
         if not place.is_remote:
             assert set(quarantine(dataset.index.place)) == {"2.jpg", "3.jpg"}
 

@@ -85,7 +85,7 @@ def test_ids_labels_and_bytes_are_those_that_tarfile_reads(folder: Path, mode: s
     assert everything(dataset, mode) == by_tarfile(*sorted(folder.glob("*.tar")))
     index = dataset.index
     assert (index.kind, index.sizes.tolist()) == ("tar", [8] * 3)
-    assert index.fields == ("image", "label")
+    assert tuple(index.schema) == ("image", "label")
     assert index.about.passed_over == {}
     assert index.about.progressive == 0
     assert index.shard_bytes.tolist() == [p.stat().st_size for p in sorted(folder.glob("*.tar"))]
@@ -280,7 +280,7 @@ def test_incomplete_samples_are_quarantined_with_the_reason(tmp_path: Path) -> N
     assert set(refused) == set(wanted)
     for name, reason in wanted.items():
         assert reason in refused[name]
-    assert dataset.index.quarantined == len(wanted)
+    assert dataset.index.about.quarantined == len(wanted)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_arrays_that_differ_between_archives_raise_an_error_with_a_remedy(tmp_pa
     remedy = 'schema={"x": Array("float32", (None,))}'
     assert remedy in str(caught.value)
     dataset = opened(tmp_path, schema={"x": Array("float32", (None,))})
-    assert (dataset.index.samples, dataset.index.quarantined) == (4, 2)
+    assert (dataset.index.samples, dataset.index.about.quarantined) == (4, 2)
     fixed = opened(tmp_path, schema={"x": Array("float32", (3,))})
     reasons = quarantine(fixed.index.place)
     assert remedy in reasons["1.tar/0.x.npy"]

@@ -54,15 +54,15 @@ def beside(folder: Path) -> Path:
 
 def test_the_facts_of_an_index(folder: Path) -> None:
     index = open_index(str(folder), verify=images.verify)
-    assert (index.kind, index.samples, index.quarantined) == ("folder", 12, 0)
-    assert index.fields == ("image", "label")
-    assert index.classes == ("class-0", "class-1", "class-2")
+    assert (index.kind, index.samples, index.about.quarantined) == ("folder", 12, 0)
+    assert tuple(index.schema) == ("image", "label")
+    assert index.about.classes == ("class-0", "class-1", "class-2")
     assert index.starts.tolist() == [0]
     assert index.sizes.tolist() == [12]
     assert index.shard_bytes.sum() == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
     assert (index.images["image"].min_height, index.images["image"].max_height) == (16, 22)
     assert (index.images["image"].min_width, index.images["image"].max_width) == (20, 24)
-    assert index.icc == pytest.approx(0)
+    assert index.about.icc == pytest.approx(0)
     assert Path(index.place) == folder.with_name("set.penstock")
 
 
@@ -78,7 +78,7 @@ def test_shards_are_virtual_and_ids_go_through_them(folder: Path) -> None:
 def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "flat", {f"{i}.jpg": images.jpeg(i) for i in range(3)})
     index = open_index(root, verify=images.verify)
-    assert (index.fields, index.classes, index.icc) == (("image",), (), None)
+    assert (tuple(index.schema), index.about.classes, index.about.icc) == (("image",), (), None)
 
 
 def test_bad_files_are_named_with_their_reason(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_new_file_is_found_and_only_it_is_decoded(
     images.write_folder(folder, {"class-1/new.jpg": images.jpeg(99), "class-0/bad.jpg": b"no"})
     caplog.set_level(logging.INFO, logger="penstock")
     after = open_index(folder, verify=verify)
-    assert (after.samples, after.quarantined, verify.decoded) == (13, 1, 13)
+    assert (after.samples, after.about.quarantined, verify.decoded) == (13, 1, 13)
     assert after.fingerprint != before.fingerprint
     assert "12 files are unchanged, 2 are new or changed, 0 are gone" in caplog.text
 
@@ -302,7 +302,7 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
 def test_packs_are_distinguished_from_folders(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "pack", verify=images.verify)
     index = open_index(tmp_path / "pack")
-    assert (index.kind, index.shuffled, index.seed) == ("pack", True, 0)
+    assert (index.kind, index.about.shuffled, index.about.seed) == ("pack", True, 0)
     with pytest.raises(ConfigError, match="Leave index= out"):
         open_index(tmp_path / "pack", index=tmp_path / "index")
     with pytest.raises(ConfigError, match="pack"):
@@ -449,15 +449,15 @@ def test_boxes_that_a_table_moves_out_of_their_image_are_found(place):
 
     schema = {"boxes": Boxes(of="image", format="xywh")}
     index, decoded = place.open(rows(5), schema=schema)
-    assert (index.samples, index.quarantined, decoded) == (2, 0, 2)
+    assert (index.samples, index.about.quarantined, decoded) == (2, 0, 2)
     index, decoded = place.open(rows(50), schema=schema)
-    assert (index.samples, index.quarantined, decoded) == (1, 1, 0)
+    assert (index.samples, index.about.quarantined, decoded) == (1, 1, 0)
     with open(os.path.join(os.fsdecode(index.place), "quarantine.jsonl")) as lines:
         (line,) = map(json.loads, lines)
     assert line["name"] == "2.jpg"
     assert line["reason"].startswith("boxes: box 0 lies outside its image: (50, 0, 9, 9)")
     index, decoded = place.open(rows(0), schema=schema)
-    assert (index.samples, index.quarantined, decoded) == (2, 0, 1)
+    assert (index.samples, index.about.quarantined, decoded) == (2, 0, 1)
 
 
 def test_a_file_that_was_a_mask_is_decoded_as_an_image(place):

@@ -117,7 +117,7 @@ def test_a_folder_without_anything_that_can_be_a_sample_shifts_no_labels(
         with Dataset(root, **arguments) as dataset:
             index = dataset.open(verify=images.verify)
             assert index.schema["label"] == ClassLabel(names)
-            assert (index.samples, index.quarantined) == (2, len(inside))
+            assert (index.samples, index.about.quarantined) == (2, len(inside))
             assert dataset.left_out == {}
             labels = [names.index(name[0]) for name in dataset.names([0, 1])]
             assert dataset.column("label").tolist() == labels
@@ -128,7 +128,7 @@ def test_folders_that_others_leave_behind_are_no_classes(tmp_path: Path, other: 
     files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, f"{other}/b/._2.jpg": b"x"}
     root = images.write_folder(tmp_path / "set", files)
     index = Dataset(root).open(verify=images.verify)
-    assert (index.classes, index.quarantined) == (("a", "b"), 0)
+    assert (index.about.classes, index.about.quarantined) == (("a", "b"), 0)
 
 
 def test_a_class_of_bad_images_keeps_its_number(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ _WHOLE_BYTES = 64 * 2**20
 _MEASURED_SAMPLES = 4096
 """Samples of a shard from which the share of its bytes that parts need is estimated."""
 
+_INVALID = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
+"""What code raises that reads a note of another format's shard, or a damaged one."""
+
 Chunk = TypeVar("Chunk")
 """A decoded chunk: a numpy array; an Arrow table, record batch or array."""
 
@@ -302,7 +305,7 @@ class ChunkFormat(FilesFormat):
         )
         try:
             return self.reader(facts)
-        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        except _INVALID as error:
             if isinstance(error, PenstockError):
                 raise
             raise CorruptShardError(

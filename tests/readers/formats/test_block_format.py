@@ -8,17 +8,18 @@ import json
 import sys
 import types
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
 from penstock import Map, RandomCrop
-from penstock.cache import CorruptSampleError, DatasetError, DatasetNotFoundError
+from penstock.cache import CorruptSampleError, CorruptShardError, DatasetError, DatasetNotFoundError
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, FieldType, Image, Text, Value
-from penstock.readers.formats import Block, BlockFormat, format_registry
+from penstock.readers.formats import Block, BlockFormat, ChunkFormat, format_registry
 from penstock.testing import FormatConformance
 from tests import images
 from tests.files import uploaded
@@ -291,3 +292,26 @@ def test_values_that_are_missing_or_do_not_fit_make_bad_records(
             data.read(data.contents.rows(np.arange(16)), bad=bad)
         assert len(bad) == 16
         assert reason in bad[3]
+
+
+@pytest.mark.parametrize("notes", [b"", b"1", b"[]", b"{}", b"null", b"[[], [], 3]", b"[" * 9999])
+@pytest.mark.parametrize("format", ["zipped", "tokens"])
+def test_a_damaged_note_of_a_shard_is_refused(
+    tmp_path: Path, format: str, notes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {}
+    if format == "zipped":
+        root = write_zipped(tmp_path / "data")
+    else:
+        root = tmp_path / "a.bin"
+        np.arange(99, dtype=np.uint16).tofile(root)
+        options = {"format": "tokens", "dtype": "uint16", "sample": (9,)}
+    opened = ChunkFormat.open
+
+    def damaged(self: ChunkFormat, entry: Any, sidecar: Any, place: Any) -> Any:
+        return opened(self, entry, lambda: replace(sidecar(), notes=notes), place)
+
+    monkeypatch.setattr(ChunkFormat, "open", damaged)
+    wanted = f"entry of a {format} shard is damaged"
+    with Dataset(root, **options) as data, pytest.raises(CorruptShardError, match=wanted):
+        data.read(data.contents.rows(np.arange(3)))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from penstock.readers.formats.parquet.thrift import (
 from penstock.readers.formats.tables import max_decoded_bytes, tensor_of_json, values_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -54,9 +54,9 @@ PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY = 0, 2, 8
 _MAX_HEAD_BYTES = 2**20  # statistics in a header can be long
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of a chunk, from its header.
+    """A page of values, or of a dictionary of values, from its header.
 
     start, size: its bytes in the chunk, without the header. decoded: its bytes decompressed.
     values: their number, with nulls; encoding: of the values. crc: CRC-32 of its bytes, None if the
@@ -68,16 +68,26 @@ class Page:
     start: int
     size: int
     decoded: int
-    values: int = 0
-    encoding: int = -1
-    crc: int | None = None
-    levels: int = 0
-    is_compressed: bool = True
+    values: int
+    encoding: int
+    crc: int | None
+    levels: int
+    is_compressed: bool
+
+    @property
+    def has_indices(self) -> bool:
+        """Return True if its values are indices into the dictionary."""
+        return self.kind != DICTIONARY and self.encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY)
 
 
-def pages_of(data: Encoded) -> Iterator[Page]:
-    """Yield the pages of a chunk. Raises ValueError."""
-    at = 0
+def read_pages(data: Encoded, values: int) -> list[Page]:
+    """Return the pages of a chunk, from their headers.
+
+    values: their number in the footer. Raises ValueError if the pages have another number, or would
+    take far more memory than the chunk's bytes can decode to.
+    """
+    pages: list[Page] = []
+    at = total = numbers = 0
     while at < len(data):
         reader = ThriftReader(data.data[at : at + _MAX_HEAD_BYTES])
         try:
@@ -85,17 +95,23 @@ def pages_of(data: Encoded) -> Iterator[Page]:
         except ValueError:
             raise ValueError(f"its bytes at {at:,} are no page header") from None
         kind, decoded, size = header.count(1), header.count(2), header.count(3)
-        start = at + reader.at
+        start, crc, is_second = at + reader.at, header.get(4), kind == DATA_V2
         if min(kind, decoded, size) < 0:
             raise ValueError(f"its page at byte {at:,} has no kind or size")
         if size > len(data) - start:
             raise ValueError(f"its page at byte {at:,} has {size:,} bytes, more than are left")
+        total += decoded
+        if total > max_decoded_bytes(len(data)):
+            raise ValueError(
+                f"its pages would take {total:,} bytes decompressed, of {len(data):,} in the file"
+            )
         own = header.part({DATA_V1: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
-        page = Page(kind, start, size, decoded)
         if own is not None:
-            crc, is_second = header.get(4), kind == DATA_V2
-            page = replace(
-                page,
+            page = Page(
+                kind=kind,
+                start=start,
+                size=size,
+                decoded=decoded,
                 values=own.count(1),
                 encoding=own.count(4 if is_second else 2),
                 crc=crc & 0xFFFFFFFF if type(crc) is int else None,
@@ -104,57 +120,23 @@ def pages_of(data: Encoded) -> Iterator[Page]:
             )
             if min(page.values, page.encoding) < 0:
                 raise ValueError(f"its page at byte {at:,} has no number of values")
-        yield page
+            pages.append(page)
+            numbers += 0 if kind == DICTIONARY else page.values
         at = start + size
-
-
-def check_pages(pages: Sequence[Page], *, values: int, size_bytes: int) -> tuple[bool, int]:
-    """Return whether all values of a chunk are in a dictionary, and how many bytes the values may
-    take decoded, if each is the largest of the dictionary.
-
-    values: their number in the footer; size_bytes: of the chunk. Raises ValueError if the pages
-    have another number, or would take far more memory than the chunk's bytes can decode to.
-    """
-    total = numbers = of_dictionary = entry = 0
-    for page in pages:
-        total += page.decoded
-        if page.kind == DICTIONARY:
-            entry = page.decoded
-        elif page.kind in (DATA_V1, DATA_V2):
-            numbers += page.values
-            if page.encoding in (PLAIN_DICTIONARY, RLE_DICTIONARY):
-                of_dictionary += page.values
-        if numbers > values:
-            raise ValueError(
-                f"its pages have {numbers:,} values or more, and its footer says {values:,}"
-            )
-        if total > max_decoded_bytes(size_bytes):
-            raise ValueError(
-                f"its pages would take {total:,} bytes decompressed, of {size_bytes:,} in the file"
-            )
     if numbers != values:
         raise ValueError(
-            f"its pages have {numbers:,} values, and its footer says {values:,}: it is truncated"
+            f"its pages have {numbers:,} values, and its footer says {values:,}: it is damaged"
         )
-    return bool(numbers) and of_dictionary == numbers, total + of_dictionary * entry
+    return pages
 
 
 _MIN_VIEW_BYTES = 1024
 """The mean size of values from which views are faster than pyarrow's copies."""
 
 _CODECS = {0: None, 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+_ENCODINGS = (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY)
 _LENGTH = struct.Struct("<I")
 _INLINE_BYTES, _LARGEST_PAGE, _WIDEST = 12, 2**31 - 1, 32
-
-
-def are_plain(pages: Sequence[Page], codec: int) -> bool:
-    """Return True if `plain_values` can read these pages, provided that they have neither nulls nor
-    lists."""
-    return codec in _CODECS and all(
-        page.encoding in (PLAIN, PLAIN_DICTIONARY, RLE_DICTIONARY) and page.decoded <= _LARGEST_PAGE
-        for page in pages
-        if page.kind in (DATA_V1, DATA_V2, DICTIONARY)
-    )
 
 
 def plain_values(
@@ -168,10 +150,8 @@ def plain_values(
     dictionary = np.empty((0, 4), np.int32)
     buffers: list[Any] = []
     for page in pages:
-        if page.kind not in (DATA_V1, DATA_V2, DICTIONARY):
-            continue
         body, at = _body(data, page, codec, has_levels=has_levels and page.kind == DATA_V1)
-        if page.kind != DICTIONARY and page.encoding != PLAIN:
+        if page.has_indices:
             indices = read_indices(body, at, page.values)
             if len(indices) and int(indices.max()) >= len(dictionary):
                 raise ValueError("it has indices beyond its dictionary")
@@ -336,8 +316,10 @@ def decode_chunk(
     rows, values, decoded, nulls: the footer's numbers of rows, values, decompressed bytes and
     nulls. Raises ValueError for damage.
     """
-    pages = list(pages_of(data))
-    is_dictionary, max_bytes = check_pages(pages, values=values, size_bytes=len(data))
+    pages = read_pages(data, values)
+    indices = sum(page.values for page in pages if page.has_indices)
+    entry = max((page.decoded for page in pages if page.kind == DICTIONARY), default=0)
+    is_dictionary = 0 < values == indices
     if (
         form.physical == BYTE_ARRAY
         and form.is_flat
@@ -345,12 +327,15 @@ def decode_chunk(
         and decoded >= _MIN_VIEW_BYTES * rows
         # pyarrow's writer doesn't count the nulls of the structs around a dictionary.
         and not (is_dictionary and len(form.path) > 1)
-        and are_plain(pages, form.codec)
+        and form.codec in _CODECS
+        and all(p.encoding in _ENCODINGS and p.decoded <= _LARGEST_PAGE for p in pages)
     ):
         array = plain_values(
             data, pages, codec=form.codec, has_levels=form.has_levels, values=values
         )
         return values_table(type, array, ())
+    # The values may take this if each is the largest of the dictionary.
+    max_bytes = sum(page.decoded for page in pages) + indices * entry
     is_kept = form.physical == BYTE_ARRAY and (is_dictionary or max_bytes > _MAX_EXPANDED_BYTES)
     footer = _chunk_footer(form, rows=rows, values=values, size=len(data), decoded=decoded)
     try:

@@ -62,7 +62,7 @@ class ArrowFile(TableFile):
         self._batches = [each for each in contents.batches if each.dictionary is None and each.rows]
         self._types = [storage_type(field.type) for field in contents.schema]
         self._names: list[str] = contents.schema.names
-        self._numbers = contents.numbers
+        self._numbers = dict(enumerate(contents.numbers))
         self._dictionaries: dict[int, list[BatchMetadata]] = {}
         for batch in contents.batches:
             if batch.dictionary is not None:
@@ -103,7 +103,7 @@ class ArrowFile(TableFile):
             ]
         dictionaries = None
         if pa.types.is_dictionary(inside) and units:
-            number = self._numbers[units[0][depth - 1].number]
+            number = self._numbers.get(units[0][depth - 1].number)
             parts = [] if number is None else self._dictionaries.get(number, [])
             if not parts:
                 raise ValueError(f'its column "{column.name}" has no dictionary')

@@ -6,7 +6,7 @@ from .array_forms import codec_number as codec_number, decode_array as decode_ar
 from .array_forms import from_bits as from_bits, to_array as to_array
 from .arrays import Array as Array, Tokens as Tokens
 from .boxes import Boxes as Boxes, BoxUnits as BoxUnits, Keypoints as Keypoints
-from .boxes import check_boxes as check_boxes, to_xyxy as to_xyxy
+from .boxes import to_xyxy as to_xyxy
 from .boxes import untyped_places as untyped_places
 from .cells import shorten as shorten
 from .columns import Column as Column, ColumnCrop as ColumnCrop, DenseColumn as DenseColumn

@@ -131,7 +131,48 @@ class Boxes(_Points):
     def check_values(
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
     ) -> Rejection | None:
-        return check_boxes(values, self.format, size=size)
+        """Return why a sample's boxes are invalid, or None: a wrong shape, not finite, inverted, or
+        wholly outside an image of known size.
+
+        A box that lies partly outside is normal; a normalised number outside 0..1 isn't. size: also
+        of each box's own image, shape (k, 2); 0 x 0 if unknown.
+        """
+        format = self.format
+        if (refusal := _check_rows(values.dtype, values.shape, 4, self._plural)) is not None:
+            return refusal
+        with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
+            corners = to_xyxy(values, format)
+        if len(bad := np.flatnonzero(~np.isfinite(corners).all(axis=1))):
+            return Rejection(f"box {bad[0]} isn't finite: {_shown_row(values, bad[0])}")
+        # Checked as stored: x + w may round to x.
+        stored = np.asarray(values).reshape(-1, 4)
+        is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
+        beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
+        if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
+            return Rejection(
+                f"box {bad[0]} isn't normalised: {_shown_row(values, bad[0])}; {format} wants "
+                "fractions of the image, 0 to 1. For pixels use "
+                f'format="{format.removesuffix("_norm")}"'
+            )
+        sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
+        if len(bad := np.flatnonzero((sides < 0).any(axis=1))):
+            wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
+            if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
+                wanted += '. For numbers from 0 to 1 use format="cxcywh_norm" or "xywh_norm"'
+            return Rejection(
+                f"box {bad[0]} is inverted: {_shown_row(values, bad[0])}; {format} wants {wanted}"
+            )
+        if size is not None:
+            sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
+            limits = np.ones_like(sizes) if is_normalised else sizes[:, ::-1]
+            far = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
+            if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
+                height, width = sizes[bad[0]].tolist()
+                return Rejection(
+                    f"box {bad[0]} lies outside its image: {_shown_row(values, bad[0])} "
+                    f"({format}), but the image is {width} wide and {height} high"
+                )
+        return None
 
 
 @explain_arguments(ConfigError)
@@ -163,7 +204,14 @@ class Keypoints(_Points):
         self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
     ) -> Rejection | None:
         del size
-        return check_keypoints(values)
+        # Points outside the image are normal: hidden ones are often written as 0, 0 or -1, -1.
+        if (refusal := _check_rows(values.dtype, values.shape, 2, self._plural)) is not None:
+            return refusal
+        with np.errstate(over="ignore"):
+            found = np.asarray(values).astype(np.float32).reshape(-1, 2)
+        if len(bad := np.flatnonzero(~np.isfinite(found).all(axis=1))):
+            return Rejection(f"point {bad[0]} isn't finite: {_shown_row(values, bad[0], 2)}")
+        return None
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
@@ -178,55 +226,6 @@ def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
         found[:, 2:] = found[:, :2] + half
         found[:, :2] -= half
     return found
-
-
-def check_boxes(
-    boxes: NDArray[Any],
-    format: BoxFormat,
-    *,
-    size: tuple[int, int] | NDArray[np.int32] | None = None,
-) -> Rejection | None:
-    """Return why a sample's boxes are invalid, or None: a wrong shape, not finite, inverted, or
-    wholly outside an image of known size.
-
-    A box that lies partly outside is normal; a normalised number outside 0..1 isn't. boxes: as
-    stored. size: height and width of their image, or of each box's own, shape (k, 2); 0 x 0 if
-    unknown.
-    """
-    if (refusal := _check_rows(boxes.dtype, boxes.shape, 4, f"{format} boxes")) is not None:
-        return refusal
-    with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
-        corners = to_xyxy(boxes, format)
-    if len(bad := np.flatnonzero(~np.isfinite(corners).all(axis=1))):
-        return Rejection(f"box {bad[0]} isn't finite: {_shown_row(boxes, bad[0])}")
-    # Checked as stored: x + w may round to x.
-    stored = np.asarray(boxes).reshape(-1, 4)
-    is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
-    beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
-    if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
-        return Rejection(
-            f"box {bad[0]} isn't normalised: {_shown_row(boxes, bad[0])}; {format} wants fractions "
-            f'of the image, 0 to 1. For pixels use format="{format.removesuffix("_norm")}"'
-        )
-    sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
-    if len(bad := np.flatnonzero((sides < 0).any(axis=1))):
-        wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
-        if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
-            wanted += '. For numbers from 0 to 1 use format="cxcywh_norm" or "xywh_norm"'
-        return Rejection(
-            f"box {bad[0]} is inverted: {_shown_row(boxes, bad[0])}; {format} wants {wanted}"
-        )
-    if size is not None:
-        sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
-        limits = np.ones_like(sizes) if is_normalised else sizes[:, ::-1]
-        far = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
-        if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
-            height, width = sizes[bad[0]].tolist()
-            return Rejection(
-                f"box {bad[0]} lies outside its image: {_shown_row(boxes, bad[0])} ({format}), "
-                f"but the image is {width} wide and {height} high"
-            )
-    return None
 
 
 class BoxUnits:
@@ -282,18 +281,6 @@ class BoxUnits:
             f'format="{type.format}_norm")}}, or another form: "xyxy_norm", "xywh_norm", '
             '"cxcywh_norm".'
         )
-
-
-def check_keypoints(points: NDArray[Any]) -> Rejection | None:
-    """Return why a sample's points are invalid, or None. points: as stored. Points outside the
-    image are normal: hidden ones are often written as 0, 0 or -1, -1."""
-    if (refusal := _check_rows(points.dtype, points.shape, 2, "points")) is not None:
-        return refusal
-    with np.errstate(over="ignore"):
-        found = np.asarray(points).astype(np.float32).reshape(-1, 2)
-    if len(bad := np.flatnonzero(~np.isfinite(found).all(axis=1))):
-        return Rejection(f"point {bad[0]} isn't finite: {_shown_row(points, bad[0], 2)}")
-    return None
 
 
 def _check_rows(

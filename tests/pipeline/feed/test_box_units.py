@@ -16,7 +16,7 @@ from PIL import Image as Picture
 from penstock import DataLoader, Dataset, pack
 from penstock.augment import RandomHorizontalFlip, RandomResizedCrop, Resize, SanitizeBoxes
 from penstock.cache import DatasetError, PenstockError, PenstockWarning, RecipeError
-from penstock.readers.fieldtypes import Boxes, FieldType, Image, Keypoints, check_boxes
+from penstock.readers.fieldtypes import Boxes, FieldType, Image, Keypoints
 from tests import tars
 from tests.pipeline.feed.memory import Memory
 
@@ -186,7 +186,7 @@ def test_few_empty_and_tiny_boxes_are_no_alarm(boxes: Any) -> None:
     ],
 )
 def test_a_normalised_box_is_checked(box: Any, words: str | None) -> None:
-    verdict = check_boxes(np.array([box]), "xyxy_norm", size=(40, 80))
+    verdict = Boxes(of="image", format="xyxy_norm").check_values(np.array([box]), (40, 80))
     assert (verdict is None) == (words is None)
     if verdict is not None and words is not None:
         assert words in verdict.reason

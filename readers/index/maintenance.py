@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import DatasetError, IndexChangedError
+from penstock.cache.base import read_error
 from penstock.readers.files import locked, printable
 from penstock.readers.formats import MISSING, Snapshot
 from penstock.readers.index.building import IndexBuilder, PriorFacts, noted_directories
@@ -175,10 +176,10 @@ class IndexMaintenance:
         root = origin.folder
         if root is None or b"" not in snapshot.directories:
             return self.places.make(), snapshot
-        before = os.stat(root).st_mtime_ns
+        before = _mtime_ns(root)
         place = self.places.make()
         if snapshot.directories[b""] == before:  # else files were added: update at next opening
-            times = {**snapshot.directories, b"": os.stat(root).st_mtime_ns}
+            times = {**snapshot.directories, b"": _mtime_ns(root)}
             snapshot = replace(snapshot, directories=times)
         return place, snapshot
 
@@ -326,3 +327,11 @@ def _facts(known: _Earlier, today: Mapping[str, _Span]) -> Mapping[str, Facts] |
             return None
         facts[field] = Facts(was.crc32c, skipped, was.size, was.shape, was.codec)
     return facts
+
+
+def _mtime_ns(folder: bytes) -> int:
+    """Return the modification time of a folder. Raises ReadError."""
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError as error:
+        raise read_error(printable(folder), error) from error

@@ -185,6 +185,36 @@ class RecordListing(SpanListing):
         """Return the records of some files, file by file."""
         given, fields = self.given, self._format.schema(self.origin)
         schema = Schema({name: given.get(name, type) for name, type in fields.items()})
+        good, bad = self._records(files, schema, workers=workers)
+        records = [each for _, each in good]
+        firsts = np.cumsum([0, *map(len, records)]).tolist()
+        numbers = np.repeat(np.arange(len(records)), list(map(len, records)))
+        names = [name for entry, each in good for name in self._names(entry, each)]
+        table = _table([each.values for each in records], names, schema, source=self.origin.url)
+        samples = SpanSamples(
+            names=names,
+            files=[entry for entry, _ in good],
+            spans={
+                name: _joined([each.spans[name] for each in records], numbers)
+                for name in records[0].spans
+            },
+            types={name: schema[name] for name in records[0].spans},
+            shard_of=None if self._format.is_file_per_sample else numbers,
+            shard_bytes=self._format.shard_bytes,
+            rejected={
+                first + row: reason
+                for first, each in zip(firsts, records, strict=False)
+                for row, reason in each.rejected.items()
+            },
+            quarantined=bad,
+            left_out=left_out_sentences("files", bad),
+        ).with_table(table, of="values of records")
+        return replace(samples, types={name: samples.types[name] for name in schema})
+
+    def _records(
+        self, files: Sequence[Entry], schema: Schema, *, workers: int
+    ) -> tuple[list[tuple[Entry, Records]], list[QuarantineEntry]]:
+        """Return the records of valid files, and the invalid files that are left out."""
         is_grouped = self._format.is_file_per_sample
 
         def read(file: DataFile, entry: Entry) -> Records | QuarantineEntry:
@@ -201,42 +231,20 @@ class RecordListing(SpanListing):
                     "from the folder."
                 ) from error
 
-        read_files = self.read_each(files, read, workers=workers, whole=not is_grouped)
-        bad = [each for each in read_files if isinstance(each, QuarantineEntry)]
-        both = zip(files, read_files, strict=True)
+        found = self.read_each(files, read, workers=workers, whole=not is_grouped)
+        bad = [each for each in found if isinstance(each, QuarantineEntry)]
+        both = zip(files, found, strict=True)
         good = [(entry, each) for entry, each in both if isinstance(each, Records)]
         if not good:
             raise DatasetError(f"{self.origin.url}: {' '.join(left_out_sentences('files', bad))}")
-        files, records = [entry for entry, _ in good], [each for _, each in good]
+        first, like = good[0]
         for entry, each in good:
-            if each.spans.keys() != records[0].spans.keys():
+            if each.spans.keys() != like.spans.keys():
                 raise DatasetError(
                     f"{printable(entry.name)}: its spans are {list(each.spans)}, but those of "
-                    f"{printable(files[0].name)} are {list(records[0].spans)}."
+                    f"{printable(first.name)} are {list(like.spans)}."
                 )
-        firsts = np.cumsum([0, *map(len, records)]).tolist()
-        numbers = np.repeat(np.arange(len(files)), list(map(len, records)))
-        names = [name for entry, each in good for name in self._names(entry, each)]
-        table = _table([each.values for each in records], names, schema, source=self.origin.url)
-        samples = SpanSamples(
-            names=names,
-            files=files,
-            spans={
-                name: _joined([each.spans[name] for each in records], numbers)
-                for name in records[0].spans
-            },
-            types={name: schema[name] for name in records[0].spans},
-            shard_of=None if is_grouped else numbers,
-            shard_bytes=self._format.shard_bytes,
-            rejected={
-                first + row: reason
-                for first, each in zip(firsts, records, strict=False)
-                for row, reason in each.rejected.items()
-            },
-            quarantined=bad,
-            left_out=left_out_sentences("files", bad),
-        ).with_table(table, of="values of records")
-        return replace(samples, types={name: samples.types[name] for name in schema})
+        return good, bad
 
     def _names(self, entry: Entry, records: Records) -> list[bytes]:
         if records.names is not None:

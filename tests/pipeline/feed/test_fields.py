@@ -15,9 +15,9 @@ from penstock.augment import (
     CutMix,
     MixUp,
     Normalize,
+    RandAugment,
     RandomHorizontalFlip,
     RandomResizedCrop,
-    RandomRotation,
     Resize,
 )
 from penstock.cache import ConfigError, RecipeError
@@ -270,7 +270,7 @@ def test_ranks_together_hand_out_what_one_does() -> None:
 @pytest.mark.parametrize(
     ("fields", "options", "words"),
     [
-        (("image", "mask"), {"augment": [RandomRotation(9)]}, "follow"),
+        (("image", "mask"), {"augment": [RandAugment()]}, "follow"),
         (("image", "mask", "label"), {"augment": MIXED}, "mask"),
         (("image",), {"augment": MIXED}, 'add "label"'),
         (("caption",), {"augment": [Resize(8)]}, "needs images"),

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Answer
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.origin import Entry, Origin
@@ -228,7 +227,8 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
     if isinstance(origin, RemoteFolder):
         found: list[bytes] = []
         for first in range(0, len(parts), _MAX_REQUESTS):
-            found += _fetch(origin, parts[first : first + _MAX_REQUESTS])
+            some = origin.read(parts[first : first + _MAX_REQUESTS])
+            found += (data.tobytes() for data in some)
         return found
 
     def read(part: Part) -> bytes:
@@ -242,25 +242,6 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
     if len(parts) == 1 or workers == 1:
         return [read(part) for part in parts]
     return list(ordered(read, parts, workers=workers, ahead=4 * workers, name="footers"))
-
-
-def _fetch(origin: RemoteFolder, parts: Sequence[Part]) -> list[bytes]:
-    from penstock.cache.base import ObjectRange  # not needed for local data
-
-    found = [b""] * len(parts)
-    some = [number for number, (_, start, end) in enumerate(parts) if end > start]
-    ranges = [
-        ObjectRange(
-            path=os.fsdecode(entry.name), start=start, end=end, version=entry.version or None
-        )
-        for entry, start, end in (parts[number] for number in some)
-    ]
-
-    def deliver(number: int, answer: Answer) -> None:
-        found[some[number]] = bytes(answer.data)
-
-    origin.remote.fetcher.fetch(ranges, deliver)
-    return found
 
 
 class _Wanted(NamedTuple):
@@ -312,7 +293,7 @@ def read_candidates(
             _checked(
                 [each.size for each in whole],
                 types,
-                lambda wanted: remote.read([(files[i], size) for i, size in wanted]),
+                lambda wanted: remote.read([(files[i], 0, size) for i, size in wanted]),
             ),
         )
     return contents

@@ -16,7 +16,6 @@ from .left_out import quarantine_lines as quarantine_lines
 from .locating import locate as locate
 from .listed_files import Entry as Entry
 from .origin import LocalFolder as LocalFolder, Origin as Origin
-from .origin import leads_to_folder as leads_to_folder
 from .remote_folder import RemoteFolder as RemoteFolder, segment as segment
 from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout

@@ -7,24 +7,23 @@ need not be UTF-8, and a name that a remote store returned never becomes a local
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import stat
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
 from penstock.readers.origin.listed_files import Entry, RootNames, TopLevel
-from penstock.readers.origin.urls import cannot_examine, status_of
+from penstock.readers.origin.urls import NOT_FOUND, cannot_examine, status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection, Listed, Tree
+    from penstock.readers.origin.file_selection import FileSelection, Listed
 
 _log = logging.getLogger("penstock")
 
@@ -131,15 +130,20 @@ class Origin(ABC):
         if self.selection is not None:
             from penstock.readers.origin.file_selection import select_files
 
-            found = select_files(self._tree(), self.selection, url=self.url)
+            found = select_files(self, self.selection)
             return [(os.fsencode(name), entry) for name, entry in found], []
-        files, folders = self._tree().top("")
+        files, folders = self.list_one("")
         named = [(os.fsencode(name), entry) for name, entry in files if name]
         return sorted(named, key=lambda each: each[0]), sorted(map(os.fsencode, folders))
 
     @abstractmethod
-    def _tree(self) -> Tree:
-        """Return the functions that list the folders below the root."""
+    def list_one(self, folder: str) -> tuple[list[Listed], list[str]]:
+        """List a folder below the root: its files, and the names of its subfolders. Both are empty
+        if the folder doesn't exist. Raises ReadError and FetchError."""
+
+    @abstractmethod
+    def list_below(self, folder: str) -> Iterable[Listed]:
+        """List all files below a folder. Raises the same errors as `list_one`."""
 
     def close(self) -> None:
         """Close the connections. Safe to call twice."""
@@ -184,41 +188,57 @@ class LocalFolder(Origin):
             return None
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
-    def _tree(self) -> Tree:
-        from penstock.readers.origin.file_selection import Tree
+    def list_one(self, folder: str) -> tuple[list[Listed], list[str]]:
+        for name, _, files, folders in self.walk(os.fsencode(folder)):
+            listed = [(os.fsdecode(os.path.join(name, file.name)), None) for file in files]
+            return list(listed), list(map(os.fsdecode, folders))
+        return [], []
 
-        return Tree(
-            top=self._top,
-            walk=self._walk,
-            find=lambda name: self.entry(os.fsencode(name)),
-            at_once=1,
-        )
+    def list_below(self, folder: str) -> Iterator[Listed]:
+        for name, _, files, _ in self.walk(os.fsencode(folder), skip=is_passed_over):
+            for file in files:
+                yield os.fsdecode(os.path.join(name, file.name)), None
 
-    def _top(self, folder: str) -> tuple[list[Listed], list[str]]:
-        path = os.path.join(self.root, os.fsencode(folder))
-        try:
-            with os.scandir(path) as found:
-                inside = [(os.fsdecode(each.name), leads_to_folder(each)) for each in found]
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                return [], []
-            raise cannot_examine(path, error, is_folder=True) from error
-        files: list[Listed] = [
-            (os.path.join(folder, name), None) for name, is_folder in inside if not is_folder
-        ]
-        return files, [name for name, is_folder in inside if is_folder]
+    def walk(
+        self, start: bytes = b"", *, skip: Callable[[bytes], bool] = lambda _: False
+    ) -> Iterator[LocalListing]:
+        """List a folder below the root, then the folders in it, following links. List nothing if it
+        doesn't exist.
 
-    def _walk(self, folder: str) -> Iterator[Listed]:
-        waiting = [(folder, frozenset[bytes]())]
+        skip: returns True for the names of files and folders to leave out. Raises ReadError.
+        """
+        # Each folder is listed with the identities of those above it, so that links can't loop.
+        waiting: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(start, frozenset())]
         while waiting:
             folder, above = waiting.pop()
-            real = os.path.realpath(os.path.join(self.root, os.fsencode(folder)))
-            if real in above:  # a link to a folder above it
-                continue
-            files, folders = self._top(folder)
-            yield from files
-            inside = (n for n in folders if not is_passed_over(os.fsencode(n)))
-            waiting += [(os.path.join(folder, n), above | {real}) for n in inside]
+            path = os.path.join(self.root, folder) if folder else self.root
+            try:
+                found = os.stat(path)
+                identity = (found.st_dev, found.st_ino)
+                if identity in above:
+                    yield LocalListing(folder, None, [], [])
+                    continue
+                # The time is from before the scan, so that a file added during the scan changes it.
+                with os.scandir(path) as scanned:
+                    inside = [each for each in scanned if not skip(each.name)]
+            except OSError as error:
+                if not above and error.errno in NOT_FOUND:
+                    return
+                raise cannot_examine(path, error, is_folder=True) from error
+            files = [each for each in inside if not leads_to_folder(each)]
+            folders = [each.name for each in inside if leads_to_folder(each)]
+            yield LocalListing(folder, found.st_mtime_ns, files, folders)
+            waiting += [(os.path.join(folder, name), above | {identity}) for name in folders]
+
+
+class LocalListing(NamedTuple):
+    """A folder below a local root, and the names directly in it. mtime_ns: None, and no name is
+    listed, for a link that leads back to a folder above it."""
+
+    folder: bytes
+    mtime_ns: int | None
+    files: list[os.DirEntry[bytes]]
+    folders: list[bytes]
 
 
 def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection, Listed, Tree
+    from penstock.readers.origin.file_selection import FileSelection, Listed
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import Encoded
 
@@ -118,19 +118,12 @@ class RemoteFolder(Origin):
         found = self.remote.find(os.fsdecode(name))
         return None if found is None else _entry(found)
 
-    def _tree(self) -> Tree:
-        from penstock.readers.origin.file_selection import Tree
+    def list_one(self, folder: str) -> tuple[list[Listed], list[str]]:
+        objects, folders = self.remote.fetcher.list_folder(folder)
+        return [(found.path, _entry(found)) for found in objects], list(folders)
 
-        fetcher = self.remote.fetcher
-
-        def top(folder: str) -> tuple[list[Listed], list[str]]:
-            objects, folders = fetcher.list_folder(folder)
-            return [(found.path, _entry(found)) for found in objects], list(folders)
-
-        def walk(folder: str) -> Iterator[Listed]:
-            return ((found.path, _entry(found)) for found in fetcher.walk(folder))
-
-        return Tree(top=top, walk=walk, find=lambda name: self.entry(os.fsencode(name)))
+    def list_below(self, folder: str) -> Iterator[Listed]:
+        return ((found.path, _entry(found)) for found in self.remote.fetcher.walk(folder))
 
     def walk(self) -> Iterator[Entry]:
         """List every object below the root.
@@ -148,12 +141,7 @@ class RemoteFolder(Origin):
                 raise ConfigError(not_a_folder_message(self.url))
             raise DatasetNotFoundError(not_found_message(self.url))
 
-    def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
-        """Fetch the first bytes of several objects at once, without caching them. wanted: (entry,
-        number of bytes). Raises FetchError."""
-        return self.read_ranges([(entry, 0, size_bytes) for entry, size_bytes in wanted])
-
-    def read_ranges(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
+    def read(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
         """Fetch byte ranges of several objects at once, without caching them. wanted: (entry, first
         byte, end). Raises FetchError."""
         from penstock.cache.base import ObjectRange

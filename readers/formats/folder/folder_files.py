@@ -16,9 +16,9 @@ from penstock.readers.origin import (
     QuarantineEntry,
     RemoteFolder,
     cannot_examine,
-    leads_to_folder,
     not_a_folder_message,
     not_found_message,
+    status_of,
 )
 
 if TYPE_CHECKING:
@@ -59,37 +59,20 @@ def list_folder(origin: Origin) -> DatasetFiles:
 def _walk_local(
     origin: LocalFolder, directories: dict[bytes, int], quarantined: list[QuarantineEntry]
 ) -> Iterator[Entry]:
-    try:
-        root = os.stat(origin.root)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise DatasetNotFoundError(not_found_message(printable(origin.root))) from None
-        raise cannot_examine(origin.root, error, is_folder=True) from error
+    root = status_of(origin.root)
+    if root is None:
+        raise DatasetNotFoundError(not_found_message(printable(origin.root)))
     if not stat.S_ISDIR(root.st_mode):
         raise ConfigError(not_a_folder_message(printable(origin.root)))
-    # Each directory is listed with the identities of those above it, so that links can't loop.
-    stack: list[tuple[bytes, frozenset[tuple[int, int]]]] = [(b"", frozenset())]
-    while stack:
-        folder, above = stack.pop()
-        path = os.path.join(origin.root, folder) if folder else origin.root
-        try:
-            found = os.stat(path)
-            identity = (found.st_dev, found.st_ino)
-            if identity in above:
-                reason = "a symbolic link that leads back to a folder above it"
-                quarantined.append(QuarantineEntry(name=folder, reason=reason))
-                continue
-            # Taken before the scan, so that a file added during the scan changes the time.
-            directories[folder] = found.st_mtime_ns
-            with os.scandir(path) as entries:
-                inside = [entry for entry in entries if not is_passed_over(entry.name)]
-        except OSError as error:
-            raise cannot_examine(path, error, is_folder=True) from error
-        for entry in inside:
-            name = os.path.join(folder, entry.name) if folder else entry.name
-            if leads_to_folder(entry):
-                stack.append((name, above | {identity}))
-            elif isinstance(file := _local_file(name, entry), Entry):
+    for folder, mtime_ns, files, _ in origin.walk(skip=is_passed_over):
+        if mtime_ns is None:
+            reason = "a symbolic link that leads back to a folder above it"
+            quarantined.append(QuarantineEntry(name=folder, reason=reason))
+            continue
+        directories[folder] = mtime_ns
+        for each in files:
+            name = os.path.join(folder, each.name)
+            if isinstance(file := _local_file(name, each), Entry):
                 yield file
             else:
                 quarantined.append(QuarantineEntry(name=name, reason=file))

@@ -24,14 +24,7 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     v3_consolidated,
     v3_node,
 )
-from penstock.readers.origin import (
-    NOT_FOUND,
-    Entry,
-    LocalFolder,
-    RemoteFolder,
-    cannot_examine,
-    leads_to_folder,
-)
+from penstock.readers.origin import Entry, LocalFolder, RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,29 +85,20 @@ class Hierarchy:
     def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
         """Yield all files in a folder and in the folders below it, from a local folder down to
         `depth` levels; none if it doesn't exist."""
+        folder = os.fsdecode(name)
         if isinstance(self._origin, RemoteFolder):
-            for listed in self._origin.remote.fetcher.walk(os.fsdecode(name)):
-                path, size, version = os.fsencode(listed.path), listed.size_bytes, listed.version
-                if unsafe_reason(path) is None:
-                    yield Entry(name=path, size_bytes=size, mtime_ns=0, version=version)
-            return
-        for scanned in self._scan(name):
-            path = os.path.join(name, scanned.name)
-            if not leads_to_folder(scanned):
-                if (entry := self._origin.entry(path)) is not None:
+            for _, entry in self._origin.list_below(folder):
+                if entry is not None and unsafe_reason(entry.name) is None:
                     yield entry
-            elif depth > 0:
-                yield from self.walk(path, depth - 1)
-
-    def _scan(self, name: bytes) -> list[os.DirEntry[bytes]]:
-        path = self._origin.file(name, size_bytes=None, version="")
-        try:
-            with os.scandir(path) as entries:
-                return [entry for entry in entries if not is_passed_over(entry.name)]
-        except OSError as error:
-            if error.errno in NOT_FOUND:
-                return []
-            raise cannot_examine(path, error, is_folder=True) from error
+            return
+        files, folders = self._origin.list_one(folder)
+        for path in (os.fsencode(file) for file, _ in files):
+            is_shown = not is_passed_over(path.rpartition(b"/")[2])
+            if is_shown and (entry := self._origin.entry(path)) is not None:
+                yield entry
+        for each in map(os.fsencode, folders if depth > 0 else ()):
+            if not is_passed_over(each):
+                yield from self.walk(os.path.join(name, each), depth - 1)
 
     # -- nodes
 
@@ -177,11 +161,8 @@ class Hierarchy:
     def _folders(self, group: Node) -> list[str]:
         """Return the paths of the folders directly in a group, sorted."""
         name = encoded_path(group.name)
-        if isinstance(self._origin, RemoteFolder):
-            _, found = self._origin.remote.fetcher.list_folder(os.fsdecode(name))
-            names = [each for each in map(os.fsencode, found) if not is_passed_over(each)]
-        else:
-            names = [each.name for each in self._scan(name) if leads_to_folder(each)]
+        _, found = self._origin.list_one(os.fsdecode(name))
+        names = [each for each in map(os.fsencode, found) if not is_passed_over(each)]
         above = f"{group.name}/" if group.name else ""
         return [above + os.fsdecode(n) for n in sorted(names) if unsafe_reason(n) is None]
 

@@ -1,16 +1,19 @@
-"""Check, display and join file names, which are bytes and may hold anything but NUL."""
+"""Check, display and join file names, which are bytes and may hold anything but NUL.
+
+The extension of a name tells what the file holds.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from penstock.cache import CorruptShardError, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 OWN_FOLDER = b"_penstock"
 """The folder inside a pack that holds the pack's own files."""
@@ -32,6 +35,39 @@ def extension(name: bytes) -> str:
     """Return the extension of a file in lower case without its dot, or "" if it has none."""
     base = name.rpartition(b"/")[2]
     return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
+
+
+Kind = Literal["image", "text", "array", "audio", "video", "json", "class", "given"]
+"""The kind of content of a file. class: a label in a tar file. given: an unknown kind that the user
+asked for."""
+
+# Images include those that Penstock can't decode: they are rejected with a remedy, not skipped.
+_EXTENSIONS: Mapping[Kind, str] = {
+    "image": "avif bmp gif heic heif j2c j2k jp2 jpe jfif jpeg jpg jxl pbm pgm png pnm ppm tif "
+    "tiff webp",
+    "audio": "wav flac mp3 ogg oga opus m4a aac aif aiff au wma",
+    "video": "mp4 m4v webm mkv mov avi mpg mpeg flv wmv ogv",
+    "text": "txt caption",
+    "array": "npy",
+    "json": "json",
+}
+KINDS: Mapping[str, Kind] = {
+    each: kind for kind, listed in _EXTENSIONS.items() for each in listed.split()
+}
+"""The kinds of files by their extensions, in lower case."""
+
+IMAGES = frozenset(each for each, kind in KINDS.items() if kind == "image")
+"""Extensions of images."""
+
+
+def kind_of(name: bytes) -> Kind | None:
+    """Return the kind of a file by its name; None if its extension is of no known kind."""
+    return KINDS.get(extension(name))
+
+
+def stem(name: bytes) -> bytes:
+    """Return a file's name without its extension, folders included."""
+    return name.rpartition(b".")[0] if b"." in name.rpartition(b"/")[2] else name
 
 
 def encoded_name(name: str) -> bytes | None:

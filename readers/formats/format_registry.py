@@ -186,7 +186,7 @@ def recognised_format(origin: Origin) -> Format:
 def _looks_like_fallback(origin: Origin) -> bool:
     """Return True if a dataset's root contains folders or images, as the fallback format
     expects."""
-    from penstock.readers.formats.file_kinds import IMAGES  # not needed if a format is found
+    from penstock.readers.files import IMAGES  # not needed if a format is found
 
     top = origin.top(lambda name: extension(name) in IMAGES)
     return bool(top.entries) or not all(map(is_passed_over, top.folders))

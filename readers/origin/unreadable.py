@@ -16,60 +16,57 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 from penstock.cache import DatasetError, DatasetNotFoundError, PenstockWarning
-from penstock.readers.files import extension, printable
+from penstock.readers.files import IMAGES, KINDS, extension, kind_of, printable, stem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 Role = Literal["pictures", "companion", "part", "lists"]
 """Images; data that belongs to images; a part of a dataset, such as train; lists of files."""
 
-_PICTURES = frozenset(
-    ("images", "image", "imgs", "img", "jpegimages", "leftimg8bit", "rightimg8bit", "photos")
-) | {"pictures", "rgb", "input", "inputs"}
-# Folders of data that belongs to images, and the name of its field if it consists of images.
-_COMPANIONS = {
-    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "seg", "trimaps"), "mask"),
-    **dict.fromkeys(("annotations", "annotation", "annot", "groundtruth"), "mask"),
-    **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
-    **dict.fromkeys(("ground_truth", "gtfine", "gtcoarse"), "mask"),
-    "segmentationobject": "object_mask",
-    **dict.fromkeys(("depth", "depths"), "depth"),
-    **dict.fromkeys(("disp", "disparity", "disparities"), "disparity"),
-    **dict.fromkeys(("targets", "target", "outputs"), "target"),
+_NAMES: dict[Role, str] = {
+    "lists": "imagesets",
+    "companion": "masks mask labels label gt seg trimaps annotations annotation annot groundtruth "
+    "segmentation segmentations segmentationclass segmentationobject ground_truth gtfine gtcoarse "
+    "depth depths disp disparity disparities targets target outputs",
+    "pictures": "images image imgs img jpegimages leftimg8bit rightimg8bit photos pictures rgb "
+    "input inputs",
+    "part": "train training val valid validation test testing eval",
 }
-_PARTS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "eval"))
-_LIST_FOLDERS = frozenset(("imagesets",))
-_ROLES = _PICTURES.union(_COMPANIONS, _PARTS, _LIST_FOLDERS)
+_ROLES: dict[str, Role] = {name: role for role, names in _NAMES.items() for name in names.split()}
+_PARTS = frozenset(_NAMES["part"].split())
+# The fields of data that belongs to images, by the start of the folder's name; the rest are masks.
+_FIELDS = {
+    "segmentationobject": "object_mask",
+    "depth": "depth",
+    "disp": "disparity",
+    "target": "target",
+    "outputs": "target",
+}
 
 
 def role_of(name: str) -> Role | None:
     """Return the role that a folder's name suggests, or None if the folder may be a class."""
-    lower = name.lower()
-    for words in ([lower], _words(lower)):
-        if not words or not _ROLES.issuperset(words):
-            continue
-        if any(word in _LIST_FOLDERS for word in words):
-            return "lists"
-        if any(word in _COMPANIONS for word in words):
-            return "companion"
-        return "pictures" if any(word in _PICTURES for word in words) else "part"
+    for words in ([name.lower()], _words(name)):
+        roles = {_ROLES.get(word) for word in words}
+        if roles and None not in roles:
+            return next(role for role in _NAMES if role in roles)
     return None
 
 
 def field_of(name: str) -> str:
     """Return the usual field of the images in a folder of data that belongs to other images."""
-    words = [name.lower(), *_words(name.lower())]
-    return next((_COMPANIONS[word] for word in words if word in _COMPANIONS), "mask")
+    words = (word for word in [name.lower(), *_words(name)] if _ROLES.get(word) == "companion")
+    first = next(words, "")
+    return next((field for start, field in _FIELDS.items() if first.startswith(start)), "mask")
 
 
-def _words(lower: str) -> list[str]:
+def _words(name: str) -> list[str]:
     """Split a name into words: train_masks, train2017 and trainannot into train and the rest."""
     found: list[str] = []
-    for word in re.findall("[a-z]+", lower):
-        part = next(
-            (p for p in _PARTS if word.startswith(p) and word[len(p) :] in _COMPANIONS), None
-        )
+    for word in re.findall("[a-z]+", name.lower()):
+        starts = (part for part in _PARTS if word.startswith(part))
+        part = next((p for p in starts if _ROLES.get(word[len(p) :]) == "companion"), None)
         found += [part, word[len(part) :]] if part else [word]
     return found
 
@@ -79,42 +76,25 @@ REMEDY = (
     "(docs/datasets.md)."
 )
 
-_TABLES = frozenset(("csv", "tsv", "json", "jsonl", "ndjson", "parquet", "xlsx", "xml"))
-_DATA = {
-    **dict.fromkeys(("npy", "npz"), "NumPy arrays"),
-    **dict.fromkeys(("zarr", "zarray", "zgroup", "zattrs"), "a Zarr store"),
-    **dict.fromkeys(("h5", "hdf5", "he5"), "HDF5"),
-    **dict.fromkeys(("tfrecord", "tfrecords", "tfrec"), "TFRecords"),
-    **dict.fromkeys(("rec", "idx"), "RecordIO"),
-    **dict.fromkeys(("mds",), "MDS shards"),
-    **dict.fromkeys(("lmdb", "mdb"), "LMDB"),
-    **dict.fromkeys(("parquet", "arrow", "feather", "csv", "tsv", "jsonl", "xlsx"), "a table"),
-    **dict.fromkeys(("json", "ndjson", "xml"), "annotations"),
-    **dict.fromkeys(("wav", "flac", "mp3", "ogg", "opus", "m4a"), "audio"),
-    **dict.fromkeys(("mp4", "mkv", "avi", "mov", "webm"), "video"),
-    **dict.fromkeys(("txt", "caption"), "text"),
-    **dict.fromkeys(("pt", "pth", "pkl", "pickle", "safetensors"), "tensors"),
-    **dict.fromkeys(("mat", "nii", "dcm", "bin"), "arrays"),
-}
-_IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm"))
-# Files that lie in any folder and are no data.
+_LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
+_TABLES = _LIST_TABLES | {"json", "parquet", "xlsx", "xml"}
+_TABLE_FORMATS = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
+# Data of other kinds than images, and files that lie in any folder and are no data.
+_DATA = (KINDS.keys() - IMAGES) | _TABLES.union(
+    _TABLE_FORMATS,
+    ("npz", "zarr", "zarray", "zgroup", "zattrs", "h5", "hdf5", "he5", "tfrecord", "tfrecords"),
+    ("tfrec", "rec", "idx", "mds", "lmdb", "mdb", "pt", "pth", "pkl", "pickle", "safetensors"),
+    ("mat", "nii", "dcm", "bin"),
+)
 _OTHER_FILES = frozenset(
     ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
 )
-_UNDECODED = frozenset(("gif", "avif", "heic", "heif", "pbm", "pnm", "jxl", "jfif"))
 # Names of texts about a dataset: alone they don't make a dataset of texts.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
-# Reasons why files are rejected that aren't samples; those of samples, in folders of arrays and
-# texts, come first.
-_REASONS_OF_SAMPLES = (
-    "empty file",
-    "not an .npy file",
-    "not UTF-8 text",
-    "not sound (",
-    "not a video (",
-)
-_REASONS_OF_OTHERS = (
-    *_REASONS_OF_SAMPLES,
+# Reasons why files are rejected that may be samples, in folders of arrays, texts and videos, and
+# reasons why files aren't samples.
+_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text", "not sound (", "not a video (")
+_OF_OTHERS = (
     "its name isn't that of",
     "not an image",
     "not in a class folder",
@@ -125,18 +105,16 @@ _REASONS_OF_OTHERS = (
     "can't be examined",
     "not a regular file",
 )
-_LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
-_READABLE = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
-    ("zarr", "zarray", "zgroup", "zattrs")
-)
-_TABLE_FORMATS = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
-_TEXT = frozenset(("txt", "caption"))
 _SIDES = frozenset(("left", "right"))
 _ANYWAY = ' If they are classes nevertheless, pass schema={"label": ClassLabel()}.'
 _MOST_KINDS = 5
 
 
 _LIST_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
+_N5 = (
+    "an N5 store{}, which Penstock doesn't read. Write it as Zarr, which is read: N5Store "
+    "of zarr 2 opens it, and zarr.copy copies it."
+)
 _UNPACK = "Unpack it, and give the folder."
 _UNSAFE = f"It can run any code when it is opened, so it is never opened. {REMEDY}"
 # Stores of other formats by a path in them: its name, and the advice if it isn't REMEDY.
@@ -176,36 +154,28 @@ _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
         (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
     )
 ]
-_MEDIA = frozenset(name for name, kind in _DATA.items() if kind in ("audio", "video", "text"))
 
 
-def store_of(names: Sequence[bytes]) -> tuple[str, bytes, str] | None:
-    """Recognise files of another format: return its name, a file that shows it, and the advice.
-    Return None if there are readable samples, or no file shows a format."""
-    kinds = {extension(name) for name in names if not is_prose(name)}
-    if kinds & (_IMAGES | _UNDECODED | _MEDIA | {"npy", "npz"}):
+def store_of(names: Sequence[bytes]) -> tuple[bytes, str] | None:
+    """Recognise files of another format: return a file that shows it, and the format's name with
+    advice. Return None if there are readable samples, or no file shows a format."""
+    found = [name for name in names if not is_prose(name)]
+    if any(kind_of(name) not in (None, "json") or extension(name) == "npz" for name in found):
         return None
-    bases = [name.rpartition(b"/")[2] for name in names]
-    if b"attributes.json" in bases and all(
-        base == b"attributes.json" or base.isdigit() or is_prose(base) for base in bases
-    ):
-        copy = (
-            "Write it as Zarr, which is read: N5Store of zarr 2 opens it, and zarr.copy copies it."
-        )
-        return "an N5 store", names[bases.index(b"attributes.json")], copy
+    bases = [name.rpartition(b"/")[2] for name in found]
+    if b"attributes.json" in bases and all(b == b"attributes.json" or b.isdigit() for b in bases):
+        return found[bases.index(b"attributes.json")], _N5
     for pattern, kind, advice in _STORES:
         if (shown := next(filter(pattern.search, names), None)) is not None:
-            return kind, shown, advice
+            return shown, f"{kind}{{}}, which Penstock doesn't read. {advice}"
     return None
 
 
 def check_store(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetNotFoundError for a store of another format, which is no folder of samples."""
     if (found := store_of(names)) is not None:
-        kind, shown, advice = found
-        raise DatasetNotFoundError(
-            f"{url}: this is {kind} ({printable(shown)}), which Penstock doesn't read. {advice}"
-        )
+        shown, text = found
+        raise DatasetNotFoundError(f"{url}: this is {text.format(f' ({printable(shown)})')}")
 
 
 def is_other_kind(name: bytes) -> bool:
@@ -216,13 +186,11 @@ def is_other_kind(name: bytes) -> bool:
 def is_no_sample(name: bytes, reason: str) -> bool:
     """Return True if a left-out file lies next to the images and isn't meant as a sample: its name
     is of another kind, and the reason isn't one that a sample has."""
-    found, reason = extension(name), reason.removeprefix("image: ")
-    if found in _IMAGES or found in _UNDECODED or not (found or is_prose(name)):
+    kind, reason = kind_of(name), reason.removeprefix("image: ")
+    if kind == "image" or not (extension(name) or is_prose(name)):
         return False
-    is_other_sample = found in _MEDIA or found == "npy"
-    return reason.startswith(_REASONS_OF_OTHERS) and not (
-        is_other_sample and reason.startswith(_REASONS_OF_SAMPLES)
-    )
+    may_be_sample = kind not in (None, "json")
+    return reason.startswith(_OF_OTHERS if may_be_sample else _OF_OTHERS + _OF_SAMPLES)
 
 
 def is_prose(name: bytes) -> bool:
@@ -232,31 +200,30 @@ def is_prose(name: bytes) -> bool:
 
 def remedy_for(name: bytes) -> str:
     """Return the advice for a file or folder of an unsupported kind; "" for any other."""
-    found = extension(name.rstrip(b"/"))
-    kind = _DATA.get(found)
+    found, kind = extension(name.rstrip(b"/")), kind_of(name)
     if (store := store_of([name])) is not None:
-        return f"This is {store[0]}, which Penstock doesn't read. {store[2]}"
-    if found in _LIST_TABLES:
-        return (
-            "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "
-            "table of values or texts as Parquet, which is read."
-        )
-    if found in _TABLE_FORMATS:
-        return f'Pass format="{_TABLE_FORMATS[found]}".'
-    if found in _READABLE:
-        return ""
-    if found == "bin":
-        return (
-            "To read token ids (nanoGPT's train.bin), describe them: "
-            'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
-            f"{REMEDY.replace('on it', 'on other data', 1)}"
-        )
+        return f"This is {store[1].format('')}"
     if kind in ("audio", "video"):
         return (
             f"Files of {kind} are read as bytes: give their folder and pass "
             f'schema={{"{kind}": Bytes()}}, then decode them in a Map (docs/fields.md).'
         )
-    return f"This is {kind}, which Penstock doesn't read yet. {REMEDY}" if kind else ""
+    if found in _TABLE_FORMATS:
+        return f'Pass format="{_TABLE_FORMATS[found]}".'
+    return _REMEDIES.get(found, "")
+
+
+_REMEDIES = {
+    **dict.fromkeys(
+        _LIST_TABLES,
+        "Pass a table of files as manifest=, and the folder of its files as the URL. Write a table "
+        "of values or texts as Parquet, which is read.",
+    ),
+    **dict.fromkeys(("json", "xml"), f"Annotations alone aren't read. {REMEDY}"),
+    "bin": "To read token ids (nanoGPT's train.bin), describe them: "
+    'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
+    f"{REMEDY.replace('on it', 'on other data', 1)}",
+}
 
 
 def _check_rows(url: str, folder: str, table: bytes) -> None:
@@ -278,29 +245,26 @@ def _check_rows(url: str, folder: str, table: bytes) -> None:
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetError for folders that can't be classes. names: of all files."""
-    folders = _folders(names)
+    folders, root = _folders(names), url.rstrip("/")
     if len(folders) == 1 and (table := _table(names)) is not None:
         _check_rows(url, folders[0], table)
         raise DatasetError(
             f"{url}: {printable(table)} is next to the only folder, {folders[0]!r}. If that "
             f"folder were a class, every label would be 0. {_read_table(table)}For the images "
-            f"alone give "
-            f"{url.rstrip('/')}/{folders[0]}."
+            f"alone give {root}/{folders[0]}."
         )
     roles = {folder: role_of(folder) for folder in folders}
-    if _are_pairs(folders, names):
-        roles = dict.fromkeys(folders, "pictures")
     companions = [folder for folder, role in roles.items() if role == "companion"]
-    if companions:
+    are_pairs = _are_pairs(folders, names)
+    if companions or are_pairs:
         roles |= {folder: "pictures" for folder in folders if folder.lower() in _SIDES}
-    pictures = [folder for folder, role in roles.items() if role == "pictures"]
-    if not pictures and list(roles.values()).count("part") == 1:
-        pictures = [folder for folder, role in roles.items() if role == "part"]
-    if None not in roles.values() and pictures and (companions or _are_pairs(folders, names)):
+    by_role = {role: [f for f in folders if roles[f] == role] for role in _NAMES}
+    pictures = by_role["pictures"] or (by_role["part"] if len(by_role["part"]) == 1 else [])
+    if None not in roles.values() and pictures and (companions or are_pairs):
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} hold images and the data that belongs to "
             f"them; they aren't classes. {_places(names, pictures, companions)}For the "
-            f"images alone give {url.rstrip('/')}/{pictures[0]}.{_ANYWAY}"
+            f"images alone give {root}/{pictures[0]}.{_ANYWAY}"
         )
     check_splits(url, names, anyway=_ANYWAY)
 
@@ -309,7 +273,7 @@ def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
     """Raise DatasetError for folders that are the parts of a dataset. anyway: advice on how to read
     them nevertheless."""
     folders = _folders(names)
-    parts = [folder for folder in folders if not _PARTS.isdisjoint(_words(folder.lower()))]
+    parts = [folder for folder in folders if not _PARTS.isdisjoint(_words(folder))]
     if len(folders) > 1 and parts and all(map(role_of, folders)):
         first = next((folder for folder in parts if role_of(folder) != "companion"), parts[0])
         raise DatasetError(
@@ -327,20 +291,19 @@ def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
     """Return True if left and right hold files of the same names: the two views of a scene."""
     if {folder.lower() for folder in folders} != _SIDES:
         return False
-    inside = [
-        {n.partition(b"/")[2] for n in names if printable(n.partition(b"/")[0]) == folder}
-        for folder in folders
-    ]
-    return inside[0] == inside[1]
+    inside: dict[bytes, set[bytes]] = {}
+    for top, slash, rest in (name.partition(b"/") for name in names):
+        if slash:
+            inside.setdefault(top, set()).add(rest)
+    left, right = inside.values()
+    return left == right
 
 
 def _table(names: Sequence[bytes]) -> bytes | None:
     """Return a table of the whole dataset, not one that lies next to an image of its name."""
     tables = [name for name in names if extension(name) in _TABLES and name.count(b"/") <= 1]
-    if not tables:
-        return None
-    images = {name.rpartition(b".")[0] for name in names if extension(name) in _IMAGES}
-    return next((name for name in tables if name.rpartition(b".")[0] not in images), None)
+    images = {stem(name) for name in names if kind_of(name) == "image"} if tables else ()
+    return next((name for name in tables if stem(name) not in images), None)
 
 
 def _read_table(table: bytes) -> str:
@@ -362,8 +325,8 @@ def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[st
     places = {"image" if only else folder.lower(): folder for folder in pictures}
     for each in others:
         kinds = {extension(n) for n in names if printable(n.partition(b"/")[0]) == each}
-        field = field_of(each) if kinds & _IMAGES else "array" if kinds <= {"npy"} else ""
-        if kinds <= _TEXT:
+        field = field_of(each) if kinds & IMAGES else "array" if kinds <= {"npy"} else ""
+        if kinds <= {"txt", "caption"}:
             field = "text"
         if field:
             places[field if field not in places else each] = each
@@ -378,31 +341,22 @@ def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Cou
 
     names: of files that are no sample and have no sample's name.
     """
-    strange = [name for name in names if extension(name) not in _IMAGES]
-    kinds = Counter(e for name in strange if (e := extension(name)) in _DATA and e not in _TEXT)
-    if kinds:
-        _warn(url, kinds, strange, labelled=labelled)
-    return kinds
-
-
-def _warn(url: str, kinds: Mapping[str, int], names: Iterable[bytes], *, labelled: bool) -> None:
-    by_count = sorted(kinds.items(), key=lambda each: -each[1])
-    listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_MOST_KINDS])
-    first = next((printable(name) for name in names if extension(name) in kinds), "")
+    strange = [name for name in names if extension(name) in _DATA and kind_of(name) != "text"]
+    kinds = Counter(map(extension, strange))
+    if not kinds:
+        return kinds
+    listed = ", ".join(f"{count:,} .{e}" for e, count in kinds.most_common(_MOST_KINDS))
     labels = "labels come from the folders alone" if labelled else "no labels are read"
     warnings.warn(
-        f"{url}: {listed}{' and others' if len(by_count) > _MOST_KINDS else ''} are left out"
-        f"{f' (such as {first})' if first else ''}: images are read, and the files next to "
-        f"them with the same name (.txt, .json, .npy); {labels}. Pass a table of samples as "
-        "manifest=, and folders that belong together as fields= (docs/datasets.md). To read other "
-        "data, write a torch dataset and pass it to Penstock's DataLoader.",
+        f"{url}: {listed}{' and others' if len(kinds) > _MOST_KINDS else ''} are left out (such as "
+        f"{printable(strange[0])}): images are read, and the files next to them with the same name "
+        f"(.txt, .json, .npy); {labels}. Pass a table of samples as manifest=, and folders that "
+        "belong together as fields= (docs/datasets.md). To read other data, write a torch dataset "
+        "and pass it to Penstock's DataLoader.",
         PenstockWarning,
-        stacklevel=9,
+        stacklevel=8,
     )
-
-
-_DRIVE = re.compile(r"(?:^|/)([A-Za-z]):([\\/].*)$", re.DOTALL)
-_ONE_SLASH = re.compile(r"(?:^|/)(https?|s3|gs|az|abfs|hf|file):/(?!/)(.+)$", re.DOTALL)
+    return kinds
 
 
 def not_found_message(url: str) -> str:
@@ -412,28 +366,15 @@ def not_found_message(url: str) -> str:
         return f"{url}: this isn't a dataset that Penstock reads.{remedy}"
     return (
         f"{url}: there is no such file or folder. Wanted a folder, a file, or a pattern such as "
-        "data/*.parquet. "
-        + (_mistaken(url) or "Check the path for a typing error or a missing mount.")
+        "data/*.parquet. Check the path for a typing error or a missing mount; a URL needs two "
+        "slashes (s3://bucket/folder), and a Windows path its place in WSL (/mnt/c/…)."
     )
-
-
-def _mistaken(url: str) -> str:
-    """Return the advice for a path that was meant as a URL or a Windows path; "" for any other."""
-    if found := _DRIVE.search(url):
-        drive, rest = found.group(1), found.group(2).replace("\\\\", "/").replace("\\", "/")
-        return (
-            "This is a Windows path. Penstock runs inside WSL, where that drive is "
-            f"/mnt/{drive.lower()}{rest.rstrip('/')}."
-        )
-    if found := _ONE_SLASH.search(url):
-        return f"A URL needs two slashes: {found.group(1)}://{found.group(2)}."
-    return ""
 
 
 def not_a_folder_message(url: str) -> str:
     """Return the message for a file in place of a folder."""
-    if store_of([os.fsencode(url.partition("?")[0])]) is not None:
-        return f"{url}:{_remedy(url).replace(' This', ' this', 1)}"
+    if (store := store_of([_path_of(url)])) is not None:
+        return f"{url}: this is {store[1].format('')}"
     return (
         f"{url}: this is a file, and its name isn't of a format that is read as a single file "
         "(.npy, .parquet, .tar, …). Give the folder that holds the dataset, or pass format=."
@@ -442,5 +383,9 @@ def not_a_folder_message(url: str) -> str:
 
 
 def _remedy(url: str) -> str:
-    remedy = remedy_for(os.fsencode(url.partition("?")[0]))
+    remedy = remedy_for(_path_of(url))
     return f" {remedy}" if remedy else ""
+
+
+def _path_of(url: str) -> bytes:
+    return os.fsencode(url.partition("?")[0])

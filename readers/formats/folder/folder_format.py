@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.formats.file_kinds import kind_of
+from penstock.readers.files import kind_of
 from penstock.readers.formats.folder.folder_files import changed_directories, list_folder
 from penstock.readers.formats.format import Format
 from penstock.readers.origin import LocalFolder

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import MAX_TABLE_BYTES, is_mask_name, masks_by_name
-from penstock.readers.files import extension, is_passed_over, printable, unsafe_reason
+from penstock.readers.files import (
+    IMAGES,
+    extension,
+    is_passed_over,
+    kind_of,
+    printable,
+    stem,
+    unsafe_reason,
+)
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.file_kinds import IMAGES, kind_of, stem
 from penstock.readers.formats.folder.listed_samples import (
     METADATA,
     UNREAD_METADATA,

@@ -27,9 +27,9 @@ from penstock.readers.fieldtypes import (
     fields_of,
     jsonl_table,
 )
-from penstock.readers.files import encoded_name, extension, printable
+from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.file_kinds import kind_of, stem, type_by_names
+from penstock.readers.formats.file_kinds import type_by_names
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
 from penstock.readers.origin import QuarantineEntry, left_out_for
 

@@ -27,9 +27,9 @@ from penstock.readers.fieldtypes import (
     json_object,
     valid_object_table,
 )
-from penstock.readers.files import encoded_name, extension, printable
+from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.file_kinds import TYPES, kind_of, stem, type_by_names
+from penstock.readers.formats.file_kinds import TYPES, type_by_names
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
 from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import Column, FieldType
-    from penstock.readers.formats.file_kinds import Kind
+    from penstock.readers.files import Kind
     from penstock.readers.origin import Entry
 
     Read = Callable[[Sequence[Entry]], Sequence[bytes]]

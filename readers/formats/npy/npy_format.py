@@ -34,7 +34,7 @@ def _has_arrays(origin: Origin) -> bool:
         return bool(arrays) and len(arrays) == len(files)
     if not arrays or _FILE_TABLES.intersection(files):
         return False
-    from penstock.readers.formats.file_kinds import IMAGES  # most folders hold no arrays
+    from penstock.readers.files import IMAGES  # most folders hold no arrays
 
     folders = [name for name in names.folders if not is_passed_over(name)]
     return not folders and not any(extension(name) in IMAGES for name in files)

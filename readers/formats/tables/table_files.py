@@ -142,7 +142,7 @@ class TableFormat(ChunkFormat, ABC):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
-        from penstock.readers.formats.file_kinds import IMAGES
+        from penstock.readers.files import IMAGES
 
         top = origin.top(self.is_file)
         if origin.selection is not None:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.readers.fieldtypes import PRESENT, is_field_name
-from penstock.readers.formats.file_kinds import KINDS
+from penstock.readers.files import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.file_kinds import Kind
+    from penstock.readers.files import Kind
 
 _KEY = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 

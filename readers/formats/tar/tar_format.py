@@ -9,8 +9,7 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.file_kinds import IMAGES
+from penstock.readers.files import IMAGES, is_passed_over, printable
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.tar.member_fields import USUAL_NAMES, split_key
 from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error

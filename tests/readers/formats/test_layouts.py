@@ -21,7 +21,8 @@ from penstock.readers.fieldtypes import (
     Text,
     Value,
 )
-from penstock.readers.formats import MISSING, stem, virtual_shards
+from penstock.readers.files import stem
+from penstock.readers.formats import MISSING, virtual_shards
 from penstock.readers.formats.folder import (
     LARGEST_JSON_BYTES,
     class_folder_samples,

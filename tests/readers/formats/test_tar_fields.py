@@ -27,7 +27,8 @@ from penstock.readers.fieldtypes import (
     decode_mask,
     is_field_name,
 )
-from penstock.readers.formats import IMAGES, MISSING
+from penstock.readers.files import IMAGES
+from penstock.readers.formats import MISSING
 from penstock.readers.formats.tar import (
     MemberField,
     RequestedFields,

@@ -81,11 +81,6 @@ class DatasetPlace:
     selection: FileSelection | None = None
     folder: str | None = None
 
-    @property
-    def local(self) -> bytes | None:
-        """Return the root if it is a local path, else None."""
-        return self.root if isinstance(self.root, bytes) else None
-
 
 @dataclass(frozen=True, slots=True)
 class _Address:
@@ -117,6 +112,11 @@ class _Address:
         them."""
         is_rooted = self.is_web or self.start.lower() in ("", "memory://")
         return 0 if is_rooted else 1
+
+    @property
+    def store(self) -> tuple[str, ...]:
+        """Return what is equal for all files of one bucket or server."""
+        return self.start, self.query, *self.path.split("/")[: self.least_parts]
 
     def folder(self, path: str) -> str:
         """Return the URL of a folder of the same store."""
@@ -179,52 +179,33 @@ def _remote(url: str, *, is_path: bool) -> DatasetPlace:
 
 
 def _of_list(urls: Sequence[OneUrl], *, is_path: bool) -> DatasetPlace:
-    paths = [None if is_path else local_path(url) for url in urls]
-    if all(path is not None for path in paths):
-        return _local_list([path for path in paths if path is not None])
-    texts = [os.fsdecode(url) for url in urls]
-    addresses = [_Address.of(text, is_path=is_path) for text in texts]
-    least = addresses[0].least_parts
-    roots = {(a.start, a.query, *a.path.split("/")[:least]) for a in addresses}
-    if len(roots) > 1 or any("::" in text for text in texts) or None not in paths:
-        shown = " and ".join(redact(text) for text in _differing(texts, addresses, least))
+    paths = [] if is_path else [path for path in map(local_path, urls) if path is not None]
+    is_local, texts = len(paths) == len(urls), [os.fsdecode(url) for url in urls]
+    are_files = not any(not path or b"\0" in path or os.path.isdir(path) for path in paths)
+    if is_local:
+        texts = [os.path.abspath(os.fsdecode(path)) for path in paths]
+    addresses = [_Address.of(text, is_path=is_path or is_local) for text in texts]
+    first = addresses[0]
+    strange = (text for text, a in zip(texts, addresses, strict=True) if a.store != first.store)
+    other = next(strange, None if is_local else next((t for t in texts if "::" in t), None))
+    if other is not None or (paths and not is_local):
         raise ConfigError(
-            f"url: {shown} aren't in one store. Give files of one bucket or server, or join "
-            "datasets: concat([Dataset(…), Dataset(…)])."
-        )
-    folder, names = _common([address.path for address in addresses])
-    if folder.count("/") + bool(folder) < least or not all(names):
-        raise ConfigError(
-            f"url: got {redact(texts[0])} in a list, wanted files. To join folders, use "
+            f"url: {redact(texts[0])} and {redact(other or texts[-1])} aren't in one store. "
+            "Give files of one bucket or server, or join datasets: "
             "concat([Dataset(…), Dataset(…)])."
         )
-    if addresses[0].is_web:
+    folder, names = _common([address.path for address in addresses])
+    if not are_files or folder.count("/") + bool(folder) < first.least_parts or not all(names):
+        shown = next((t for t in texts if is_local and os.path.isdir(t)), texts[0])
+        raise ConfigError(
+            f"url: got {redact(shown)} in a list, wanted files. To join folders, use "
+            "concat([Dataset(…), Dataset(…)])."
+        )
+    if is_local:
+        return DatasetPlace(root=os.fsencode(folder or "/"), selection=of_names(names))
+    if first.is_web:
         names = [unquote(name) for name in names]
-    return DatasetPlace(root=addresses[0].folder(folder), selection=of_names(names))
-
-
-def _differing(texts: list[str], addresses: list[_Address], least: int) -> list[str]:
-    """Return two URLs of different stores, else the first and the last."""
-
-    def root(address: _Address) -> tuple[str, ...]:
-        return address.start, address.query, *address.path.split("/")[:least]
-
-    others = (
-        text for text, a in zip(texts, addresses, strict=True) if root(a) != root(addresses[0])
-    )
-    return [texts[0], next(others, texts[-1])]
-
-
-def _local_list(paths: list[bytes]) -> DatasetPlace:
-    texts = [os.path.abspath(os.fsdecode(path)) for path in paths]
-    for path, text in zip(paths, texts, strict=True):
-        if not path or b"\0" in path or os.path.isdir(text):
-            raise ConfigError(
-                f"url: got {os.fsdecode(path)!r} in a list, wanted files. To join folders, use "
-                "concat([Dataset(…), Dataset(…)])."
-            )
-    folder, names = _common(texts)
-    return DatasetPlace(root=os.fsencode(folder or "/"), selection=of_names(names))
+    return DatasetPlace(root=first.folder(folder), selection=of_names(names))
 
 
 def _common(paths: list[str]) -> tuple[str, list[str]]:

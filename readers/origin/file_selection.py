@@ -11,16 +11,15 @@ import os
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError, ordered
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable, unsafe_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.readers.origin.listed_files import Entry
-    from penstock.readers.origin.origin import Origin
 
 MAX_NAMES = 1_000_000
 """A pattern that stands for more files than this is taken for a typing error."""
@@ -189,7 +188,18 @@ def _choices(group: str, pattern: str) -> list[str]:
     return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]
 
 
-def select_files(origin: Origin, selection: FileSelection) -> list[Listed]:
+class Tree(Protocol):
+    """The part of an Origin that lists its folders. Names are joined by "/", below its root."""
+
+    url: str
+    is_local: ClassVar[bool]
+
+    def list_one(self, folder: str) -> tuple[list[Listed], list[str]]: ...
+    def list_below(self, folder: str) -> Iterable[Listed]: ...
+    def entry(self, name: bytes) -> Entry | None: ...
+
+
+def select_files(tree: Tree, selection: FileSelection) -> list[Listed]:
     """List the files that a selection names, in its order. The files that match one pattern are
     sorted by name.
 
@@ -198,10 +208,10 @@ def select_files(origin: Origin, selection: FileSelection) -> list[Listed]:
     if nothing matches or a file doesn't exist, ConfigError if a file is named twice or existing are
     too many, and the errors of the listing.
     """
-    url, is_listed = origin.url, selection.is_listed
+    url, is_listed = tree.url, selection.is_listed
     # A name may contain brackets too.
     named = [part for part in selection.parts if not (is_listed and has_star(part))]
-    existing = dict(zip(named, _each(origin, _find(origin), named), strict=True))
+    existing = dict(zip(named, _each(tree, _find(tree), named), strict=True))
     plain = [part for part in named if not (is_listed and has_wildcard(part))]
     missing = [part for part in plain if existing[part] is None]
     if missing:
@@ -215,7 +225,7 @@ def select_files(origin: Origin, selection: FileSelection) -> list[Listed]:
         if (file := existing.get(part)) is not None:
             found.append((part, file))
             continue
-        fitting = _matches(origin, part)
+        fitting = _matches(tree, part)
         if not fitting:
             raise DatasetNotFoundError(
                 f"{url}: no file matches {part!r}. Check the pattern: * stands for a part of a "
@@ -229,14 +239,14 @@ def select_files(origin: Origin, selection: FileSelection) -> list[Listed]:
     return found
 
 
-def _each(origin: Origin, ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
-    if origin.is_local or len(keys) < 2:
+def _each(tree: Tree, ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
+    if tree.is_local or len(keys) < 2:
         return [ask(key) for key in keys]
     return list(ordered(ask, keys, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
 
 
-def _find(origin: Origin) -> Callable[[str], Entry | None]:
-    return lambda name: origin.entry(os.fsencode(name))
+def _find(tree: Tree) -> Callable[[str], Entry | None]:
+    return lambda name: tree.entry(os.fsencode(name))
 
 
 def _shown(names: list[str]) -> str:
@@ -244,19 +254,19 @@ def _shown(names: list[str]) -> str:
     return f"{few}, …" if len(names) > 3 else few
 
 
-def _matches(origin: Origin, pattern: str) -> list[Listed]:
+def _matches(tree: Tree, pattern: str) -> list[Listed]:
     parts, folders, depth = pattern.split("/"), [""], 0
     while parts[depth] != _EVERYTHING and depth < len(parts) - 1:
         depth += 1
-        folders = _subfolders(origin, folders, parts[:depth])
+        folders = _subfolders(tree, folders, parts[:depth])
     part, listed = parts[depth], list[Listed]()
     if part == _EVERYTHING:
-        listed += (file for folder in folders for file in origin.list_below(folder))
+        listed += (file for folder in folders for file in tree.list_below(folder))
     elif _is_magic(part):
-        listed += (file for files, _ in _each(origin, origin.list_one, folders) for file in files)
+        listed += (file for files, _ in _each(tree, tree.list_one, folders) for file in files)
     else:
         names = [_below(folder, part) for folder in folders]
-        found = zip(names, _each(origin, _find(origin), names), strict=True)
+        found = zip(names, _each(tree, _find(tree), names), strict=True)
         listed += ((name, entry) for name, entry in found if entry is not None)
     fits = _matcher(parts)
     matching = [each for each in listed if fits(each[0])]
@@ -267,12 +277,12 @@ def _matches(origin: Origin, pattern: str) -> list[Listed]:
     return sorted(matching, key=lambda each: os.fsencode(each[0]))
 
 
-def _subfolders(origin: Origin, above: list[str], parts: list[str]) -> list[str]:
+def _subfolders(tree: Tree, above: list[str], parts: list[str]) -> list[str]:
     """Return the folders inside others that match the last part of a pattern."""
     if not _is_magic(parts[-1]):
         return [_below(folder, parts[-1]) for folder in above]
     fits = _matcher(parts)
-    listed = zip(above, _each(origin, origin.list_one, above), strict=True)
+    listed = zip(above, _each(tree, tree.list_one, above), strict=True)
     below = (_below(folder, name) for folder, (_, names) in listed for name in names)
     return [folder for folder in below if fits(folder)]
 

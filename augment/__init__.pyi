@@ -40,9 +40,8 @@ from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as 
 from .graph import SubBatchSizer as SubBatchSizer, select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
 from .graph_definition import decode_options as decode_options, define_outputs as define_outputs
-from .image_checks import WHITE as WHITE, bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
+from .image_checks import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
 from .image_checks import jpeg2000_refusal as jpeg2000_refusal, read_header as read_header
-from .image_checks import warn_of_dark as warn_of_dark
 from .image_followers import follow as follow
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves
 from .image_moves import OUTSIDE as OUTSIDE, ScaleMove as ScaleMove, WarpMove as WarpMove

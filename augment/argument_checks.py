@@ -20,6 +20,19 @@ MAX_SIZE_PX = 65_535  # libjpeg's own limit; a larger output is a typing error
 MAX_LENGTH, MAX_AXES = 2**40, 32  # of arrays
 
 
+def expect(convert: Callable[[Any], Any], wanted: str) -> Check:
+    """Return the check of values that `convert` converts; for others it raises ValueError or
+    TypeError. wanted: what the message names."""
+
+    def check(what: str, value: Any) -> Any:
+        try:
+            return convert(python_value(value))
+        except (TypeError, ValueError):
+            raise RecipeError(f"{what}: got {value!r}, wanted {wanted}.") from None
+
+    return check
+
+
 def is_finite_number(value: object) -> TypeGuard[float]:
     """Return True for a finite real number that isn't a bool."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
@@ -42,17 +55,42 @@ def integer(value: Any) -> int | None:
         return None
 
 
+def whole(value: Any, low: int, high: int) -> int:
+    """Return a whole number from low to high. Raises ValueError for anything else."""
+    number = integer(value)
+    if number is None or not low <= number <= high:
+        raise ValueError(value)
+    return number
+
+
+def real(value: Any, low: float, high: float) -> float:
+    """Return a finite number from low to high as a float. Raises ValueError for anything else."""
+    number = python_value(value)
+    if not is_finite_number(number) or not low <= number <= high:
+        raise ValueError(value)
+    return float(number)
+
+
+def as_tuple(value: object) -> tuple[Any, ...]:
+    """Return the items of a sequence or an array; an empty tuple for anything else."""
+    value = python_value(value)
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+
+
+def _pair(value: Any, low: float, high: float) -> tuple[float, float]:
+    first, second = (real(each, low, high) for each in as_tuple(value))
+    if first > second:
+        raise ValueError(value)
+    return first, second
+
+
 def one_of(*allowed: str) -> Check:
     """Return the check of names, or of an enum of torchvision whose values are these names."""
 
-    def check(what: str, value: Any) -> str:
-        name = getattr(value, "value", value)
-        if name in allowed:
-            return str(name)
-        names = ", ".join(f'"{name}"' for name in allowed)
-        raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
+    def convert(value: Any) -> str:
+        return allowed[allowed.index(getattr(value, "value", value))]
 
-    return check
+    return expect(convert, "one of " + ", ".join(f'"{name}"' for name in allowed))
 
 
 def only(supported: object, remedy: str) -> Check:
@@ -71,12 +109,6 @@ def optional(check: Check) -> Check:
     return lambda what, value: None if value is None else check(what, value)
 
 
-def as_tuple(value: object) -> tuple[Any, ...]:
-    """Return the items of a sequence or an array; an empty tuple for anything else."""
-    value = python_value(value)
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-
-
 def boolean(what: str, value: object) -> bool:
     """Return the value if it is a bool."""
     if isinstance(value, bool):
@@ -84,93 +116,20 @@ def boolean(what: str, value: object) -> bool:
     raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
 
 
-def pixels(what: str, value: object) -> int:
-    """Return a checked length in pixels."""
-    length = integer(value)
-    if length is not None and 1 <= length <= MAX_SIZE_PX:
-        return length
-    raise RecipeError(
-        f"{what}: got {value!r}, wanted pixels as a whole number from 1 to {MAX_SIZE_PX}, or a "
-        "pair of them: (height, width)."
-    )
-
-
-def height_width(what: str, value: object) -> tuple[int, int]:
-    """Return (height, width) in pixels; a single number is used for both."""
-    sides = as_tuple(value)
-    if len(sides) == 2:
-        return pixels(what, sides[0]), pixels(what, sides[1])
-    side = pixels(what, sides[0] if len(sides) == 1 else value)
-    return side, side
-
-
-def axis_lengths(what: str, value: object) -> tuple[int | None, ...]:
-    """Return lengths by axis, None for a full axis; a single number is used for two axes."""
-    side = integer(value)
-    given = as_tuple(value) if side is None else (side, side)
-    sides = tuple(None if each is None else integer(each) or 0 for each in given)
-    if 1 <= len(sides) <= MAX_AXES and all(
-        each is None or 1 <= each <= MAX_LENGTH for each in sides
-    ):
-        return sides
-    raise RecipeError(
-        f"{what}: got {value!r}, wanted a whole number of 1 or more (a square), a pair (height, "
-        "width), or of arrays the lengths of the last axes, None for all of one."
-    )
-
-
-def positive_range(most: float) -> Check:
-    """Return the check of a pair 0 < low <= high <= most."""
-
-    def check(what: str, value: Any) -> tuple[float, float]:
-        pair = numbers(what, value)
-        if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
-            return pair[0], pair[1]
-        raise RecipeError(f"{what}: got {value!r}, wanted a pair 0 < low <= high <= {most:g}.")
-
-    return check
-
-
-def numbers(what: str, value: object) -> tuple[float, ...]:
-    """Return one number or several as a tuple of floats."""
-    value = python_value(value)
-    if isinstance(value, Iterable):
-        numbers = tuple(map(python_value, value))
-        if numbers and all(is_finite_number(number) for number in numbers):
-            return tuple(float(number) for number in numbers)
-    elif is_finite_number(value):
-        return (float(value),)
-    raise RecipeError(f"{what}: got {value!r}, wanted a number per channel.")
-
-
-def probability(what: str, value: object) -> float:
-    """Return a checked number from 0 to 1."""
-    if is_finite_number(value) and 0 <= value <= 1:
-        return float(value)
-    raise RecipeError(f"{what}: got {value!r}, wanted a probability from 0 to 1.")
-
-
 def whole_number(low: int, high: int) -> Check:
     """Return the check of a whole number from low to high."""
-
-    def check(what: str, value: Any) -> int:
-        number = integer(value)
-        if number is not None and low <= number <= high:
-            return number
-        raise RecipeError(f"{what}: got {value!r}, wanted a whole number from {low} to {high}.")
-
-    return check
+    return expect(lambda value: whole(value, low, high), f"a whole number from {low} to {high}")
 
 
 def number(low: float, high: float) -> Check:
     """Return the check of a number from low to high."""
+    return expect(lambda value: real(value, low, high), f"a number from {low:g} to {high:g}")
 
-    def check(what: str, value: Any) -> float:
-        if is_finite_number(value) and low <= value <= high:
-            return float(value)
-        raise RecipeError(f"{what}: got {value!r}, wanted a number from {low:g} to {high:g}.")
 
-    return check
+def positive_range(most: float) -> Check:
+    """Return the check of a pair 0 < low <= high <= most."""
+    least = math.ulp(0.0)
+    return expect(lambda value: _pair(value, least, most), f"a pair 0 < low <= high <= {most:g}")
 
 
 def range_around(around: float, *, low: float, high: float) -> Check:
@@ -180,41 +139,73 @@ def range_around(around: float, *, low: float, high: float) -> Check:
     change, as in torchvision's ColorJitter.
     """
 
-    def check(what: str, value: Any) -> tuple[float, float]:
-        value = python_value(value)
-        if value is None:
-            return around, around
-        if is_finite_number(value) and value >= 0 and around + value <= high:
-            return max(around - value, low), float(around + value)
-        pair = as_tuple(value)
-        is_pair = len(pair) == 2 and all(map(is_finite_number, pair))
-        if is_pair and low <= pair[0] <= pair[1] <= high:
-            return float(pair[0]), float(pair[1])
-        raise RecipeError(
-            f"{what}: got {value!r}, wanted a number from 0 to {high - around:g}, or a pair "
-            f"low <= high from {low:g} to {high:g}."
-        )
+    def convert(value: Any) -> tuple[float, float]:
+        if as_tuple(value):
+            return _pair(value, low, high)
+        reach = 0.0 if value is None else real(value, 0, high - around)
+        return max(around - reach, low), around + reach
 
-    return check
+    wanted = f"a number from 0 to {high - around:g}, or a pair low <= high from {low:g} to {high:g}"
+    return expect(convert, wanted)
 
 
-def fill_value(what: str, value: object) -> float:
-    """Return the value of pixels outside an image, 0..255; 0 for None, as in torchvision."""
-    if value is None:
-        return 0.0
-    if is_finite_number(value) and 0 <= value <= 255:
-        return float(value)
-    raise RecipeError(f"{what}: got {value!r}, wanted one number from 0 to 255, for all channels.")
+def _height_width(value: Any) -> tuple[int, int]:
+    sides = as_tuple(value) or (value,)
+    height, width = sides * 2 if len(sides) == 1 else sides
+    return whole(height, 1, MAX_SIZE_PX), whole(width, 1, MAX_SIZE_PX)
 
 
-def field_names(what: str, names: object) -> tuple[str, ...] | None:
-    """Return a tuple of field names; None stays None: all fields that the operation applies to."""
-    if names is None:
-        return None
-    given = (names,) if isinstance(names, str) else names
-    if isinstance(given, Sequence) and given and all(isinstance(name, str) for name in given):
-        return tuple(given)
-    raise RecipeError(f"{what}: got {names!r}, wanted names of fields, or None for all.")
+def _axis_lengths(value: Any) -> tuple[int | None, ...]:
+    sides = as_tuple(value) or (whole(value, 1, MAX_LENGTH),) * 2
+    if len(sides) > MAX_AXES:
+        raise ValueError(value)
+    return tuple(None if each is None else whole(each, 1, MAX_LENGTH) for each in sides)
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    several = value if isinstance(value, Iterable) else (value,)
+    found = tuple(real(each, -math.inf, math.inf) for each in several)
+    if not found:
+        raise ValueError(value)
+    return found
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        raise ValueError(value)
+    return tuple(names)
+
+
+_PIXELS = f"pixels as a whole number from 1 to {MAX_SIZE_PX}, or a pair of them: (height, width)"
+
+pixels = expect(lambda value: whole(value, 1, MAX_SIZE_PX), _PIXELS)
+"""The check of a length in pixels."""
+
+height_width = expect(_height_width, _PIXELS)
+"""The check of (height, width) in pixels; a single number is used for both."""
+
+axis_lengths = expect(
+    _axis_lengths,
+    "a whole number of 1 or more (a square), a pair (height, width), or of arrays the lengths of "
+    "the last axes, None for all of one",
+)
+"""The check of lengths by axis, None for a full axis; a single number is used for two axes."""
+
+numbers = expect(_numbers, "a number per channel")
+"""The check of one number or several, as a tuple of floats."""
+
+probability = expect(lambda value: real(value, 0, 1), "a probability from 0 to 1")
+"""The check of a number from 0 to 1."""
+
+fill_value = expect(
+    lambda value: 0.0 if value is None else real(value, 0, 255),
+    "one number from 0 to 255, for all channels",
+)
+"""The check of the value of pixels outside an image; 0 for None, as in torchvision."""
+
+field_names = optional(expect(_names, "names of fields, or None for all"))
+"""The check of field names; None stays None: all fields that the operation applies to."""
 
 
 def checks(**by_name: Check) -> Mapping[str, Check]:

@@ -11,6 +11,7 @@ A job on arrays or tokens loads this module and none of the operations on images
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,13 +42,11 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 1024
 
 
-def _map_fields(what: str, fields: Any) -> tuple[str, ...]:
-    names = (fields,) if isinstance(fields, str) else fields
-    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
-        raise RecipeError(f"{what}: got {fields!r}, wanted a field's name, or several.")
-    if len(set(names)) < len(names):
+def _map_fields(what: str, fields: Any) -> tuple[str, ...] | None:
+    names: tuple[str, ...] | None = arg.field_names(what, fields)
+    if names and len(set(names)) < len(names):
         raise RecipeError(f"{what}: got {list(names)}, wanted each field once.")
-    return tuple(names)
+    return names
 
 
 def _map_returns(what: str, returns: object) -> dict[str, FieldType]:
@@ -91,7 +90,7 @@ class Map(Operation):
 
     stage = Stage.MAP
     checks = arg.checks(
-        fields=arg.optional(_map_fields),
+        fields=_map_fields,
         returns=arg.optional(_map_returns),
         batched=arg.boolean,
         processes=arg.whole_number(0, MAX_PROCESSES),
@@ -452,10 +451,7 @@ class Unpack(ColumnOperation):
         return RaggedColumn(column.values[is_token], np.append(firsts, int(is_token.sum())))
 
 
-def _least_pixels(what: str, value: Any) -> float:
-    if arg.is_finite_number(value) and value >= 0:
-        return float(value)
-    raise RecipeError(f"{what}: got {value!r}, wanted pixels, 0 or more.")
+_least_pixels = arg.expect(lambda value: arg.real(value, 0, math.inf), "pixels, 0 or more")
 
 
 @operation

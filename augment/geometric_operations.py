@@ -32,10 +32,8 @@ RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 
 
 def _resize_size(what: str, value: Any) -> Size:
-    sides = arg.as_tuple(value)
-    if len(sides) == 2:
-        return arg.height_width(what, value)
-    return arg.pixels(what, sides[0] if len(sides) == 1 else value)
+    height, width = arg.height_width(what, value)
+    return (height, width) if len(arg.as_tuple(value)) == 2 else height
 
 
 @operation

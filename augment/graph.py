@@ -43,7 +43,7 @@ from penstock.augment.decode_failures import (
 from penstock.augment.devices import checked_device, window_decoding
 from penstock.augment.draws import input_kinds
 from penstock.augment.graph_definition import GraphPlan, define_outputs
-from penstock.augment.image_checks import bad_headers, read_header, warn_of_values
+from penstock.augment.image_checks import bad_headers, read_header
 from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError, watch
 from penstock.readers import Rejection
 
@@ -328,9 +328,6 @@ class _PendingCopy:
         return bool(self.event.query())  # type: ignore[no-untyped-call]
 
 
-_VALUE_RANGE_SAMPLES = 64  # images of the first batch, for the range of their values
-
-
 class Graph:
     """The graph that decodes and augments batches. One thread uses it; close() is safe to call
     twice.
@@ -393,7 +390,6 @@ class Graph:
         self._last: BatchInFlight | None = None
         self._sizer = SubBatchSizer()
         self._failed_runs = FailedRunDecoder(self._plan, self._sizer)
-        self._values_checked = self._plan.pixels or constant_decode
 
     @property
     def in_flight(self) -> int:
@@ -418,10 +414,6 @@ class Graph:
         marks = dict(bad or {})
         if self._plan.check_headers:
             marks |= bad_headers(batch)
-        if not self._values_checked:
-            self._values_checked = True
-            good = [each for row, each in enumerate(batch.encoded) if row not in marks]
-            warn_of_values(good[:_VALUE_RANGE_SAMPLES])
         runs = [
             SubBatch(rows, pipe.schedule(*select_rows(batch, draws, rows)))
             for rows in self._sizer.cut(batch, marks)

@@ -1,4 +1,4 @@
-"""Examine encoded images before DALI decodes them: headers, damage, and the range of values.
+"""Examine encoded images before DALI decodes them: headers and damage.
 
 Headers: a sample whose header can't be parsed, or whose window is outside its image, ends the
 process instead of failing a batch of DALI (see `graph`), and so do some damaged JPEG 2000 files.
@@ -9,29 +9,21 @@ differ from run to run. nvImageCodec's own bitmap decoder reads run-length codes
 pixels. Its OpenJPEG ends the process at some damaged JPEG 2000 files: SIGSEGV in
 `opj_jp2_read_header`, depending on the earlier contents of its heap. So Pillow decodes these kinds
 first. Plain JPEG and PNG don't need it: their decoders reject damaged files, except for JPEG scans.
-
-Values: DALI divides 16 bits by 257, whatever the largest value is, and treats floats as shares of
-white; it ignores the maximum that a PNM file states. So there is a warning of images that become
-almost black, or white.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import EncodedPipeline
-from penstock.cache import MissingDependencyError, PenstockWarning
+from penstock.cache import MissingDependencyError
 from penstock.cache.base import machine_remedy
 from penstock.readers import MAX_PIXELS, Rejection, pixel_refusal
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, sniff, strict_pillow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.readers import Encoded, EncodedBatch
 
 _JPEG2000_HEAD_BYTES = 8
@@ -145,14 +137,12 @@ _DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of an encoded image, before its orientation is applied. is_wide: values have more
-    than 8 bits."""
+    """The header of an encoded image, before its orientation is applied."""
 
     height: int
     width: int
     channels: int
     codec: str
-    is_wide: bool = False
 
     @property
     def pixels(self) -> int:
@@ -169,9 +159,7 @@ def read_header(sample: Encoded) -> Header | Rejection:
     try:
         stream = nvimgcodec.CodeStream(sample)
         dtype = str(stream.dtype)
-        header = Header(
-            stream.height, stream.width, stream.num_channels, stream.codec_name, dtype != "uint8"
-        )
+        header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
     except (RuntimeError, ValueError):  # nvImageCodec can't parse the bytes
         return Rejection("not an image of a format that DALI decodes")
     except Exception as error:  # its binding's errors for partly parsed files
@@ -225,100 +213,3 @@ def bad_headers(batch: EncodedBatch, *, max_pixels: int | None = None) -> dict[i
             stored = " x ".join(map(str, dims))
             bad[row] = f"it is {header.height} x {header.width} pixels, and {stored} was stored"
     return bad
-
-
-_MAX_SAMPLES = 8
-_MAX_TOTAL_PIXELS = 2**24  # of all samples together: 200 MB as floats
-WHITE = 65535
-_DARK = 0.25  # of white: 14 bits of 16
-_PNM = re.compile(rb"P[2356]\s+(?:#[^\n]*\n\s*)*[0-9]+\s+[0-9]+\s+([0-9]+)\s")
-_WIDE_CODECS = ("png", "tiff", "pnm", "jpeg2000")
-
-
-def warn_of_values(samples: Sequence[Encoded], *, rounded: bool = False) -> None:
-    """Decode the first few images of more than 8 bits; warn if all their values are small or some
-    are too large for DALI.
-
-    samples: images whose headers DALI can parse; those that don't decode are ignored. rounded:
-    report a whole number of bits, so that other samples of the dataset give the same warning.
-    """
-    wide = _wide_samples(samples)
-    if not wide:
-        return
-    try:
-        least, most = _value_range(wide)
-    except RuntimeError:  # the pipeline that decodes the samples reports it
-        return
-    if most > 1:
-        seen = "more than 1" if rounded else f"{least:g} to {most:g}"
-        _warn(
-            f"of floats with values of {seen}, and all above 1 becomes white",
-            "Divide them by their largest value",
-        )
-    else:
-        warn_of_dark(least, most, rounded=rounded)
-
-
-def warn_of_dark(least: float, most: float, *, rounded: bool) -> None:
-    """Warn if images of 16 bits use so few of these that 8 bits keep almost nothing.
-
-    least, most: smallest and largest value, as shares of white. rounded: as in `warn_of_values`.
-    """
-    if not 0 < most <= _DARK:
-        return
-    low, high = round(least * WHITE), round(most * WHITE)
-    if rounded:
-        low, high = 0, 2 ** high.bit_length() - 1
-    _warn(
-        f"of 16 bits with values from {low:,} to {high:,} of {WHITE:,}, and 8 bits keep "
-        f"{low // 257} to {-(-high // 257)} of 255: they become almost black",
-        f"Multiply them so that the largest is near {WHITE:,}",
-    )
-
-
-def _warn(what: str, remedy: str) -> None:
-    warnings.warn(
-        f"The checked images are {what}. {remedy} and write the files again, or decode them "
-        'yourself: Map(fn, fields="image", returns={"image": Array("float32", (height, width))}).',
-        PenstockWarning,
-        stacklevel=3,
-    )
-
-
-def _wide_samples(samples: Sequence[Encoded]) -> list[Encoded]:
-    """Return the first images of more than 8 bits, or of another maximum than 255, up to a number
-    of pixels."""
-    found: list[Encoded] = []
-    pixels = 0
-    for sample in samples:
-        head = sample[:IMAGE_HEAD_BYTES].tobytes()
-        codec = sniff(head)
-        if codec not in _WIDE_CODECS or (codec == "png" and head[24] != 16):
-            continue
-        maximum = _PNM.match(head) if codec == "pnm" else None
-        if codec == "pnm" and (maximum is None or int(maximum[1]) in (255, WHITE)):
-            continue
-        header = read_header(sample)
-        if not isinstance(header, Header) or not (header.is_wide or maximum):
-            continue
-        pixels += header.pixels
-        if pixels > _MAX_TOTAL_PIXELS:
-            break
-        found.append(sample)
-        if len(found) == _MAX_SAMPLES:
-            break
-    return found
-
-
-def _value_range(samples: list[Encoded]) -> tuple[float, float]:
-    """Return the smallest and the largest value, as shares of white. Raises DALI's RuntimeError."""
-
-    def extremes(encoded: Any) -> Any:
-        from nvidia.dali import fn, types
-
-        images = fn.decoders.image(encoded, output_type=types.RGB, dtype=types.FLOAT)
-        return fn.stack(fn.reductions.min(images), fn.reductions.max(images))
-
-    pipe = EncodedPipeline(extremes, batch_size=len(samples), threads=1)
-    found = pipe.run(samples).as_array()
-    return float(found.min()), float(found.max())

@@ -19,13 +19,7 @@ import numpy as np
 
 from penstock.augment.dali_library import EncodedPipeline
 from penstock.augment.decode_failures import failing_rows
-from penstock.augment.image_checks import (
-    Header,
-    capped_header,
-    needs_pillow_check,
-    pillow_refusal,
-    warn_of_values,
-)
+from penstock.augment.image_checks import Header, capped_header, needs_pillow_check, pillow_refusal
 from penstock.cache import ClosedError, ConfigError, ordered, watch
 from penstock.cache.base import usable_cores
 from penstock.readers import MAX_PIXELS, ImageFacts, Rejection
@@ -105,8 +99,6 @@ class ImageVerifier:
             group = [row for row in group if row not in verdicts]
             for row, reason in failing_rows(group, decode).items():
                 verdicts[row] = Rejection(f"truncated or damaged: {reason}")
-        passed = [row for row in good if isinstance(verdicts[row], ImageFacts)]
-        warn_of_values([samples[row] for row in passed], rounded=True)
         return [verdicts[row] for row in range(len(samples))]
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ from penstock.augment import argument_checks as arg
 from penstock.augment.dali_nodes import interpolation_type, warp
 from penstock.augment.operation import ImageOperation, ImageShape, Values, operation
 from penstock.augment.pixel_operations import between
-from penstock.cache import RecipeError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,16 +33,14 @@ _CENTER = arg.only(None, "images turn about their middle")
 def _several(*counts: int, low: float, high: float) -> arg.Check:
     """Return the check of so many numbers from low to high."""
 
-    def check(what: str, value: Any) -> tuple[float, ...]:
-        found = arg.numbers(what, value)
-        if len(found) in counts and all(low <= each <= high for each in found):
-            return found
-        raise RecipeError(
-            f"{what}: got {value!r}, wanted {' or '.join(map(str, counts))} numbers from {low:g} "
-            f"to {high:g}."
-        )
+    def convert(value: Any) -> tuple[float, ...]:
+        found = tuple(arg.real(each, low, high) for each in value)
+        if len(found) not in counts:
+            raise ValueError(value)
+        return found
 
-    return check
+    wanted = f"{' or '.join(map(str, counts))} numbers from {low:g} to {high:g}"
+    return arg.expect(convert, wanted)
 
 
 def _shears(what: str, value: Any) -> tuple[float, ...]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.augment import WHITE, warn_of_dark
 from penstock.cache import ConfigError, DatasetError
 from penstock.cache.base import machine_remedy
 
@@ -283,8 +282,7 @@ def _eight_bits(image: Any) -> NDArray[np.uint8]:
     if not image.mode.startswith("I;16"):
         return np.asarray(image.convert("RGB"))
     wide = np.asarray(image).astype(np.uint32)
-    warn_of_dark(0, wide.max(initial=0) / WHITE, rounded=True)
-    return ((wide * 255 + WHITE // 2) // WHITE).astype(np.uint8)
+    return ((wide * 255 + 65535 // 2) // 65535).astype(np.uint8)
 
 
 def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -262,15 +261,11 @@ def test_pictures_of_16_bits_are_scaled_as_their_files_are(most: int) -> None:
     picture = Image.fromarray(wide)
     picture.save(buffer := io.BytesIO(), "PNG")
     found = []
-    with warnings.catch_warnings(record=True) as report:
-        warnings.simplefilter("always")
-        for image in (picture, buffer.getvalue()):
-            with DataLoader([image] * 2, batch_size=2, augment=[Resize((8, 8))]) as loader:
-                found.append(next(iter(loader)))
+    for image in (picture, buffer.getvalue()):
+        with DataLoader([image] * 2, batch_size=2, augment=[Resize((8, 8))]) as loader:
+            found.append(next(iter(loader)))
     assert torch.equal(*found)
     assert found[0].max() == round(most / 257)
-    dark = [str(each.message) for each in report if "almost black" in str(each.message)]
-    assert bool(dark) == (most < 65535)
 
 
 @pytest.mark.parametrize("mode", ["I", "F"])

@@ -12,7 +12,8 @@ from .array_crops import ArrayCrop as ArrayCrop, ArrayDraws as ArrayDraws
 from .array_crops import check_array_crops as check_array_crops, cropped_schema as cropped_schema
 from .array_crops import is_array_crop as is_array_crop
 from .checked_recipes import FieldRecipes as FieldRecipes
-from .dali_library import load_dali as load_dali
+from .dali_library import RUN_PIXELS as RUN_PIXELS, RUN_SAMPLES as RUN_SAMPLES
+from .dali_library import decode_runs as decode_runs, load_dali as load_dali
 from .dali_nodes import if_else as if_else, warp as warp
 from .decode_failures import failing_rows as failing_rows, fault_of as fault_of
 from .decode_failures import reason_of as reason_of
@@ -71,8 +72,7 @@ from .recipe import CheckedRecipe as CheckedRecipe, check_recipe as check_recipe
 from .recipe import cifar_train as cifar_train, imagenet_eval as imagenet_eval
 from .recipe import imagenet_train as imagenet_train
 from .resident_decoder import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
-from .resident_decoder import RUNS_IN_FLIGHT as RUNS_IN_FLIGHT, RUN_PIXELS as RUN_PIXELS
-from .resident_decoder import RUN_SAMPLES as RUN_SAMPLES, decode_runs as decode_runs
+from .resident_decoder import RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .resident_decoder import resident_tensor as resident_tensor
 from .verify import ImageVerifier as ImageVerifier, verify_images as verify_images
 from .warp_operations import RandomAffine as RandomAffine, RandomPerspective as RandomPerspective

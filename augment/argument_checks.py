@@ -11,20 +11,21 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from penstock.cache import RecipeError
 
 Check = Callable[[str, Any], Any]
+T = TypeVar("T")
 MAX_SIZE_PX = 65_535  # libjpeg's own limit; a larger output is a typing error
 MAX_LENGTH, MAX_AXES = 2**40, 32  # of arrays
 
 
-def expect(convert: Callable[[Any], Any], wanted: str) -> Check:
+def expect(convert: Callable[[Any], T], wanted: str) -> Callable[[str, Any], T]:
     """Return the check of values that `convert` converts; for others it raises ValueError or
     TypeError. wanted: what the message names."""
 
-    def check(what: str, value: Any) -> Any:
+    def check(what: str, value: Any) -> T:
         try:
             return convert(python_value(value))
         except (TypeError, ValueError):

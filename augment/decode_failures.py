@@ -9,7 +9,6 @@ messages are those in the libraries of DALI 2.4 and nvImageCodec 0.9.
 from __future__ import annotations
 
 import re
-from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from penstock.cache import CorruptSampleError, DeviceError
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 Fault = Literal["memory", "machine", "sample", "unclear"]
 
+SPLIT_WAYS = 4  # parts of a failed run: 20 decodes find one bad sample of 16; halving: 30
 NO_IMAGE = "its bytes are no image that DALI knows"
 
 _NAMED_IDS = 5  # additional sample ids in one message
@@ -52,18 +52,18 @@ _MEMORY_CODES = {5, 15}
 
 
 def failing_rows(
-    rows: list[int], run: Callable[[list[int]], None], *, ways: int = 2
+    rows: list[int], run: Callable[[list[int]], None], size: int | None = None
 ) -> dict[int, str]:
     """Return the rows that fail alone, with reasons; every other row was in a successful run.
 
     run: decodes some rows together; raises DALI's RuntimeError if one of them fails, and
-    DeviceError, which ends the search, if none is the cause. ways: number of parts into which
-    failed rows are cut.
+    DeviceError, which ends the search, if none is the cause. size: rows of the first runs; None:
+    all of them.
     """
     failing: dict[int, str] = {}
-    parts = deque([rows] if rows else [])
+    parts = split_rows(rows, size or len(rows) or 1)
     while parts:
-        part = parts.popleft()
+        part = parts.pop(0)
         try:
             run(part)
         except DeviceError:  # a RuntimeError too
@@ -72,7 +72,7 @@ def failing_rows(
             if len(part) == 1:
                 failing[part[0]] = reason_of(error)
             else:
-                parts += split_rows(part, -(-len(part) // ways))
+                parts[:0] = split_rows(part, -(-len(part) // SPLIT_WAYS))
     return failing
 
 

@@ -29,9 +29,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment import resample_operator
-from penstock.augment.dali_library import disown_pipeline, load_dali, new_pipeline
+from penstock.augment.dali_library import EncodedPipeline
 from penstock.augment.decode_failures import (
     NO_IMAGE,
+    SPLIT_WAYS,
     check_machine,
     corrupt_sample_error,
     failing_rows,
@@ -41,20 +42,19 @@ from penstock.augment.decode_failures import (
     split_rows,
 )
 from penstock.augment.devices import checked_device, window_decoding
-from penstock.augment.draws import input_kinds
 from penstock.augment.graph_definition import GraphPlan, define_outputs
 from penstock.augment.image_checks import bad_headers, read_header
-from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError, watch
+from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
     from penstock.augment.draws import Draws
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers import EncodedBatch
+    from penstock.readers import Encoded, EncodedBatch
 
 # Batches after a failure that are cut into small runs, and samples of a small run. With 1 % bad
 # samples 72 of 100 runs of 128 fail and 15 of 100 runs of 16, and a failed run loses its good
@@ -90,13 +90,9 @@ class BatchInFlight:
     runs: list[SubBatch]
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRun:
-    """The rows of a failed run. reason: why it failed; None if it wasn't tried yet. It doesn't keep
-    the error, whose traceback would hold the batch in a cycle."""
-
-    rows: list[int]
-    reason: str | None
+FailedRun = tuple[list[int], str | None]
+"""The rows of a failed run and why it failed; None if it wasn't tried yet. It doesn't keep the
+error, whose traceback would hold the batch in a cycle."""
 
 
 class SubBatchSizer:
@@ -127,13 +123,14 @@ class SubBatchSizer:
         return [*split_rows(rows, size), *split_rows(alone, 1)]
 
 
-def select_rows(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBatch, Draws]:
-    """Return some rows of a batch and of its draws; for all rows the same objects."""
+def select_rows(
+    batch: EncodedBatch, draws: Draws, rows: list[int]
+) -> tuple[Sequence[Encoded], Draws]:
+    """Return some samples of a batch and their draws; for all rows the same objects."""
     if len(rows) == len(batch.encoded):
-        return batch, draws
-    encoded = [batch.encoded[row] for row in rows]
-    some = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
-    return some, {name: values[rows] for name, values in draws.items()}
+        return batch.encoded, draws
+    some = {name: values[rows] for name, values in draws.items()}
+    return [batch.encoded[row] for row in rows], some
 
 
 def failure_reason(error: RuntimeError) -> str:
@@ -145,58 +142,26 @@ def failure_reason(error: RuntimeError) -> str:
 _LOG = logging.getLogger("penstock")
 
 
-class DaliPipeline:
-    """A DALI pipeline whose runs are first in, first out. One thread uses it."""
+class DaliPipeline(EncodedPipeline):
+    """The pipeline of a graph. One thread uses it."""
 
     def __init__(self, plan: GraphPlan) -> None:
-        dali = load_dali()
         self._plan = plan
-        self._names = list(input_kinds(plan.recipe))
-        self._tensor = dali.tensors.TensorCPU
-        self._tensors = dali.tensors.TensorListCPU
-        on_gpu = plan.resident and plan.device == "cuda"
-        self._resident = dali.tensors.TensorListGPU if on_gpu else None
+        super().__init__(
+            lambda encoded: define_outputs(plan, encoded),
+            batch_size=plan.batch_size,
+            threads=plan.threads,
+            device_id=plan.device_id,
+            pixels=plan.pixels,
+            resident=plan.resident and plan.device == "cuda",
+        )
         self._constant = self.empty(plan.batch_size).zero_() if plan.constant else None
-        self._pipe = new_pipeline(plan.batch_size, threads=plan.threads, device_id=plan.device_id)
-        with self._pipe:
-            self._pipe.set_outputs(*define_outputs(plan))
-        self._pipe.build()
-        watch(self)
-
-    def disown(self) -> None:
-        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
-        disown_pipeline(self._pipe)
-
-    def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
-        """Start one run. Returns objects that must stay alive until the run is taken."""
-        if self._resident is not None:
-            encoded = self._resident(batch.encoded, layout="HWC", contiguous=False)
-        else:
-            tensor = self._tensor
-            # An explicit layout, even an empty one, doubles the time of wrapping a view.
-            if self._plan.pixels:
-                views = [tensor(view, layout="HWC") for view in batch.encoded]
-            else:
-                views = [tensor(view) for view in batch.encoded]
-            encoded = self._tensors(views, contiguous=False)
-        arguments = [self._tensors(draws[name]) for name in self._names]
-        # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
-        # instead of one copy for each.
-        self._pipe.feed_input("encoded", encoded, use_copy_kernel=self._resident is not None)
-        for name, argument in zip(self._names, arguments, strict=True):
-            self._pipe.feed_input(name, argument)
-        self._pipe.schedule_run()
-        return (encoded, *arguments)
 
     def take(self, samples: int) -> torch.Tensor:
         """Return the oldest run's tensor. Raises DALI's RuntimeError."""
-        import torch
         from torch.utils.dlpack import from_dlpack
 
-        # On CUDA the current stream waits for the tensor, and the host doesn't.
-        on_cuda = self._plan.device == "cuda"
-        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
-        images = from_dlpack(self._pipe.outputs(cuda_stream=stream)[0].as_tensor())
+        images = from_dlpack(self.output().as_tensor())
         return images if self._constant is None else self._constant[:samples]
 
     def skip(self) -> None:
@@ -216,7 +181,6 @@ class DaliPipeline:
         return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
 
 
-_SPLIT_WAYS = 4  # parts of a small failed run: 20 decodes find one bad sample of 16; halving: 30
 _SIDE_THREADS = 4
 
 
@@ -227,7 +191,8 @@ class FailedRunDecoder:
     def __init__(self, plan: GraphPlan, sizer: SubBatchSizer) -> None:
         self._plan, self._sizer = plan, sizer
         self._side: DaliPipeline | None = None
-        self._copies: deque[_PendingCopy] = deque()
+        # Events on CUDA, with the tensors that copies read until then.
+        self._copies: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
 
     def decode(
         self,
@@ -241,23 +206,24 @@ class FailedRunDecoder:
         taken: tensors that are being copied into images. Raises DeviceError if no sample is the
         cause.
         """
-        bad = dict(flight.marks)
-        for run in failed:
-            rows, reason = run.rows, run.reason
+
+        def again(rows: list[int]) -> None:
+            taken.append(self._decoded(flight, rows))
+            images[rows] = taken[-1]
+
+        bad: dict[int, str] = {}
+        for rows, reason in failed:
             if reason is not None:
                 self._sizer.use_small_runs()
-            if len(rows) == 1 and reason is not None:
+            if reason is not None and len(rows) == 1:
                 bad[rows[0]] = reason
                 continue
-            # A small failed run is cut into parts, a large one into small runs.
             size = SMALL_RUN_SAMPLES
-            if reason is not None and len(rows) <= size:
-                size = -(-len(rows) // _SPLIT_WAYS)
-            for few in split_rows(rows, size):
-                bad |= failing_rows(
-                    few, lambda some: self._again(flight, some, images, taken), ways=_SPLIT_WAYS
-                )
-        self._check_blame(flight, {row: why for row, why in bad.items() if row not in flight.marks})
+            if reason is not None:
+                size = min(size, -(-len(rows) // SPLIT_WAYS))
+            bad |= failing_rows(rows, again, size)
+        self._check_blame(flight, bad)
+        bad |= flight.marks
         if bad:
             images[list(bad)] = 0
             self._sizer.isolate(int(flight.batch.ids[row]) for row in bad)
@@ -269,63 +235,47 @@ class FailedRunDecoder:
         self._side = None
         self._copies.clear()
 
-    def _again(
-        self,
-        flight: BatchInFlight,
-        rows: list[int],
-        images: torch.Tensor,
-        taken: list[torch.Tensor],
-    ) -> None:
+    def _decoded(self, flight: BatchInFlight, rows: list[int]) -> torch.Tensor:
         if self._side is None:
             plan = self._plan
             few = min(plan.threads, _SIDE_THREADS)
             size = min(plan.batch_size, SMALL_RUN_SAMPLES)
             self._side = DaliPipeline(replace(plan, batch_size=size, threads=few, constant=False))
-        inputs = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
+        held = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
         try:
-            taken.append(self._side.take(len(rows)))
+            return self._side.take(len(rows))
         except RuntimeError as error:
             failure_reason(error)
             raise
-        images[rows] = taken[-1]
-        del inputs  # DALI read it until here
+        finally:
+            del held  # DALI read it until here
 
     def _check_blame(self, flight: BatchInFlight, bad: dict[int, str]) -> None:
         """Raise DeviceError if the samples aren't the likely cause: a codec fails although it can
         read the header, or a whole batch fails for an unknown reason."""
         encoded = flight.batch.encoded
-        if not self._plan.pixels:
-            for row, why in bad.items():
-                if why == NO_IMAGE and not isinstance(read_header(encoded[row]), Rejection):
-                    raise machine_error(
-                        f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header "
-                        "it can read"
-                    )
+        for row, why in bad.items():
+            if self._plan.pixels or why != NO_IMAGE:
+                continue
+            if not isinstance(read_header(encoded[row]), Rejection):
+                raise machine_error(
+                    f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header it "
+                    "can read"
+                )
         tried = len(encoded) - len(flight.marks)
         if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
             raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
 
     def _keep_for_copies(self, taken: list[torch.Tensor]) -> None:
         """Keep tensors on CUDA until the copies that read them are complete."""
-        while self._copies and self._copies[0].is_done():
+        while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
             self._copies.popleft()
         if taken and self._plan.device == "cuda":
             import torch
 
             event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self._plan.device_id))
-            self._copies.append(_PendingCopy(event, taken))
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingCopy:
-    """Tensors of DALI that copies read until the event."""
-
-    event: torch.cuda.Event
-    tensors: list[torch.Tensor]
-
-    def is_done(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+            self._copies.append((event, taken))
 
 
 class Graph:
@@ -455,7 +405,7 @@ class Graph:
                 taken.append(pipe.take(len(run.rows)))
             except RuntimeError as error:
                 try:
-                    failed.append(FailedRun(run.rows, failure_reason(error)))
+                    failed.append((run.rows, failure_reason(error)))
                 except DeviceError as machine:
                     broken = broken or machine
                 continue
@@ -473,8 +423,7 @@ class Graph:
         affected."""
         pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
         flight = BatchInFlight(batch, draws, {}, [])
-        untried = [FailedRun(rows, None)] if rows else []
-        return self._failed_runs.decode(flight, untried, pipe.empty(len(rows)), [])
+        return self._failed_runs.decode(flight, [(rows, None)], pipe.empty(len(rows)), [])
 
     def drain(self) -> None:
         """Drop the batches in flight and their errors."""

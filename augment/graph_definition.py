@@ -43,21 +43,10 @@ class GraphPlan:
     windows: Literal["decoder", "slice"] = "decoder"
 
 
-def define_outputs(plan: GraphPlan) -> tuple[Any, ...]:
-    """Return the pipeline's outputs; called inside its definition."""
-    from nvidia.dali import fn, types
+def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
+    """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
+    from nvidia.dali import fn
 
-    if plan.pixels:
-        encoded: Any = fn.external_source(
-            name="encoded",
-            no_copy=True,
-            dtype=types.UINT8,
-            ndim=3,
-            layout="HWC",
-            device="gpu" if plan.resident and plan.device == "cuda" else "cpu",
-        )
-    else:
-        encoded = source("encoded", "uint8", 1)
     inputs = {name: source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import EncodedPipeline, load_dali
+from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs, load_dali
 from penstock.augment.decode_failures import check_machine
 from penstock.augment.devices import checked_device
 from penstock.augment.graph_definition import GraphPlan, decoded
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers import Encoded
 
-RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
-RUN_PIXELS = 2**24  # 50 MB of RGB
 RUNS_IN_FLIGHT = 2
 HELD_RUNS = 1  # runs whose memory returns to DALI after the copies of their images are complete
 
@@ -53,7 +51,7 @@ class FullImageDecoder:
             **checked_device(device, device_id),
         )
         self.pipeline = EncodedPipeline(
-            lambda encoded: decoded(self._plan, encoded),
+            lambda encoded: [decoded(self._plan, encoded)],
             batch_size=RUN_SAMPLES,
             threads=threads,
             device_id=self._plan.device_id,
@@ -83,32 +81,15 @@ class FullImageDecoder:
             del alone
 
     def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
-        import torch
         from torch.utils.dlpack import from_dlpack
 
-        on_cuda = self._plan.device == "cuda"
-        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
         try:
-            images = self.pipeline.output(stream)
+            images = self.pipeline.output()
         except RuntimeError as error:
             check_machine(error, remedy="resident=False, or a smaller batch")
             failed += rows
             return
         yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
-
-
-def decode_runs(pixels: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the rows to decode together: at most RUN_SAMPLES and RUN_PIXELS, and at least one."""
-    run: list[int] = []
-    held = 0
-    for row, count in enumerate(pixels):
-        if run and (len(run) == RUN_SAMPLES or held + count > RUN_PIXELS):
-            yield run
-            run, held = [], 0
-        run.append(row)
-        held += count
-    if run:
-        yield run
 
 
 def resident_tensor(image: Any) -> Any:

@@ -4,8 +4,8 @@ The header is read first: a file that claims 65,535 x 65,535 pixels is rejected 
 that size is allocated, and a file without a readable header would crash DALI (see `graph`). Pillow
 first decodes kinds of files that may crash DALI, or whose damage DALI ignores (see
 `image_checks`). The other images are decoded in full, in groups with a limit of pixels; a failed
-group is halved until each bad image is alone, so no good image is rejected with a bad one. Formats
-whose windows DALI decodes by other code are also decoded by halves.
+group is cut into parts until each bad image is alone, so no good image is rejected with a bad one.
+Formats whose windows DALI decodes by other code are also decoded by halves.
 
 A decode can't find damage that keeps the structure of a compressed stream, such as other pixels.
 """
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import EncodedPipeline
+from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs
+from penstock.augment.dali_nodes import source
 from penstock.augment.decode_failures import failing_rows
 from penstock.augment.image_checks import Header, capped_header, needs_pillow_check, pillow_refusal
 from penstock.cache import ClosedError, ConfigError, ordered, watch
@@ -25,13 +26,11 @@ from penstock.cache.base import usable_cores
 from penstock.readers import MAX_PIXELS, ImageFacts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Self
 
     from penstock.readers import Encoded
 
-# Larger groups are not faster (64, 128, 256 measured), and a bad sample costs more repeats.
-_GROUP_SAMPLES = 64
 _HALVED_CODECS = ("bmp", "tiff", "webp")
 
 
@@ -56,7 +55,7 @@ class ImageVerifier:
 
     def _pipeline(self, *, windows: bool) -> EncodedPipeline:
         define = functools.partial(_shapes, windows=windows)
-        return EncodedPipeline(define, batch_size=_GROUP_SAMPLES, threads=self._threads)
+        return EncodedPipeline(define, batch_size=RUN_SAMPLES, threads=self._threads)
 
     def disown(self) -> None:
         """Close this verifier in a forked child, which doesn't have DALI's threads."""
@@ -94,7 +93,9 @@ class ImageVerifier:
                     height=height, width=width, channels=channels, codec=codec
                 )
 
-        for group in self._groups(good):
+        rows = list(good)
+        for run in decode_runs([good[row].pixels for row in rows], self._max_pixels):
+            group = [rows[place] for place in run]
             verdicts.update(self._refused(group, samples))
             group = [row for row in group if row not in verdicts]
             for row, reason in failing_rows(group, decode).items():
@@ -111,21 +112,6 @@ class ImageVerifier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _groups(self, headers: dict[int, Header]) -> Iterator[list[int]]:
-        """Yield the rows to decode together: at most max_pixels, so that memory is bounded."""
-        group: list[int] = []
-        pixels = 0
-        for i, header in headers.items():
-            if group and (
-                pixels + header.pixels > self._max_pixels or len(group) == _GROUP_SAMPLES
-            ):
-                yield group
-                group, pixels = [], 0
-            group.append(i)
-            pixels += header.pixels
-        if group:
-            yield group
-
     def _refused(self, rows: list[int], samples: Sequence[Encoded]) -> dict[int, Rejection]:
         """Return the rows whose samples DALI mustn't decode, with reasons."""
         doubtful = [row for row in rows if needs_pillow_check(samples[row])]
@@ -133,7 +119,7 @@ class ImageVerifier:
             lambda row: pillow_refusal(samples[row]),
             doubtful,
             workers=self._threads,
-            ahead=_GROUP_SAMPLES,
+            ahead=RUN_SAMPLES,
         )
         found = zip(doubtful, refusals, strict=True) if doubtful else ()
         return {row: why for row, why in found if why is not None}
@@ -154,7 +140,7 @@ class ImageVerifier:
         half = sides.copy()
         half[rows, longer] = (half[rows, longer] + 1) // 2
         for start in (np.zeros_like(sides), sides - half):
-            self._windows.run(encoded, start=list(start), shape=list(half))
+            self._windows.run(encoded, {"start": start, "shape": half})
 
 
 def verify_images(
@@ -170,15 +156,13 @@ def verify_images(
         return verifier(samples)
 
 
-def _shapes(encoded: Any, *, windows: bool) -> Any:
+def _shapes(encoded: Any, *, windows: bool) -> list[Any]:
     """Return the node of the shapes of decoded pixels."""
     from nvidia.dali import fn, types
 
     # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
     options = {"output_type": types.RGB, "adjust_orientation": True}
     if not windows:
-        return fn.decoders.image(encoded, **options).shape()
-    start, shape = (
-        fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("start", "shape")
-    )
-    return fn.decoders.image_slice(encoded, start, shape, axes=[0, 1], **options).shape()
+        return [fn.decoders.image(encoded, **options).shape()]
+    start, shape = (source(name, "int32", 1) for name in ("start", "shape"))
+    return [fn.decoders.image_slice(encoded, start, shape, axes=[0, 1], **options).shape()]

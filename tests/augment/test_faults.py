@@ -224,7 +224,7 @@ def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBat
         def schedule(self, _):
             pass
 
-        def output(self, _):
+        def output(self):
             raise RuntimeError(dali_says(MACHINE[2]))
 
     decoder.pipeline = cast("Any", Broken())

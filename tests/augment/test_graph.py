@@ -360,6 +360,8 @@ GPU_RECIPES = {
 
 def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
     """The operators of the graph, in order of definition, as far as DALI checks them here."""
+    from nvidia.dali import fn, types
+
     made = GraphPlan(
         recipe=check_recipe(recipe, images=SIZES),
         batch_size=4,
@@ -378,7 +380,10 @@ def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
         batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
     )
     with pipe:
-        pipe.set_outputs(*define_outputs(made))
+        where = "gpu" if made.resident and device == "cuda" else "cpu"
+        form: Any = {"ndim": 3, "layout": "HWC"} if made.pixels else {"ndim": 1}
+        encoded = fn.external_source(name="encoded", dtype=types.UINT8, device=where, **form)
+        pipe.set_outputs(*define_outputs(made, encoded))
     if device == "cuda":
         assert pipe.serialize()
     else:

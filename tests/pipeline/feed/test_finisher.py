@@ -121,13 +121,10 @@ def test_resident_images_are_fed_by_one_kernel() -> None:
             told[name] = options
             raise Fed
 
-    class Batch:
-        encoded = ()
-
     pipe = object.__new__(DaliPipeline)
-    pipe._pipe, pipe._names, pipe._resident = Pipe(), [], lambda *_, **__: None
+    pipe._pipe, pipe._resident = Pipe(), lambda *_, **__: None
     with pytest.raises(Fed):
-        pipe.schedule(Batch(), {})  # type: ignore[arg-type]
+        pipe.schedule(())
     assert told == {"encoded": {"use_copy_kernel": True}}
 
 

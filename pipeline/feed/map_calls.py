@@ -28,8 +28,8 @@ from penstock.cache import (
 )
 from penstock.cache.base import keyed_hash
 from penstock.pipeline.feed.map_values import (
+    Collector,
     MisfitError,
-    collector,
     sample_generators,
     samples_of,
     scattered,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import CheckedMaps, PlacedMap
-    from penstock.pipeline.feed.map_values import Collector
     from penstock.readers.fieldtypes import Column, FieldType
 
     Collectors = Mapping[str, Collector]
@@ -120,7 +119,7 @@ class MapCall:
     def __call__(self, task: MapTask) -> MapResult:
         """Call the function on all samples of a task. Errors are returned, not raised."""
         count = len(task.ids)
-        collectors = {name: collector(type, count) for name, type in self.returns.items()}
+        collectors = {name: Collector(type, count) for name, type in self.returns.items()}
         bad: dict[int, str] = {}
         try:
             if not self.batched:

@@ -1,6 +1,7 @@
 from . import text_tables as text_tables, verification as verification
 from .array_forms import ArrayForm as ArrayForm
 from .array_forms import ARRAY_CODECS as ARRAY_CODECS, CODEC_ITEMSIZES as CODEC_ITEMSIZES
+from .array_forms import unfit_numbers as unfit_numbers
 from .array_forms import as_bits as as_bits, bare_facts as bare_facts
 from .array_forms import codec_number as codec_number, decode_array as decode_array
 from .array_forms import from_bits as from_bits, to_array as to_array
@@ -13,7 +14,7 @@ from .columns import Column as Column, ColumnCrop as ColumnCrop, DenseColumn as 
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
 from .columns import joined_batches as joined_batches, joined_columns as joined_columns
-from .columns import put_parts as put_parts
+from .columns import patched_column as patched_column, put_parts as put_parts
 from .examine import check_noted as check_noted, check_slow as check_slow
 from .examine import examine as examine, verify_for as verify_for
 from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves
@@ -22,7 +23,6 @@ from .field_type import check_field_name as check_field_name, check_field_type a
 from .field_type import from_json as from_json, is_field_name as is_field_name
 from .field_type import is_number as is_number, named_type as named_type
 from .field_type import number_name as number_name
-from .field_type import unfit_numbers as unfit_numbers
 from .fit import Settling as Settling, put_fitting as put_fitting
 from .labels import ClassLabel as ClassLabel, MultiLabel as MultiLabel, Value as Value
 from .masks import Mask as Mask, decode_mask as decode_mask, is_mask_name as is_mask_name
@@ -50,7 +50,6 @@ from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTa
 from .text_tables import csv_table as csv_table, json_object as json_object
 from .text_tables import json_value as json_value, jsonl_table as jsonl_table
 from .text_tables import object_table as object_table
-from .text_tables import valid_object_table as valid_object_table
 from .texts import Bytes as Bytes, Text as Text, decode_text as decode_text
 from .value_checks import ValueChecks as ValueChecks
 from .verification import find_verify as find_verify, image_verdicts as image_verdicts

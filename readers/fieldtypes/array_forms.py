@@ -82,6 +82,34 @@ class ArrayForm:
             want in (None, got) for got, want in zip(shape, self.shape, strict=True)
         )
 
+    def __str__(self) -> str:
+        """Return a description for messages."""
+        if not self.shape:
+            return f"one {self.dtype}"
+        lengths = ", ".join("any" if length is None else str(length) for length in self.shape)
+        return f"{self.dtype} of shape ({lengths}{',' if len(self.shape) == 1 else ''})"
+
+    def returned(self, value: Any) -> NDArray[Any]:
+        """Convert a value that a user's function returned; arrays must have the dtype. Raises
+        ValueError(got, wanted) for another value; got is "" to show the value."""
+        if value is None or isinstance(value, str | bytes):
+            raise ValueError("", str(self))
+        is_typed = hasattr(value, "dtype")
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # an array-like object may raise anything
+            why = f"a value that numpy can't convert to an array ({error})"
+            raise ValueError(why, str(self)) from None
+        if not (is_typed or array.size) and self.shape[:1] == (None,):
+            array = self.empty
+        is_fit = array.dtype == self.dtype or (
+            array.dtype.newbyteorder("=") == self.dtype if is_typed else fits(self.dtype, array)
+        )
+        if not (is_fit and self.has(array.shape)):
+            got = str(ArrayForm(array.dtype, array.shape)) if is_typed else ""
+            raise ValueError(got, str(self))
+        return array.astype(self.dtype, copy=False)
+
     def column(self, samples: Sequence[NDArray[Any]]) -> DenseColumn | RaggedColumn:
         """Join samples of this form, which may be none."""
         if not self.is_ragged:
@@ -94,6 +122,27 @@ class ArrayForm:
             None if rest is not None else np.zeros((0, len(self.shape)), np.int64),
         )
         return RaggedColumn.of(samples, like=like)
+
+
+def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
+    """Mark the numbers that a dtype can't hold. Returns bools of their shape."""
+    unfit: NDArray[np.bool_]
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        unfit = (found < int(limits.min)) | (found > int(limits.max))
+    else:
+        with np.errstate(all="ignore"):
+            unfit = np.isinf(found.astype(dtype)) & np.isfinite(found)
+    return unfit
+
+
+_HELD = {"i": "iu", "u": "iu", "f": "iuf", "c": "iufc", "b": "b"}
+
+
+def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
+    """Return True if a dtype holds the values: integers keep their value, and numbers stay
+    finite."""
+    return values.dtype.kind in _HELD[dtype.kind] and not unfit_numbers(dtype, values).any()
 
 
 def codec_number(codec: str) -> int:

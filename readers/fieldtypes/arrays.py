@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.cache import ConfigError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm, advice, widened
 from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, check_reference
-from penstock.readers.types import MAX_PIXELS, Facts, array_codec
-
-if TYPE_CHECKING:
-    from penstock.readers.types import Encoded, Rejection
+from penstock.readers.types import Facts, array_codec
 
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
 
@@ -83,20 +79,9 @@ class Array(FieldType):
             return so_far
         return replace(so_far, shape=widened(so_far.shape, facts.shape))
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
-        from penstock.readers.fieldtypes.npy_header import check_array
-
-        del max_pixels
-        dtype = None if self.dtype == AUTO_DTYPE else self.dtype
-        return check_array(data, dtype, self.shape, field=field)
-
-    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        from penstock.readers.fieldtypes.cells import array_cell
-
-        dtype = None if self.dtype == AUTO_DTYPE else np.dtype(self.dtype)
-        return partial(array_cell, dtype=dtype, shape=self.shape, is_text=is_text)
+    @property
+    def known(self) -> tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]:
+        return None if self.dtype == AUTO_DTYPE else np.dtype(self.dtype), self.shape
 
 
 @explain_arguments(ConfigError)

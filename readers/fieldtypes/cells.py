@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -149,58 +150,34 @@ def array_cell(
 ) -> NDArray[Any] | Rejection:
     """Convert lists of numbers to an array, or return a Rejection. dtype, shape: None keeps those
     of the lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
-    found = array_of(_numbers(value) if is_text else value)
-    if isinstance(found, Rejection):
-        return found
-    array, _ = found
+    array = _array_of(_numbers(value) if is_text else value)
+    if isinstance(array, Rejection):
+        return array
     dtype = array.dtype if dtype is None else dtype
-    if array.size == 0 and array.shape == (0,) and shape is not None:
-        array = np.zeros([length or 0 for length in shape], dtype)
-        if array.size:
+    if shape is not None:
+        form = ArrayForm(dtype, shape)
+        if array.shape == (0,) and form.empty.size:
             return Rejection(f"{shorten(value)} is empty, wanted shape {shape}")
-    elif shape is not None and (
-        array.ndim != len(shape)
-        or any(want not in (None, got) for want, got in zip(shape, array.shape, strict=True))
-    ):
-        return Rejection(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
+        array = form.empty if array.shape == (0,) else array
+        if not form.has(array.shape):
+            return Rejection(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
     if array.dtype != dtype and not (array.size == 0 or fits(dtype, array)):
         return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
     return array.astype(dtype, copy=False)
 
 
-def array_of(value: Any) -> tuple[NDArray[Any], type] | Rejection:
-    """Convert lists of numbers to an array. Returns the array and the kind of its numbers, bool,
-    int or float (float64 then), or a Rejection."""
+def _array_of(value: Any) -> NDArray[Any] | Rejection:
+    """Convert lists of numbers to an array of bool, int64 or float64, or return a Rejection."""
     kinds = _leaves(value)
-    if kinds <= {int}:
-        kind: type = int if kinds else float
-    elif kinds <= {int, float}:
-        kind = float
-    elif kinds == {bool}:
-        kind = bool
-    else:
+    if not kinds <= {int, float} and kinds != {bool}:
         return Rejection(f"{shorten(value)} isn't a list of numbers")
+    dtype = np.bool_ if bool in kinds else np.int64 if kinds == {int} else np.float64
     try:
-        return np.array(value, {bool: np.bool_, int: np.int64, float: np.float64}[kind]), kind
+        return np.array(value, dtype)
     except OverflowError:
         return Rejection(f"{shorten(value)} holds an integer beyond 64 bits")
     except ValueError:
         return Rejection(f"{shorten(value)} holds lists of different lengths")
-
-
-def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
-    """Return True if a dtype holds the values: integers keep their value, and numbers stay
-    finite."""
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        in_range = values.size == 0 or (limits.min <= values.min() and values.max() <= limits.max)
-        return bool(values.dtype.kind in "iu" and in_range)
-    if dtype.kind in "fc":
-        if values.dtype.kind not in "iuf":
-            return False
-        with np.errstate(over="ignore"):
-            return bool((np.isfinite(values.astype(dtype)) == np.isfinite(values)).all())
-    return values.dtype.kind == "b"
 
 
 def json_list(text: str) -> list[Any] | None:

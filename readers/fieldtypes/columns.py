@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
-def _replaced(samples: Sequence[Any], rows: Rows, others: Sequence[Any]) -> list[Any]:
-    """Return samples with others in some rows."""
-    found = list(samples)
-    for row, sample in zip(rows, others, strict=True):
-        found[row] = sample
-    return found
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedColumn:
     """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
@@ -64,15 +56,6 @@ class EncodedColumn:
         """Return samples [a, b) as views."""
         return EncodedColumn(self.samples[a:b], None if self.dims is None else self.dims[a:b])
 
-    def patched(self, rows: Rows, others: Column) -> EncodedColumn:
-        """Return a copy with other samples in some rows."""
-        assert isinstance(others, EncodedColumn)
-        dims = self.dims
-        if dims is not None and others.dims is not None:
-            dims = dims.copy()
-            dims[rows] = others.dims
-        return EncodedColumn(_replaced(self.samples, rows, others.samples), dims)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseColumn:
@@ -99,13 +82,6 @@ class DenseColumn:
     def part(self, a: int, b: int) -> DenseColumn:
         """Return samples [a, b) as views."""
         return DenseColumn(self.values[a:b])
-
-    def patched(self, rows: Rows, others: Column) -> DenseColumn:
-        """Return a copy with other samples in some rows."""
-        assert isinstance(others, DenseColumn)
-        values = self.values.copy()
-        values[rows] = others.values
-        return DenseColumn(values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +122,9 @@ class RaggedColumn:
 
     def emptied(self, rows: Rows) -> RaggedColumn:
         """Return a copy whose samples in some rows are empty."""
-        return self.patched(rows, RaggedColumn.of([self.nothing] * len(rows), like=self))
+        emptied = {*map(int, rows)}
+        samples = [self.nothing if i in emptied else self.sample(i) for i in range(len(self))]
+        return RaggedColumn.of(samples, like=self)
 
     @classmethod
     def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
@@ -169,13 +147,6 @@ class RaggedColumn:
         offsets, shapes = self.offsets[a : b + 1], self.shapes
         values = self.values[offsets[0] : offsets[-1]]
         return RaggedColumn(values, offsets - offsets[0], None if shapes is None else shapes[a:b])
-
-    def patched(self, rows: Rows, others: Column) -> RaggedColumn:
-        """Return a copy with other samples in some rows."""
-        assert isinstance(others, RaggedColumn)
-        own = [self.sample(row) for row in range(len(self))]
-        new = [others.sample(place) for place in range(len(others))]
-        return RaggedColumn.of(_replaced(own, rows, new), like=self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,11 +175,6 @@ class ListColumn:
         """Return samples [a, b) as views."""
         return ListColumn(self.samples[a:b])
 
-    def patched(self, rows: Rows, others: Column) -> ListColumn:
-        """Return a copy with other samples in some rows."""
-        assert isinstance(others, ListColumn)
-        return ListColumn(_replaced(self.samples, rows, others.samples))
-
 
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
@@ -223,7 +189,7 @@ def joined_columns(columns: Sequence[Any]) -> Column:
     if isinstance(first, EncodedColumn):
         dims = [column.dims for column in columns if column.dims is not None]
         samples = [each for column in columns for each in column.samples]
-        return EncodedColumn(samples, np.concatenate(dims) if dims else None)
+        return EncodedColumn(samples, np.concatenate(dims) if len(dims) == len(columns) else None)
     if isinstance(first, DenseColumn):
         return DenseColumn(np.concatenate([column.values for column in columns]))
     counts = np.concatenate([np.diff(column.offsets) for column in columns])
@@ -234,6 +200,18 @@ def joined_columns(columns: Sequence[Any]) -> Column:
         np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         np.concatenate(shapes) if shapes else None,
     )
+
+
+def patched_column(column: Column, rows: Rows, others: Column) -> Column:
+    """Return a copy of a column with other samples in some rows."""
+    return joined_columns([column, others]).take(_places(len(column), rows))
+
+
+def _places(count: int, rows: Rows) -> Ints:
+    """Return where `count` samples lie, if those of some rows follow behind the others."""
+    places = np.arange(count)
+    places[rows] = np.arange(count, count + len(rows))
+    return places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -300,23 +278,7 @@ class SampleBatch:
 
     def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:
         """Return a copy with other samples in some rows."""
-        ids = self.ids.copy()
-        ids[rows] = others.ids
-        present: dict[str, NDArray[np.bool_]] = {}
-        for name in dict.fromkeys((*self.present, *others.present)):
-            present[name] = self.has(name).copy()
-            present[name][rows] = others.has(name)
-        columns = {
-            name: column.patched(rows, others.columns[name])
-            for name, column in self.columns.items()
-        }
-        return replace(
-            self,
-            ids=ids,
-            columns=columns,
-            present=present,
-            bytes_read=self.bytes_read + others.bytes_read,
-        )
+        return joined_batches([self, others]).take(_places(len(self), rows))
 
 
 def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
-from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.array_forms import ArrayForm, unfit_numbers
 from penstock.readers.fieldtypes.columns import ListColumn
 from penstock.readers.types import MAX_PIXELS, NUMBER_SIZES, Facts, Rejection
 
@@ -150,6 +150,18 @@ class FieldType:
         return None
 
     @property
+    def known(self) -> tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]:
+        """The dtype and the shape of arrays, None for what is known only after data were seen."""
+        assert self.form is not None, self
+        return self.form.dtype, self.form.shape
+
+    @property
+    def stored(self) -> ArrayForm | None:
+        """The form of samples that are stored as numbers, one or an array; None for encoded
+        ones."""
+        return self.form if self.number is None else ArrayForm(self.number, ())
+
+    @property
     def decoded(self) -> ArrayForm | None:
         """The form of the arrays that `decode` returns: batches have a tensor, or a `Ragged` if it
         is ragged. None for other values, which batches have as a list."""
@@ -220,11 +232,9 @@ class FieldType:
             except ValueError as error:
                 return Rejection(str(error))
             return Facts.of(data, codec=self.codec)
-        form = self.form
-        assert form is not None, self
         from penstock.readers.fieldtypes.npy_header import check_array
 
-        return check_array(data, form.dtype.name, form.shape, field=field)
+        return check_array(data, *self.known, field=field)
 
     def check_head(self, head: bytes) -> Rejection | None:
         """Return why bytes that begin so can't be a sample, or None, so that the rest isn't read.
@@ -300,8 +310,11 @@ class FieldType:
         return ListColumn(samples) if form is None else form.column(samples)
 
     def returned(self, value: Any) -> Any:
-        """Convert a value that a `Map` returned for an encoded type without `decoded`. Raises
-        ValueError(got, wanted) for another kind of value; got is "" to show the value."""
+        """Convert a value that a `Map` returned. Raises ValueError(got, wanted) for another kind of
+        value; got is "" to show the value."""
+        form = self.stored or self.decoded
+        if form is not None:
+            return form.returned(value)
         wanted = type(self.missing)
         if not isinstance(value, wanted):
             raise ValueError("", f"a {wanted.__name__}")
@@ -353,9 +366,8 @@ class FieldType:
     def _usual_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
 
-        number, form = self.number, self.form
-        if number is not None:
-            return partial(number_cell, dtype=number, is_text=is_text)
+        if self.number is not None:
+            return partial(number_cell, dtype=self.number, is_text=is_text)
 
         def checked_text(value: Any) -> Any:
             text = text_cell(value)
@@ -366,8 +378,8 @@ class FieldType:
         if self.is_encoded:
             decode = self.decoder()
             return checked_text
-        assert form is not None, self
-        read = partial(array_cell, dtype=form.dtype, shape=form.shape, is_text=is_text)
+        dtype, shape = self.known
+        read = partial(array_cell, dtype=dtype, shape=shape, is_text=is_text)
         if not self.checks_values:
             return read
 
@@ -380,7 +392,7 @@ class FieldType:
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of
         another dtype are cast, and a number that doesn't fit makes its sample bad."""
-        form = self.form if self.number is None else ArrayForm(self.number, ())
+        form = self.stored
         if form is None or form.shape != shape:
             return False
         are_integers = dtype.kind in "iu" and form.dtype.kind in "iu"
@@ -475,18 +487,6 @@ def from_json(value: Any) -> FieldType:
         raise
     except (ConfigError, TypeError) as error:
         raise ValueError(str(error)) from error
-
-
-def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
-    """Mark the numbers that a dtype can't hold. Returns bools of their shape."""
-    unfit: NDArray[np.bool_]
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        unfit = (found < int(limits.min)) | (found > int(limits.max))
-    else:
-        with np.errstate(all="ignore"):
-            unfit = np.isinf(found.astype(dtype)) & np.isfinite(found)
-    return unfit
 
 
 def is_field_name(name: object) -> bool:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, explain_arguments
-from penstock.readers.fieldtypes.array_forms import ArrayForm
-from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, unfit_numbers
+from penstock.readers.fieldtypes.array_forms import ArrayForm, unfit_numbers
+from penstock.readers.fieldtypes.field_type import FieldType, check_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
@@ -84,6 +84,16 @@ class ClassLabel(FieldType):
         shown = ", ".join(map(repr, self.names[:_NAMES_SHOWN]))
         more = ", …" if len(self.names) > _NAMES_SHOWN else ""
         return f"is none of the {len(self.names):,} classes ({shown}{more}), numbered from 0"
+
+    def returned(self, value: Any) -> NDArray[Any]:
+        """Convert a class number of any integer type."""
+        array = np.asarray(value) if hasattr(value, "dtype") else value
+        if isinstance(array, np.ndarray) and array.dtype.kind in "iu":
+            array = array.astype(np.int64)
+        label = ArrayForm(_INT64, ()).returned(array)
+        if self.names and not 0 <= label < len(self.names):
+            raise ValueError(f"the class {label}", f"one from 0 to {len(self.names) - 1}")
+        return label
 
     def show(self, value: Any) -> str | None:
         if value.dim():

@@ -7,11 +7,11 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from numpy.lib import format as npy_format
 
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, advice, widened
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm, advice, widened
 from penstock.readers.types import ArrayCodec, Facts, Rejection, array_codec
 
 if TYPE_CHECKING:
@@ -78,46 +78,29 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
 
 
 def check_array(
-    data: Encoded, dtype: str | None, shape: tuple[int | None, ...] | None, *, field: str
+    data: Encoded, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, field: str
 ) -> Facts | Rejection:
     """Check an .npy file, and return its facts or why it is bad. dtype, shape: wanted, None for
     any. field: its name, for messages."""
     header = read_npy_header(data)
     if isinstance(header, Rejection):
         return header
-    misfit = _misfit(header.codec.name, header.shape, dtype, shape, field)
-    if misfit is not None:
-        return misfit
-    is_bool = header.codec.dtype.kind == "b"
-    if is_bool and len(data) > header.start and data[header.start :].max() > 1:
+    found = header.codec.native
+    if dtype is not None and dtype != found:  # numpy reads None as float64
+        return Rejection(
+            f"its numbers are {found}, but the schema wants {dtype}, and files aren't cast: "
+            f"convert them, or {advice(field, found.name, shape)}"
+        )
+    if shape is not None and not ArrayForm(found, shape).has(header.shape):
+        reason = f"its shape is {header.shape}, but the schema wants {shape}"
+        if len(header.shape) == len(shape):
+            wanted = AUTO_DTYPE if dtype is None else dtype.name
+            remedy = advice(field, wanted, widened(shape, header.shape))
+            reason = f"{reason}: if lengths differ, {remedy}"
+        return Rejection(reason)
+    if found.kind == "b" and len(data) > header.start and data[header.start :].max() > 1:
         return Rejection("damaged: booleans that are neither 0 nor 1")
     return Facts.of(data, start=header.start, shape=header.shape, codec=str(header.codec))
-
-
-def _misfit(
-    dtype: str,
-    shape: tuple[int, ...],
-    wanted: str | None,
-    form: tuple[int | None, ...] | None,
-    field: str,
-) -> Rejection | None:
-    """Return why an array doesn't have the dtype and shape of its field, or None. wanted, form:
-    None for any."""
-    if wanted not in (None, dtype):
-        remedy = advice(field, dtype, form)
-        return Rejection(
-            f"its numbers are {dtype}, but the schema wants {wanted}, and files aren't cast: "
-            f"convert them, or {remedy}"
-        )
-    if form is None:
-        return None
-    reason = f"its shape is {shape}, but the schema wants {form}"
-    if len(shape) != len(form):
-        return Rejection(reason)
-    if all(want in (None, got) for got, want in zip(shape, form, strict=True)):
-        return None
-    remedy = advice(field, wanted or AUTO_DTYPE, widened(form, shape))
-    return Rejection(f"{reason}: if lengths differ, {remedy}")
 
 
 def _codec(dtype: np.dtype[np.generic]) -> ArrayCodec | Rejection:

@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 IMAGE_HEAD_BYTES = 64
 """The number of leading bytes that `sniff` needs."""
 
+_JPEG = b"\xff\xd8\xff"
 _MATROSKA, _ASF = rb"\x1aE\xdf\xa3", rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
 _IMAGES = {
-    "jpeg": rb"\xff\xd8\xff",
+    "jpeg": _JPEG,
     "png": rb"\x89PNG\r\n\x1a\n",
     "tiff": rb"II[*+]\0|MM\0[*+]",
     "bmp": rb"BM",
@@ -86,7 +87,7 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 def sniff(head: bytes) -> str | Rejection:
     """Return the codec of an image, or why the bytes are no image. head: its first IMAGE_HEAD_BYTES
     bytes."""
-    return sniff_media("image", head)
+    return "jpeg" if head[:3] == _JPEG else sniff_media("image", head)
 
 
 def sniff_media(kind: str, head: bytes) -> str | Rejection:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, fits
 from penstock.readers.fieldtypes.arrays import Array
-from penstock.readers.fieldtypes.cells import INT64, array_of, fits, number_of, shorten
+from penstock.readers.fieldtypes.cells import INT64, array_cell, number_of, shorten
 from penstock.readers.fieldtypes.columns import EncodedColumn
 from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name, is_utf8
 from penstock.readers.fieldtypes.labels import ClassLabel, Value
@@ -166,36 +166,23 @@ def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:
 
 
 def _infer_from_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | None:
-    kinds: set[type] = set()
-    dimensions: set[int] = set()
-    wide = False
+    arrays: list[NDArray[Any]] = []
     for value in values:
         if value is None:
             continue
-        made = array_of(value)
+        made = array_cell(value, None, None, is_text=False)
         if isinstance(made, Rejection):
             is_text = all(isinstance(each, str) for each in value)
             advice = f'; for classes pass schema={{"{name}": MultiLabel(names)}}' if is_text else ""
             found.left_out[name] = f"{made.reason}{advice}"
             return None
-        array, kind = made
-        if array.size:
-            kinds.add(kind)
-            dimensions.add(array.ndim)
-            wide = wide or (kind is float and not fits(np.dtype(np.float32), array))
-    if len(dimensions) > 1:
-        found.left_out[name] = "its lists differ in depth"
+        arrays.append(made)
+    if _odd_rows(arrays):
+        found.left_out[name] = (
+            "its lists differ in depth, or hold true or false in some rows and numbers in others"
+        )
         return None
-    if bool in kinds and len(kinds) > 1:
-        found.left_out[name] = "it holds true or false in some rows, and numbers in others"
-        return None
-    if kinds == {bool}:
-        dtype = "bool"
-    elif kinds == {int}:
-        dtype = "int64"
-    else:
-        dtype = "float64" if wide else "float32"
-    return Array(dtype)
+    return Array()
 
 
 def _add(
@@ -295,7 +282,7 @@ def _column(type: FieldType, cells: Sequence[Any]) -> Column:
         ends = np.cumsum([0, *(len(each or b"") for each in cells)], dtype=np.int64).tolist()
         joined = np.frombuffer(b"".join(each or b"" for each in cells), np.uint8)
         return EncodedColumn([joined[a:b] for a, b in pairwise(ends)])
-    form = type.form if type.number is None else ArrayForm(type.number, ())
+    form = type.stored
     assert form is not None, type
     empty = form.empty
     filled = [

@@ -139,52 +139,50 @@ def json_value(text: str | bytes, *, what: str) -> Any:
 
 
 def object_table(
-    objects: Sequence[Mapping[str, Any] | None], *, source: str, places: Places, unit: str = "line"
+    objects: Sequence[Mapping[str, Any] | None],
+    *,
+    source: str,
+    places: Places,
+    unit: str = "line",
+    rejected: dict[int, str] | None = None,
 ) -> TextTable:
     """Convert JSON objects to the rows of a table.
 
     Nested objects are flattened with dots ("objects.bbox"), and so are lists of objects: each key
-    becomes a list. null is a missing value, and an object that is None has no values. Raises
-    DatasetError.
+    becomes a list. null is a missing value, and an object that is None has no values. rejected:
+    gets the reasons against objects that can't be rows, whose values are then missing; without it
+    they raise. Raises DatasetError, too, if the objects don't make a table together.
     """
     columns: dict[str, list[Any]] = {}
     for row, each in enumerate(objects):
+        place = _place(unit, places[row])
         flat: dict[str, Any] = {}
         try:
             _flatten(flat, "", each or {}, depth=0)
+            _check_count(len(flat))
         except ValueError as error:
-            raise DatasetError(f"{source}, {_place(unit, places[row])}: {error}") from error
+            reason = f"{source}, {place}: {error}"
+            if rejected is None:
+                raise DatasetError(reason) from error
+            rejected.setdefault(row, reason)
+            continue
         for name, value in flat.items():
             if name not in columns:
                 columns[name] = [None] * len(objects)
             columns[name][row] = value
-        if len(columns) > MAX_COLUMNS:
-            raise DatasetError(
-                f"{source}: more than {MAX_COLUMNS:,} columns at {_place(unit, places[row])}. "
-                "Wanted the same keys in each object: put names that vary into lists."
-            )
+        try:
+            _check_count(len(columns))
+        except ValueError as error:
+            raise DatasetError(f"{source}, {place}: {error}") from error
     return TextTable(source=source, columns=_fill_empty_lists(columns), places=places, unit=unit)
 
 
-def valid_object_table(
-    objects: list[Any], *, rejected: dict[int, str], source: str, places: Places, unit: str
-) -> TextTable:
-    """Convert JSON objects to a table as `object_table` does, but reject single invalid objects.
-
-    objects: a rejected one becomes None. rejected: receives its reason, by row. Raises DatasetError
-    if the other objects don't make a table together.
-    """
-    try:
-        return object_table(objects, source=source, places=places, unit=unit)
-    except DatasetError:
-        pass  # find out whether single objects are invalid, or only all of them together
-    for row, each in enumerate(objects):
-        try:
-            object_table([each], source=source, places=places[row : row + 1], unit=unit)
-        except DatasetError as error:
-            rejected.setdefault(row, str(error))
-            objects[row] = None
-    return object_table(objects, source=source, places=places, unit=unit)
+def _check_count(columns: int) -> None:
+    if columns > MAX_COLUMNS:
+        raise ValueError(
+            f"more than {MAX_COLUMNS:,} columns. Wanted the same keys in each object: put names "
+            "that vary into lists."
+        )
 
 
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:

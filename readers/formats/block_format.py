@@ -195,7 +195,7 @@ class BlockReader(ChunkReader):
     def __init__(self, format: BlockFormat, shard: ChunkedShardFacts) -> None:
         """Raises ValueError or TypeError for facts that contradict each other."""
         self._format, self._schema, self._files = format, shard.schema, shard.files
-        self._forms = {name: _form(type) for name, type in shard.schema.items()}
+        self._forms = {name: type.stored for name, type in shard.schema.items()}
         self._firsts, notes, self._lacking = shard.note
         extents, rows = shard.extents, shard.units.tolist()
         places = zip(extents.starts.tolist(), extents.sizes.tolist(), rows, notes, strict=True)
@@ -307,11 +307,6 @@ class BlockReader(ChunkReader):
         return found
 
 
-def _form(type: FieldType) -> ArrayForm | None:
-    """Return the dtype and shape of samples of numbers; None for encoded ones."""
-    return type.form if type.number is None else ArrayForm(type.number, ())
-
-
 def _blank(form: ArrayForm | None) -> NDArray[Any]:
     """Return what stands for a sample that doesn't exist."""
     return np.empty(0, np.uint8) if form is None else form.empty
@@ -322,7 +317,7 @@ def _checked(type: FieldType, values: Any, rows: int) -> tuple[Samples, NDArray[
     the field."""
     if len(values) != rows:
         raise ValueError(f"{len(values):,} values, and the index has {rows:,} records")
-    present, form = None, _form(type)
+    present, form = None, type.stored
     if isinstance(values, list) and any(each is None for each in values):
         present = np.array([each is not None for each in values])
         values = [_blank(form) if each is None else each for each in values]

@@ -25,7 +25,7 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     fields_of,
     json_object,
-    valid_object_table,
+    object_table,
 )
 from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
 from penstock.readers.formats.candidates import MISSING
@@ -266,7 +266,7 @@ def _with_json(
             objects[row] = json_object(data, what=printable(file.name))
         except DatasetError as error:
             rejected[row] = str(error)
-    table = valid_object_table(
+    table = object_table(
         objects, rejected=rejected, source="json", places=samples.names, unit="file"
     )
     given = {name: type for name, type in schema.items() if name not in samples.types}

@@ -127,8 +127,8 @@ def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes]]:
         if present is not None and present.all():
             present = None
         if present is not None and isinstance(column, DenseColumn):
-            gone = np.flatnonzero(~present)
-            column = column.patched(gone, DenseColumn(np.zeros_like(column.values[gone])))
+            column = DenseColumn(column.values.copy())
+            column.values[~present] = 0
         values = _flat(form, column)
         columns[name] = _array(form, column, values, present)
         if form.kind == "dense":

@@ -20,7 +20,7 @@ from penstock.readers.fieldtypes import (
     fields_of,
     is_mask_name,
     masks_by_name,
-    valid_object_table,
+    object_table,
 )
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import MISSING, Spans
@@ -215,7 +215,7 @@ class _ArchiveJoin:
         labels = {*columns}
         for json in [each for each in self._fields if each.kind == "json"]:
             try:  # samples whose object can't be a row are rejected
-                flat = valid_object_table(
+                flat = object_table(
                     contents(json), rejected=rejected, source=self._url, places=names, unit="sample"
                 ).columns
             except DatasetError as error:

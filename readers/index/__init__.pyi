@@ -9,8 +9,8 @@ from .candidate_checks import selected_candidates as selected_candidates
 from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
 from .dataset_description import check_indexes as check_indexes
 from .index import Index as Index, IndexShards as IndexShards
-from .manifest import Manifest as Manifest, SIDECARS as SIDECARS, check_manifest as check_manifest
+from .manifest import COLUMNS as COLUMNS, MANIFEST as MANIFEST, Manifest as Manifest
+from .manifest import SIDECARS as SIDECARS, check_manifest as check_manifest
 from .manifest import check_summary as check_summary, is_sidecar_name as is_sidecar_name
-from .manifest_file import COLUMNS as COLUMNS, MANIFEST as MANIFEST, read_manifest as read_manifest
-from .manifest_file import write_manifest as write_manifest
+from .manifest import read_manifest as read_manifest, write_manifest as write_manifest
 from .opening import IndexOpener as IndexOpener

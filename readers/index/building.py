@@ -23,8 +23,14 @@ from penstock.readers.index.candidate_checks import (
     check_units,
     reusable_facts,
 )
-from penstock.readers.index.manifest import SIDECARS, Manifest, ManifestHeader, check_manifest
-from penstock.readers.index.manifest_file import MANIFEST, write_manifest
+from penstock.readers.index.manifest import (
+    MANIFEST,
+    SIDECARS,
+    Manifest,
+    ManifestHeader,
+    check_manifest,
+    write_manifest,
+)
 from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,
@@ -186,7 +192,7 @@ class IndexBuilder:
             # If facts of files are kept, the names of the files identify the dataset.
             source="" if self.format.keeps_facts else self.origin.url,
             arrangement=self.origin.variant,
-            directories=noted_directories(snapshot),
+            directories=tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items())),
             listing=snapshot.fingerprint,
             passed_over=candidates.passed_over,
             left_out={  # a file may have any number of columns
@@ -306,11 +312,6 @@ class IndexBuilder:
                 for i in positions.tolist()
             ]
             yield positions.tolist(), results, each.progressive
-
-
-def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
-    """Return a snapshot's folders and their times, in the form of a manifest."""
-    return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
 
 
 _FILE = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")

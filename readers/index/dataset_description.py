@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
 from penstock.readers.files import printable
 from penstock.readers.formats import AUTO, check_format
-from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.index.manifest import MANIFEST
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
     Scratch,

@@ -31,7 +31,7 @@ from penstock.cache import (
 from penstock.cache.base import refuse_shortage
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import is_passed_over, make_folder, printable, write_bytes
-from penstock.readers.index.manifest_file import (
+from penstock.readers.index.manifest import (
     MANIFEST,
     MAX_READ_BYTES,
     read_manifest,

@@ -16,10 +16,9 @@ from penstock.cache import DatasetError, IndexChangedError
 from penstock.cache.base import read_error
 from penstock.readers.files import locked, printable
 from penstock.readers.formats import MISSING, Snapshot
-from penstock.readers.index.building import IndexBuilder, PriorFacts, noted_directories
+from penstock.readers.index.building import IndexBuilder, PriorFacts
 from penstock.readers.index.index import Sidecars
 from penstock.readers.index.index_folders import check_arrangement, read_index
-from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
@@ -57,13 +56,12 @@ class IndexMaintenance:
         found = self._valid_index()
         if found is None and (job := self._shared_build()) is not None:
             found = self._build_in_job(job)
-        return found or self._build_or_update()
+        return found or self.build()
 
     def _valid_index(self) -> tuple[Manifest, bytes] | None:
         """Return an existing index that is still valid, or None."""
         for place in self.places.candidates():
-            manifest = self._read(place)
-            if manifest is not None and self._is_valid(manifest, place):
+            if (manifest := self._valid(place)) is not None:
                 return manifest, place
         return None
 
@@ -82,7 +80,7 @@ class IndexMaintenance:
         if job.claim():
             self.builder = replace(self.builder, progress=job.report_progress)
             with job.building():
-                manifest, place = self._build_or_update()
+                manifest, place = self.build()
                 job.publish(manifest, place, is_own=self.places.is_own(place))
             return manifest, place
         report = job.wait()
@@ -95,11 +93,11 @@ class IndexMaintenance:
         must build its own."""
         place = self.places.make()
         with locked(place):
-            known = self._read(place)  # another process of this node may have stored it
-            if known is None or not self._is_valid(known, place):
-                known = self._read(place) if job.receive(report, place) else None
-            if known is not None and self._is_valid(known, place):
-                return known, place
+            known = self._valid(place)  # another process of this node may have stored it
+            if known is None and job.receive(report, place):
+                known = self._valid(place)
+        if known is not None:
+            return known, place
         _log.warning(
             "%s: %s has built the index in %s, a folder that this node doesn't see, and the index "
             "is too large to be sent: this node builds its own. To avoid this, run `penstock "
@@ -110,32 +108,34 @@ class IndexMaintenance:
         )
         return None
 
-    def _build_or_update(self) -> tuple[Manifest, bytes]:
-        """Build or update the index in this process."""
-        listing = self._listing()
+    def build(self, *, reuse: bool = True) -> tuple[Manifest, bytes]:
+        """Build the index in this process. Return its manifest and its folder. reuse: False checks
+        all samples again, even if there is a valid index. Raises the same errors as `index`."""
+        listing, workers = self._listing(), self.builder.workers
         place, snapshot = self._make_place(listing)
         with locked(place):
-            manifest = self._read(place)  # the previous holder of the lock may have built it
-            if manifest is None:
-                manifest = self._build(
-                    place, listing.candidates(workers=self.builder.workers), snapshot
+            known = self._read(place) if reuse else None
+            if known is not None and self._is_valid(known, place):
+                return known, place  # the previous holder of the lock has built it
+            candidates = listing.candidates(workers=workers)
+            prior = None if known is None else self._known_facts(known, place, candidates)
+            if prior is None and not candidates.chunked:
+                _log.info(
+                    "Indexing %s: checking each of %d samples once",
+                    self.origin.url,
+                    len(candidates),
                 )
-            elif not self._is_valid(manifest, place):
-                manifest = self._update(manifest, place, listing, snapshot)
-            return manifest, place
-
-    def rebuild(self) -> tuple[Manifest, bytes]:
-        """Build the index even if a valid one exists. Raises the same errors as `index`."""
-        listing = self._listing()
-        place, snapshot = self._make_place(listing)
-        with locked(place):
-            candidates = listing.candidates(workers=self.builder.workers)
-            return self._build(place, candidates, snapshot), place
+            return self.builder.build(candidates, snapshot, place, prior=prior), place
 
     def _listing(self) -> Listing:
         if self._listed is None:
             self._listed = self.builder.format.list(self.origin)
         return self._listed
+
+    def _valid(self, place: bytes) -> Manifest | None:
+        """Read the index in a folder; None if there is none that is still valid."""
+        manifest = self._read(place)
+        return manifest if manifest is not None and self._is_valid(manifest, place) else None
 
     def _read(self, place: bytes) -> Manifest | None:
         """Read the index in a folder if it is of this format and arrangement; see `read_index`."""
@@ -183,69 +183,34 @@ class IndexMaintenance:
             snapshot = replace(snapshot, directories=times)
         return place, snapshot
 
-    def _update(
-        self, manifest: Manifest, place: bytes, listing: Listing, snapshot: Snapshot
-    ) -> Manifest:
-        candidates = listing.candidates(workers=self.builder.workers)
-        prior = self._known_facts(manifest, place, candidates)
-        if prior is None:
-            return self._build(place, candidates, snapshot)
+    def _known_facts(
+        self, manifest: Manifest, place: bytes, candidates: Candidates
+    ) -> PriorFacts | None:
+        """Return the facts of an existing index about the candidates, or None if none can be
+        reused. Raises IndexChangedError if the user gave the index of another dataset."""
+        if not self.builder.format.keeps_facts:
+            return None
+        sidecars = Sidecars(manifest, place)
+        try:
+            prior = _prior_facts(candidates, map(sidecars.read, range(len(manifest.names))))
+        except DatasetError:
+            _log.warning(
+                "%s: parts of the index are damaged; the index is rebuilt", printable(place)
+            )
+            return None
         if self.places.index is not None and not prior.shared:
             raise IndexChangedError(
                 f"{printable(place)}: this index contains none of the files in {self.origin.url}; "
                 "it is of another dataset. Give the folder of that dataset's index as index=, or "
                 "an empty folder."
             )
-        if (
-            len(prior.same) == len(candidates)
-            and not prior.gone
-            # New values in a table change the listing, but no file of a sample.
-            and snapshot.fingerprint == manifest.about.listing
-            and len(candidates.quarantined) == manifest.about.quarantined
-        ):
-            # Only the folders' times have changed.
-            directories = noted_directories(snapshot)
-            about = replace(manifest.about, directories=directories, listing=snapshot.fingerprint)
-            manifest = replace(manifest, about=about)
-            write_manifest(os.path.join(place, MANIFEST), manifest)
-            return manifest
         _log.info(
             "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
             len(prior.same),
             len(candidates) - len(prior.same),
             prior.gone,
         )
-        return self._build(place, candidates, snapshot, prior=prior)
-
-    def _known_facts(
-        self, manifest: Manifest, place: bytes, candidates: Candidates
-    ) -> PriorFacts | None:
-        """Return the facts of an existing index about the candidates, or None if none can be
-        reused."""
-        if not self.builder.format.keeps_facts:
-            return None
-        sidecars = Sidecars(manifest, place)
-        try:
-            return _prior_facts(candidates, map(sidecars.read, range(len(manifest.names))))
-        except DatasetError:
-            _log.warning(
-                "%s: parts of the index are damaged; the index is rebuilt", printable(place)
-            )
-            return None
-
-    def _build(
-        self,
-        place: bytes,
-        candidates: Candidates,
-        snapshot: Snapshot,
-        *,
-        prior: PriorFacts | None = None,
-    ) -> Manifest:
-        if prior is None and not candidates.chunked:
-            _log.info(
-                "Indexing %s: checking each of %d samples once", self.origin.url, len(candidates)
-            )
-        return self.builder.build(candidates, snapshot, place, prior=prior)
+        return prior
 
 
 def _prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:

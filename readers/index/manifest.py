@@ -1,15 +1,21 @@
-"""Define the manifest of an index: one row per shard, and the facts that hold for all shards.
+"""Define, check, write and read the manifest of an index: an Arrow table with one row per shard,
+and in its metadata, as JSON, the facts that hold for all shards.
 
 The same class describes data that doesn't carry its index (rows name sidecars) and a pack (rows
 name shard files). A manifest may come from an untrusted source, with a valid checksum: each value
-is checked here, once, before anything is sized by it.
+is checked here, once, before anything is sized by it. The file is memory-mapped and O(shards). It
+contains a checksum of itself, because a flipped bit would silently change the dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
+import shlex
+import stat
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
@@ -17,9 +23,23 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
 
+from penstock.cache import CorruptShardError, MissingDependencyError, OtherVersionError, ReadError
+from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fieldtypes import Schema
-from penstock.readers.files import are_unsafe
+from penstock.readers.files import (
+    BROKEN,
+    LazyColumn,
+    are_unsafe,
+    map_buffer,
+    metadata,
+    only_batch,
+    printable,
+    read_buffer,
+    write_batch,
+)
 from penstock.readers.formats import (
     MAX_BYTES,
     MAX_SAMPLES,
@@ -27,6 +47,7 @@ from penstock.readers.formats import (
     MAX_SHARD_SAMPLES,
     MAX_SIDE,
     STORAGES,
+    VERSION,
     FieldSummary,
     SampleLayout,
     ShardEntry,
@@ -35,6 +56,7 @@ from penstock.readers.formats import (
     is_format,
 )
 from penstock.readers.types import ImageRange
+from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +65,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Format
-    from penstock.readers.origin import LeftOut
+    from penstock.readers.origin import Entry, LeftOut, Origin
 
     Ints = NDArray[np.int64]
 
@@ -312,8 +334,7 @@ _ABOUT_CHECKS: dict[str, _Check] = {
     ),
 }
 
-NAMES_AT_ONCE = 2**14
-"""The number of names that are checked at a time, a compromise between memory and speed."""
+_NAMES_AT_ONCE = 2**14  # names that are checked at a time, a compromise of memory and speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -404,8 +425,8 @@ def check_manifest(manifest: Manifest) -> None:
     if manifest.is_of_chunks != about.is_of_chunks:
         raise ValueError("it has the bytes of fields without fields in chunks, or the reverse")
     seen: set[bytes] = set()
-    for start in range(0, len(samples), NAMES_AT_ONCE):
-        names = manifest.names[start : start + NAMES_AT_ONCE]
+    for start in range(0, len(samples), _NAMES_AT_ONCE):
+        names = manifest.names[start : start + _NAMES_AT_ONCE]
         _check_units(manifest, start)
         _check_field_bytes(manifest, start)
         if are_unsafe(names):
@@ -438,7 +459,7 @@ def _check_field_bytes(manifest: Manifest, start: int) -> None:
     if manifest.field_bytes is None:
         return
     fields = len(manifest.about.schema)
-    for place, row in enumerate(manifest.field_bytes[start : start + NAMES_AT_ONCE], start):
+    for place, row in enumerate(manifest.field_bytes[start : start + _NAMES_AT_ONCE], start):
         each = _numbers(row, fields)
         if each.min() < 0 or sum(each.tolist()) != int(manifest.shard_bytes[place]):
             raise ValueError("the bytes of a shard's fields don't add up to the shard's")
@@ -446,9 +467,198 @@ def _check_field_bytes(manifest: Manifest, start: int) -> None:
 
 def _check_units(manifest: Manifest, start: int) -> None:
     """Raise ValueError if the decode units of a shard don't hold its samples."""
-    for place, units in enumerate(manifest.units[start : start + NAMES_AT_ONCE], start):
+    for place, units in enumerate(manifest.units[start : start + _NAMES_AT_ONCE], start):
         if not units:
             continue
         rows = manifest.units_of(place)
         if int(rows.min()) < 1 or int(rows.sum()) != int(manifest.samples[place]):
             raise ValueError("a shard's decode units don't hold its samples")
+
+
+MANIFEST = b"manifest.arrow"
+"""The name of the manifest in the index's folder."""
+
+_ROOT, _SUM = b"penstock", b"penstock.crc32c"
+COLUMNS = {
+    "uri": "binary",
+    "etag": "string",
+    "bytes": "int64",
+    "samples": "int64",
+    "files": "int64",
+    "units": "binary",
+    "crc32c": "uint32",
+    "columns_crc32c": "uint32",
+}
+"""The Arrow type of each column, in order."""
+_OF_CHUNKS = {"field_bytes": "binary"}  # an additional column for data in chunks
+_ATTRIBUTES = {"uri": "names", "etag": "etags", "bytes": "shard_bytes"}  # others have equal names
+
+# A manifest has 112 bytes per shard and the names of the listed folders.
+_MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
+_PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # the names of their format in manifests of packs
+_VERSION_TEXT = re.compile(rb'"version": \d+')
+
+
+def write_manifest(path: bytes, manifest: Manifest) -> None:
+    """Write a manifest atomically. Raises WriteError."""
+    from penstock.readers.files import write_whole  # readers of datasets need none of it
+
+    columns = {}
+    for name, type in (COLUMNS | (_OF_CHUNKS if manifest.is_of_chunks else {})).items():
+        column = getattr(manifest, _ATTRIBUTES.get(name, name))
+        columns[name] = pa.array(column if isinstance(column, np.ndarray) else list(column), type)
+    about = {"version": VERSION, "penstock": __version__, **manifest.about.to_json()}
+    text = json.dumps(about, sort_keys=True).encode("ascii")
+    batch = pa.record_batch(columns)
+    metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
+    write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
+
+
+def read_manifest(
+    path: bytes, *, remedy: str, mapped: bool = True, url: str | None = None
+) -> Manifest:
+    """Read a manifest. remedy: the advice in an error's message. url: the remote object that this
+    file is a copy of, or None. mapped: False reads the file into memory. This is for a cache's
+    file: pyarrow ends the process if the offsets in mapped memory change, so a bit flip on disk
+    must not reach it.
+
+    Raises CorruptShardError if the file is incomplete, damaged or contains impossible values,
+    OtherVersionError, FileNotFoundError.
+    """
+    try:
+        status, max_bytes = os.stat(path), _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it isn't a regular file")
+        if status.st_size > max_bytes:
+            raise ValueError(f"it has {status.st_size:,} bytes, wanted at most {max_bytes:,}")
+        buffer = map_buffer(path) if mapped else read_buffer(path)
+        noted = metadata(buffer)
+        text = noted[_ROOT]
+        values = load_header(text)
+        form = values.pop("version")
+        if type(form) is not int:
+            raise ValueError("its version isn't a number")
+        by = str(values.get("penstock"))[:40]
+    except FileNotFoundError:
+        raise
+    except BROKEN as error:
+        raise _damaged(path, url, error, remedy) from error
+    if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
+        raise _other_version(url or printable(path), form, by, _remake(values) or remedy)
+    try:
+        if form != VERSION:
+            raise ValueError("its version was changed")
+        batch = _batch(buffer)
+        if int(noted[_SUM], 16) != _checksum(text, batch):
+            raise ValueError("its checksum is wrong")
+        columns: dict[str, Any] = {
+            _ATTRIBUTES.get(name, name): LazyColumn(each)
+            if _is_text_column(name)
+            else each.to_numpy()
+            for name, each in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        manifest = Manifest(about=check_header(values), **columns)
+        check_manifest(manifest)
+        return manifest
+    except MissingDependencyError as error:  # a field of a type that isn't installed
+        raise MissingDependencyError(f"{url or printable(path)}: {error}") from error
+    except BROKEN as error:
+        raise _damaged(path, url, error, remedy) from error
+
+
+def read_manifest_of(origin: Origin, entry: Entry, *, remedy: str) -> Manifest:
+    """Read a manifest. A damaged copy in the cache is fetched once more."""
+    name, size_bytes, version = entry.name, entry.size_bytes, entry.version
+    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
+
+    def read() -> Manifest:
+        path = origin.file(name, size_bytes=size_bytes, version=version)
+        return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
+
+    try:
+        return read()
+    except (CorruptShardError, FileNotFoundError):  # removed since it was fetched
+        if not origin.drop(name, size_bytes=size_bytes, version=version):
+            raise
+        return read()
+
+
+def _remake(values: Mapping[str, Any]) -> str | None:
+    """Return the command that makes a pack again, if its source is known."""
+    source = values.get("source")
+    if values.get("kind") not in _PACKS or not isinstance(source, str):
+        return None
+    if not 0 < len(source) <= _MAX_SOURCE:
+        return None
+    shown = shlex.quote(printable(os.fsencode(source)))
+    return f"Pack its source again: penstock pack {shown} DST"
+
+
+def _other_version(shown: str, form: int, by: str, remedy: str) -> OtherVersionError:
+    if form > VERSION:
+        return OtherVersionError(
+            f"{shown}: written by Penstock {by!r} in format {form}, which is newer than this "
+            f"version reads (wanted {VERSION}). Upgrade penstock, or: {remedy}"
+        )
+    return OtherVersionError(
+        f"{shown}: written by an earlier Penstock ({by!r}, format {form}); this version reads "
+        f"format {VERSION} only. {remedy}"
+    )
+
+
+def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
+    """Return True if flipped bits changed the version number: the checksum is right with our
+    version, and wrong with theirs."""
+    try:
+        batch = _batch(buffer)
+        wanted = int(checksum or b"", 16)
+    except BROKEN:
+        return False
+    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
+    return _checksum(text, batch) != wanted == _checksum(ours, batch)
+
+
+def _damaged(
+    path: bytes, url: str | None, error: Exception, remedy: str
+) -> CorruptShardError | ReadError:
+    if machine_remedy(error) is not None:
+        return read_error(printable(path), error)
+    if url is not None and _is_web_page(path):
+        return CorruptShardError(
+            f"{url}: the server sent a web page, wanted a manifest. Servers send one if a login is "
+            "needed, and some send one for any path. Open the URL in a browser, and check the URL "
+            "and the login in storage_options."
+        )
+    return CorruptShardError(
+        f"{url or printable(path)}: not a valid manifest ({error}). It is incomplete or was "
+        f"changed. {remedy}"
+    )
+
+
+def _is_web_page(path: bytes) -> bool:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(1000).lstrip().lower().startswith((b"<!doctype html", b"<html"))
+    return False
+
+
+def _batch(buffer: Any) -> Any:
+    return only_batch(buffer, COLUMNS | _OF_CHUNKS, optional=frozenset(_OF_CHUNKS))
+
+
+def _is_text_column(name: str) -> bool:
+    return (COLUMNS | _OF_CHUNKS)[name] in ("binary", "string")
+
+
+def _checksum(text: bytes, batch: Any) -> int:
+    total = crc32c(text)
+    names = [name for name in (*COLUMNS, *_OF_CHUNKS) if name in batch.schema.names]
+    for name in sorted(names, key=_is_text_column):  # numbers first
+        column = batch.column(name)
+        if not _is_text_column(name):
+            total = crc32c(np.ascontiguousarray(column.to_numpy()), total)
+            continue
+        for start in range(0, len(column), _NAMES_AT_ONCE):  # all values joined by NUL
+            some = column[start : start + _NAMES_AT_ONCE].to_pylist()
+            some = [each.encode() if isinstance(each, str) else each for each in some]
+            total = crc32c((b"\0" if start else b"") + b"\0".join(some), total)
+    return int(total)

@@ -35,7 +35,7 @@ from penstock.readers.formats import (
     shows_own_index,
 )
 from penstock.readers.index.index import index_of
-from penstock.readers.index.manifest_file import MANIFEST, read_manifest_of
+from penstock.readers.index.manifest import MANIFEST, read_manifest_of
 from penstock.readers.origin import DEFAULT_ARRANGEMENT
 
 if TYPE_CHECKING:
@@ -290,7 +290,7 @@ class IndexOpener:
         places, to = self.places.for_upload()
         # An existing index in `index=` is replaced, even if it is of another format.
         found = replace(self, index=None).recognise()
-        built, place = self._maintenance(found, places).rebuild()
+        built, place = self._maintenance(found, places).build(reuse=False)
         if to is None:
             return self._index(built, place)
         from penstock.readers.index.index_folders import upload_index

@@ -24,8 +24,7 @@ from penstock.cache import (
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import below, locked, make_folder, printable
 from penstock.readers.index.index_folders import warn_of_damage
-from penstock.readers.index.manifest import SIDECARS
-from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
+from penstock.readers.index.manifest import MANIFEST, SIDECARS, read_manifest, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

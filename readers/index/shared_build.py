@@ -34,8 +34,7 @@ from penstock.cache import (
     errors,
 )
 from penstock.readers.files import make_folder, write_bytes
-from penstock.readers.index.manifest import is_sidecar_name
-from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.index.manifest import MANIFEST, is_sidecar_name
 from penstock.readers.origin import QUARANTINE
 
 if TYPE_CHECKING:

@@ -241,7 +241,7 @@ def test_a_manifest_with_a_flipped_byte_is_refused_or_equal(
 def test_an_index_of_another_version_is_refused_with_a_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, version: int, kind: Any, message: str
 ) -> None:
-    monkeypatch.setattr("penstock.readers.index.manifest_file.VERSION", version)
+    monkeypatch.setattr("penstock.readers.index.manifest.VERSION", version)
     open_index(folder, verify=images.verify)
     monkeypatch.undo()
     with pytest.raises(kind, match=message):
@@ -256,7 +256,7 @@ def test_an_older_index_in_a_cache_is_rebuilt(
 ) -> None:
     monkeypatch.setattr("penstock.readers.origin.origin.is_trusted", lambda *_: False)
     with monkeypatch.context() as older:
-        older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
+        older.setattr("penstock.readers.index.manifest.VERSION", VERSION - 1)
         kept = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
     assert "indexes" in kept.place
     again = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
@@ -267,7 +267,7 @@ def test_an_older_pack_is_refused_with_the_command_for_a_new_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
+        older.setattr("penstock.readers.index.manifest.VERSION", VERSION - 1)
         pack(folder, tmp_path / "pack", verify=images.verify)
     with pytest.raises(OtherVersionError, match=r"earlier Penstock.*penstock pack"):
         open_index(tmp_path / "pack")

@@ -133,7 +133,7 @@ def test_an_old_pack_names_the_command_that_makes_a_new_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as old:
-        old.setattr("penstock.readers.index.manifest_file.VERSION", 1)
+        old.setattr("penstock.readers.index.manifest.VERSION", 1)
         make(folder, tmp_path / "pack")
     with pytest.raises(OtherVersionError, match=rf"format 1.*penstock pack {folder} DST"):
         open_index(tmp_path / "pack")

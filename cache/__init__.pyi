@@ -18,7 +18,7 @@ from .errors import StalledError as StalledError, TooManyBadSamplesError as TooM
 from .errors import WorkerError as WorkerError, WriteError as WriteError
 from .errors import explain_arguments as explain_arguments
 from .executors import RayExecutor as RayExecutor, OpenResources as OpenResources
-from .executors import check_everywhere as check_everywhere, check_executor as check_executor
+from .executors import check_executor as check_executor
 from .executors import dask_client as dask_client, keep_open as keep_open, run_tasks as run_tasks
 from .executors import worker_name as worker_name
 from .forks import check_process as check_process, keep_forever as keep_forever

@@ -24,6 +24,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from penstock.cache import errors
@@ -144,20 +145,30 @@ def check_executor(executor: object) -> None:
 
 
 def run_tasks(
-    executor: Executor, function: Callable[[T], R], tasks: Iterable[T], *, what: str, total: int
+    executor: Executor,
+    function: Callable[[T], R],
+    tasks: Iterable[T],
+    *,
+    what: str,
+    total: int,
+    check: Callable[[T], object] | None = None,
 ) -> Generator[tuple[T, R], None, None]:
     """Run function(task) on an executor's workers; yield (task, result) as they end, in any order.
 
     function: a function of a module, so that it can be pickled by name. tasks: plain values, read
     from the iterable when they are submitted, two per worker ahead. what: the tasks' name in
-    messages, a plural such as "shards". total: the number of tasks, for messages. Closing the
-    generator cancels the tasks that haven't begun.
+    messages, a plural such as "shards". total: the number of tasks, for messages. check: called
+    with the first task on each worker of a Dask executor, before any task; other executors can't do
+    that. Closing the generator cancels the tasks that haven't begun.
 
     Raises the errors of tasks, their messages preceded by the worker's name, and WorkerError if
     workers died.
     """
     ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
     waiting = iter(tasks)
+    if check is not None and (first := next(waiting, None)) is not None:
+        _check_everywhere(executor, check, first)
+        waiting = chain([first], waiting)
     pending: dict[Future[Any], T] = {}
     tally, last_s = _Tally(what, total), time.monotonic()  # of the last result or warning
     try:
@@ -276,10 +287,9 @@ def _died(error: BaseException, tally: _Tally) -> WorkerError:
     )
 
 
-def check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
-    """Run function(task) once on each worker of a Dask executor, and raise the error of any worker.
-
-    Other executors can't do that, so with them each task has to check for itself."""
+def _check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
+    """Run function(task) once on each worker of a Dask executor, and raise the error of any
+    worker."""
     client = dask_client(executor)
     if client is None:
         return

@@ -110,7 +110,7 @@ class Concatenation(View):
 
     def _runs(self, rows: Ints) -> Iterator[Run]:
         of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
-        parts = np.unique(of).tolist() or [0]
+        parts = np.flatnonzero(np.bincount(of)).tolist() or [0]  # faster than np.unique
         for number in parts:
             at = np.flatnonzero(of == number) if len(parts) > 1 else slice(None)
             mine = np.array(rows[at])

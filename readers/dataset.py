@@ -248,20 +248,18 @@ class Dataset(Source):
                     self._naming = Naming.of(
                         index.schema, opener.renames, self._renames, url=self.url
                     )
-                    names = self._names or index.format.default_fields(index.schema)
-                    is_named = self._names is not None
+                    # Fields that the user didn't name are chosen by their names in the index.
+                    naming = PLAIN if self._names is None else self._naming
                     fields = check_selection(
-                        names,
-                        self._naming.schema if is_named else index.schema,
-                        self._naming.new(index.lacking) if is_named else index.lacking,
+                        self._names or index.format.default_fields(index.schema),
+                        self._naming.schema if self._names else index.schema,
+                        naming.new(index.lacking),
                         url=self.url,
                         has_reasons=index.format.name in ("parquet", "arrow", "zarr", "npy"),
                         left_out=index.about.left_out,
                     )
-                    if is_named:
-                        stored = stored_fields(map(self._naming.stored_name, fields), index.schema)
-                    else:
-                        stored = stored_fields(fields, index.schema)
+                    stored = stored_fields(map(naming.stored_name, fields), index.schema)
+                    if self._names is None:
                         fields = tuple(map(self._naming.new_name, fields))
                 except BaseException:
                     opener.origin.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import DatasetError, DatasetNotFoundError, ordered
-from penstock.readers.fieldtypes import Settling, verify_for
+from penstock.readers.fieldtypes import Settling
 from penstock.readers.files import ProgressReporter, make_folder, printable, write_bytes
 from penstock.readers.formats import FieldSummary, join_ranges, make_chunked_sidecar, make_sidecar
 from penstock.readers.index.candidate_checks import (
@@ -228,13 +228,6 @@ class IndexBuilder:
         most = self.origin.arrangement.max_pixels
         return candidates if most is None else replace(candidates, max_pixels=most)
 
-    def _decoder(self, candidates: Candidates) -> Verify | None:
-        """Return the decoder of images; None for samples in chunks, which aren't decoded."""
-        if candidates.chunked:
-            return None
-        most = self.origin.arrangement.max_pixels
-        return verify_for(candidates.schema, self.verify, workers=self.workers, max_pixels=most)
-
     def _sidecar(
         self,
         good: Sequence[tuple[int, Mapping[str, Facts]]],
@@ -267,7 +260,7 @@ class IndexBuilder:
         (checked,) = check_here(
             self.origin,
             CheckList(candidates=candidates, positions=[positions]),
-            verify=self._decoder(candidates),
+            verify=self.verify,
             workers=self.workers,
         )
         results = zip(positions.tolist(), checked.found, strict=True)
@@ -296,9 +289,8 @@ class IndexBuilder:
             counts_progressive=not self.format.keeps_facts,
         )
         if self.executor is None:
-            decoder = self._decoder(candidates)
             checked = check_here(
-                self.origin, wanted, verify=decoder, workers=self.workers, reporter=reporter
+                self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
             )
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import shutil
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import check_everywhere, keep_open, ordered, run_tasks
+from penstock.cache import ordered, run_tasks
 from penstock.readers.fieldtypes import (
     BoxUnits,
     DenseColumn,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Schema
     from penstock.readers.files import ProgressReporter
     from penstock.readers.formats import Candidates, Contents, Spans
     from penstock.readers.index.dataset_description import DatasetDescription
@@ -249,8 +247,12 @@ def check_here(
     reporter: ProgressReporter | None = None,
 ) -> Iterator[CheckedShard]:
     """Check the candidates of each shard on threads of this process, in order. verify: decodes
-    images; None if there are none. Raises errors of reading."""
+    images; None means the installed decoder. Raises errors of reading."""
     candidates = wanted.candidates
+    if not candidates.chunked:  # samples in chunks aren't decoded
+        verify = verify_for(
+            candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
+        )
     images = image_fields(candidates.schema, candidates.schema) if wanted.counts_progressive else ()
     shards = iter(enumerate(wanted.positions))
     batches = read_candidate_batches(origin, candidates, shards, workers=workers)
@@ -297,53 +299,32 @@ def reusable_facts(
     return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckJob:
-    """The arguments that all tasks share. data: a pickled DatasetDescription. verify: the name of a
-    decoder; None means the installed one."""
-
-    data: bytes
-    schema: Schema
-    verify: str | None
-
-    def origin(self) -> Origin:
-        """Open the files, once per process."""
-        key = hashlib.sha256(self.data).hexdigest()
-        # Unpickling is as safe as running the task: both come from the driver.
-        opened = keep_open(f"index {key}", lambda: pickle.loads(self.data).open_files())
-        origin: Origin = opened[0]
-        return origin
-
-    def decoder(self, *, max_pixels: int | None = None) -> Verify | None:
-        """Return the decoder of this process. Raises MissingDependencyError."""
-        named = None if self.verify is None else named_verify(self.verify, workers=1)
-        return verify_for(self.schema, named, workers=1, max_pixels=max_pixels)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckTask:
-    """One shard to check, on one thread of a worker."""
+    """One shard to check, on one thread of a worker. data: the candidates' dataset. verify: the
+    name of a decoder; None means the installed one."""
 
-    job: CheckJob
+    data: DatasetDescription
+    verify: str | None
     shard: int
     wanted: CheckList
 
+    def decoder(self) -> Verify | None:
+        """Return the decoder of this process. Raises MissingDependencyError."""
+        return None if self.verify is None else named_verify(self.verify, workers=1)
 
-def check_worker(job: CheckJob) -> None:
+
+def check_worker(task: CheckTask) -> None:
     """Check that this process reaches the data and has a decoder. Raises an error that names what
     is missing."""
-    job.origin()
-    job.decoder()
+    task.data.open_files()
+    verify_for(task.wanted.candidates.schema, task.decoder(), workers=1)
 
 
 def check_task(task: CheckTask) -> CheckedShard:
     """Check the samples of a task. Raises errors of reading."""
-    (checked,) = check_here(
-        task.job.origin(),
-        task.wanted,
-        verify=task.job.decoder(max_pixels=task.wanted.candidates.max_pixels),
-        workers=1,
-    )
+    origin, _ = task.data.open_files()
+    (checked,) = check_here(origin, task.wanted, verify=task.decoder(), workers=1)
     return checked
 
 
@@ -370,13 +351,12 @@ class IndexWorkers:
                 left.append(number)
             else:
                 wanted.report(reporter, mine)
-        schema = wanted.candidates.schema
-        job = CheckJob(data=pickle.dumps(self.data), schema=schema, verify=self.verify)
-        if left:
-            check_everywhere(self.executor, check_worker, job)
-        tasks = (CheckTask(job=job, shard=number, wanted=wanted.part(number)) for number in left)
+        tasks = (
+            CheckTask(data=self.data, verify=self.verify, shard=number, wanted=wanted.part(number))
+            for number in left
+        )
         for task, results in run_tasks(
-            self.executor, check_task, tasks, what="shards", total=len(left)
+            self.executor, check_task, tasks, check=check_worker, what="shards", total=len(left)
         ):
             parts.write(task.shard, results)
             wanted.report(reporter, positions[task.shard])

@@ -6,12 +6,14 @@ other client of a store.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
+from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, keep_open, plain_query
 from penstock.readers.files import printable
 from penstock.readers.formats import AUTO, check_format
 from penstock.readers.index.manifest import MANIFEST
@@ -135,8 +137,12 @@ class DatasetDescription:
         return replace(self, url=_absolute(self.url), cache=cache)
 
     def open_files(self) -> tuple[Origin, Scratch]:
-        """Open the files in a worker. Raises DatasetNotFoundError if this machine doesn't have
-        their folder, and the same errors as `locate`."""
+        """Open the files in a worker, once per process. Raises DatasetNotFoundError if this machine
+        doesn't have their folder, and the same errors as `locate`."""
+        key = hashlib.sha256(pickle.dumps(self)).hexdigest()
+        return keep_open(f"files {key}", self._open_files)
+
+    def _open_files(self) -> tuple[Origin, Scratch]:
         scratch = Scratch(self.cache)
         origin = self.locate(scratch, DEFAULT_ARRANGEMENT)
         if origin.is_local and origin.folder and status_of(origin.folder) is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+import zipfile
 import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -58,7 +60,6 @@ MOST_OWN_BYTES = 128 * 2**20
 is removed later."""
 
 _MOST_FILES_BYTES = 512 * 2**20
-_MOST_NAMES_BYTES = 64 * 2**20
 _PIECE_BYTES = 256 * 2**10
 
 
@@ -240,45 +241,31 @@ class SharedBuild:
 
 
 def encode_index(manifest: Manifest, place: bytes, most_bytes: int) -> str | None:
-    """Encode an index as a text, or return None if it is too large."""
-    names = [*manifest.names, QUARANTINE, MANIFEST]
-    paths = [os.path.join(place, name) for name in names]
-    packer = zlib.compressobj(1)
+    """Encode the files of an index as a text, or return None if they are too large or gone."""
+    names, packed = [*manifest.names, QUARANTINE, MANIFEST], io.BytesIO()
     try:
-        sizes = [os.stat(path).st_size for path in paths]
-        if sum(sizes) > _MOST_FILES_BYTES:
+        if sum(os.stat(os.path.join(place, name)).st_size for name in names) > _MOST_FILES_BYTES:
             return None
-        header = dict(zip(map(os.fsdecode, names), sizes, strict=True))
-        parts = [packer.compress(json.dumps(header).encode() + b"\n")]
-        for path, size in zip(paths, sizes, strict=True):
-            with open(path, "rb") as file:
-                data = file.read(size + 1)
-            if len(data) != size:
-                return None
-            parts.append(packer.compress(data))
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+            for name in names:
+                with open(os.path.join(place, name), "rb") as part:
+                    file.writestr(os.fsdecode(name), part.read())
     except FileNotFoundError:
         return None
-    packed = b"".join([*parts, packer.flush()])
-    return base64.b64encode(packed).decode() if len(packed) <= most_bytes else None
+    data = packed.getvalue()
+    return base64.b64encode(data).decode() if len(data) <= most_bytes else None
 
 
 def decode_index(text: str) -> Mapping[bytes, bytes] | None:
     """Decode the files of an index by name; None if the text is malformed."""
-    unpacker = zlib.decompressobj()
     try:
-        data = unpacker.decompress(base64.b64decode(text), _MOST_FILES_BYTES + _MOST_NAMES_BYTES)
-        start = data.index(b"\n") + 1
-        sizes = {os.fsencode(name): size for name, size in json.loads(data[:start]).items()}
-    except (ValueError, zlib.error, AttributeError, TypeError, RecursionError):
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(text))) as file:
+            infos = {os.fsencode(info.filename): info for info in file.infolist()}
+            others = infos.keys() - {QUARANTINE, MANIFEST}
+            if len(infos) < len(others) + 2 or not all(map(is_sidecar_name, others)):
+                return None
+            if sum(info.file_size for info in infos.values()) > _MOST_FILES_BYTES:
+                return None
+            return {name: file.read(info) for name, info in infos.items()}
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError):
         return None
-    wanted = {QUARANTINE, MANIFEST}
-    if not wanted <= set(sizes) or not all(n in wanted or is_sidecar_name(n) for n in sizes):
-        return None
-    if not all(type(size) is int and size >= 0 for size in sizes.values()):
-        return None
-    if not unpacker.eof or start + sum(sizes.values()) != len(data):
-        return None
-    files = {}
-    for name, size in sizes.items():
-        files[name], start = data[start : start + size], start + size
-    return files

@@ -26,7 +26,6 @@ import numpy as np
 from penstock.cache import (
     DestinationError,
     IndexChangedError,
-    check_everywhere,
     check_executor,
     keep_open,
     ordered,
@@ -255,16 +254,15 @@ class PackJob:
         """Return the decoder of this process; None means the installed one."""
         return None if self.verify is None else named_verify(self.verify, workers=self.workers)
 
-    def open(self, candidates: Candidates | None = None) -> PackSource | None:
-        """Return the source, which is opened once per process; None if it needs candidates. Raises
-        an error if it can't be opened."""
-        key = f"pack {hashlib.sha256(pickle.dumps((self.source, self.fields))).hexdigest()}"
-        if isinstance(self.source, DatasetDescription):
-            origin, _ = keep_open(key, self.source.open_files)
-            if candidates is None:
-                return None
+    def open(self, candidates: Candidates | None) -> PackSource:
+        """Return the source, which is opened once per process. Raises an error if it can't be
+        opened."""
+        if candidates is not None:
+            assert isinstance(self.source, DatasetDescription)
+            origin, _ = self.source.open_files()
             return CandidateSource(origin, candidates, fingerprint=self.fingerprint)
-        opened = keep_open(key, self._open_rows)
+        key = hashlib.sha256(pickle.dumps((self.source, self.fields))).hexdigest()
+        opened = keep_open(f"pack {key}", self._open_rows)
         if opened.fingerprint != self.fingerprint:
             raise IndexChangedError(
                 f"{opened.url}: its index differs from that of the driver. Check that all machines "
@@ -287,15 +285,14 @@ class ShardTask:
     candidates: Candidates | None
 
 
-def check_worker(job: PackJob) -> None:
+def check_worker(task: ShardTask) -> None:
     """Check that this process reaches the source and the destination, and has a decoder. Raises an
     error that names what is missing."""
+    job = task.job
     _, run = job.folder()
     if not os.path.isdir(run):
         raise _unseen(job.root)
-    source = job.open()
-    if source is not None:
-        verify_for(source.schema, job.decoder(), workers=job.workers)
+    verify_for(job.open(task.candidates).schema, job.decoder(), workers=job.workers)
 
 
 def write_task(task: ShardTask) -> ShardRecord:
@@ -307,7 +304,6 @@ def write_task(task: ShardTask) -> ShardRecord:
     if done is not None:
         return done
     source = job.open(task.candidates)
-    assert source is not None
     if task.candidates is not None:  # the source has no others
         positions = np.arange(len(shard.positions))
         shard = PlannedShard(shard.number, positions=positions, source_ids=shard.source_ids)
@@ -402,11 +398,13 @@ class PackWorkers:
             return ShardTask(job=job, shard=shard, candidates=candidates)
 
         try:
-            if shards:
-                check_everywhere(self.executor, check_worker, job)
-            tasks = map(task_of, shards)
             for task, record in run_tasks(
-                self.executor, write_task, tasks, what="shards", total=len(shards)
+                self.executor,
+                write_task,
+                map(task_of, shards),
+                check=check_worker,
+                what="shards",
+                total=len(shards),
             ):
                 yield task.shard, record
         finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import zlib
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests import images
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -162,26 +163,29 @@ def test_a_builders_own_error_is_raised_without_a_store() -> None:
         raise ZeroDivisionError
 
 
-def texted(report: object, body: bytes = b"", *, cut: int = 0) -> str:
-    packed = zlib.compress(json.dumps(report).encode() + b"\n" + body)
-    return base64.b64encode(packed[: len(packed) - cut]).decode()
+def zipped(files: Mapping[str, bytes], *, cut: int = 0) -> str:
+    with zipfile.ZipFile(packed := io.BytesIO(), "w") as file:
+        for name, data in files.items():
+            file.writestr(name, data)
+    data = packed.getvalue()
+    return base64.b64encode(data[: len(data) - cut]).decode()
 
 
-def test_an_index_from_a_store_is_checked() -> None:
-    well = {"manifest.arrow": 3, "quarantine.jsonl": 0, "sidecars/0123456789abcdef-000000.arrow": 2}
-    files = shared_build.decode_index(texted(well, b"abcde"))
-    assert files == dict(zip(map(os.fsencode, well), (b"abc", b"", b"de"), strict=True))
-    for text in (
-        *("", "x", "AAAA", base64.b64encode(b"{}").decode(), texted({}), texted([1]), texted(7)),
-        texted({**well, "../../evil": 0}, b"abcde"),
-        texted(well, b"abcd"),
-        texted(well, b"abcdef"),
-        texted(well, b"abcde", cut=1),
-        texted({**well, "manifest.arrow": -1}, b"abcde"),
-        texted({**well, "manifest.arrow": "3"}, b"abcde"),
-        texted({**well, "manifest.arrow": 10**12}, b"abcde"),
+def test_an_index_from_a_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sidecar = "sidecars/0123456789abcdef-000000.arrow"
+    well = {"manifest.arrow": b"abc", "quarantine.jsonl": b"", sidecar: b"de"}
+    text = zipped(well)
+    assert shared_build.decode_index(text) == {os.fsencode(n): data for n, data in well.items()}
+    damaged = base64.b64encode(base64.b64decode(text).replace(b"abc", b"abd")).decode()
+    for wrong in (
+        *("", "x", "AAAA", base64.b64encode(b"{}").decode(), damaged),
+        *(zipped({}), zipped({sidecar: b"de"}), zipped({"manifest.arrow": b"", sidecar: b"de"})),
+        zipped({**well, "../../evil": b""}),
+        zipped(well, cut=1),
     ):
-        assert shared_build.decode_index(text) is None, text
+        assert shared_build.decode_index(wrong) is None, wrong
+    monkeypatch.setattr(shared_build, "_MOST_FILES_BYTES", 4)
+    assert shared_build.decode_index(text) is None
 
 
 def test_a_large_index_of_one_node_is_sent_through_the_store_and_removed_from_it(

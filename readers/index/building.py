@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from penstock.readers.index.manifest import (
     Manifest,
     ManifestHeader,
     check_manifest,
+    is_sidecar_name,
     write_manifest,
 )
 from penstock.readers.origin import (
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats import (
         Candidates,
-        ChunkedShard,
         Format,
         SampleLayout,
         ShardSummary,
@@ -61,50 +60,12 @@ if TYPE_CHECKING:
     from penstock.readers.types import Facts, Progress, Verify
 
     Ints = NDArray[np.int64]
+    _Part = tuple[Sidecar, ShardSummary]
 
 _log = logging.getLogger("penstock")
 
 _WRITERS = 8
 _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
-
-
-class _IndexDraft:
-    """The sidecars of an index that is being built, and the rows of its manifest."""
-
-    def __init__(self, folder: bytes, fingerprint: str) -> None:
-        self._folder, self._fingerprint = folder, fingerprint
-        self.names: list[bytes] = []
-        self.etags: list[str] = []
-        self.summaries: list[ShardSummary] = []
-
-    def add(self, sidecar: Sidecar, *, progressive: Mapping[str, int]) -> None:
-        """Write one more sidecar."""
-        summary = sidecar.summary(progressive=progressive)
-        self._append(*self._write(len(self.names), sidecar), summary)
-
-    def add_chunked(self, candidates: Candidates) -> None:
-        """Write the sidecars of shards of chunks. Several are written at the same time, because
-        each waits for the disk."""
-        first, layout = len(self.names), candidates.layout
-
-        def write(numbered: tuple[int, ChunkedShard]) -> tuple[bytes, str, ShardSummary]:
-            number, chunked = numbered
-            sidecar = make_chunked_sidecar(chunked, layout=layout)
-            return *self._write(number, sidecar), chunked.summary(candidates.schema)
-
-        shards = enumerate(candidates.chunked, first)
-        ahead = 2 * _WRITERS
-        for row in ordered(write, shards, workers=_WRITERS, ahead=ahead, name="write"):
-            self._append(*row)
-
-    def _write(self, number: int, sidecar: Sidecar) -> tuple[bytes, str]:
-        name = sidecar_name(self._fingerprint, number, sidecar.suffix)
-        return name, sidecar.write(os.path.join(self._folder, name))
-
-    def _append(self, name: bytes, etag: str, summary: ShardSummary) -> None:
-        self.names.append(name)
-        self.etags.append(etag)
-        self.summaries.append(summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,30 +123,46 @@ class IndexBuilder:
         )
         quarantined = list(candidates.quarantined)
         check_units(candidates)
-        settling, draft = Settling(candidates.schema), _IndexDraft(folder, snapshot.fingerprint)
-        checked = self._checked(candidates, prior or PriorFacts(), reporter, folder, snapshot)
-        for positions, results, progressive in checked:
-            good = []
-            for position, result in zip(positions, results, strict=True):
-                name = candidates.names[position]
-                if isinstance(result, Rejection):
-                    quarantined.append(QuarantineEntry(name=name, reason=result.reason))
-                    continue
-                good.append((position, result))
-                if not settling.is_done:
-                    settling.add(result, sample=printable(name))
-            sidecar = self._sidecar(good, candidates, candidates.layout)
-            if sidecar is not None:
-                draft.add(sidecar, progressive=progressive)
-        draft.add_chunked(candidates)
+        settling = Settling(candidates.schema)
+
+        def parts() -> Iterator[_Part]:
+            """Yield the sidecar and the facts of each shard that has a good sample."""
+            checked = self._checked(candidates, prior or PriorFacts(), reporter, folder, snapshot)
+            for positions, results, progressive in checked:
+                good = []
+                for position, result in zip(positions, results, strict=True):
+                    name = candidates.names[position]
+                    if isinstance(result, Rejection):
+                        quarantined.append(QuarantineEntry(name=name, reason=result.reason))
+                        continue
+                    good.append((position, result))
+                    if not settling.is_done:
+                        settling.add(result, sample=printable(name))
+                if good:
+                    sidecar = self._sidecar(good, candidates, candidates.layout)
+                    yield sidecar, sidecar.summary(progressive=progressive)
+            for chunked in candidates.chunked:
+                sidecar = make_chunked_sidecar(chunked, layout=candidates.layout)
+                yield sidecar, chunked.summary(candidates.schema)
+
+        def write(numbered: tuple[int, _Part]) -> tuple[bytes, str, ShardSummary]:
+            number, (sidecar, summary) = numbered
+            name = sidecar_name(snapshot.fingerprint, number, sidecar.suffix)
+            return name, sidecar.write(os.path.join(folder, name)), summary
+
+        # Several are written at the same time, because each waits for the disk.
+        written = list(
+            ordered(write, enumerate(parts()), workers=_WRITERS, ahead=2 * _WRITERS, name="write")
+        )
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
-        if not draft.names:
+        if not written:
             raise DatasetNotFoundError(no_good_sample_message(self.origin.url, quarantined))
+        names, etags, summaries = zip(*written, strict=True)
         left_out = count_left_out(quarantined, has_stray_files=candidates.has_stray_files)
         manifest = join_manifest(
-            draft.names,
-            draft.summaries,
-            etags=draft.etags,
+            names,
+            summaries,
+            etags=etags,
             kind=self.format.name,
             schema=settling.schema(),
             quarantined=len(quarantined),
@@ -202,7 +179,7 @@ class IndexBuilder:
             samples_left_out=joined_left_out([left_out, candidates.unnamed]),
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
-        sweep_sidecars(folder, keep=set(draft.names))
+        sweep_sidecars(folder, keep=set(names))
         if self.executor is not None:
             self.executor.finish(folder)
         _log.info(
@@ -233,11 +210,8 @@ class IndexBuilder:
         good: Sequence[tuple[int, Mapping[str, Facts]]],
         candidates: Candidates,
         layout: SampleLayout,
-    ) -> Sidecar | None:
-        """Make the sidecar of the good samples of a shard; None if there are none. good: position
-        and facts of each."""
-        if not good:
-            return None
+    ) -> Sidecar:
+        """Make the sidecar of the good samples of a shard. good: position and facts of each."""
         return make_sidecar(
             candidates,
             np.array([position for position, _ in good], np.int64),
@@ -265,8 +239,10 @@ class IndexBuilder:
         )
         results = zip(positions.tolist(), checked.found, strict=True)
         good = [(place, each) for place, each in results if not isinstance(each, Rejection)]
-        made = self._sidecar(good, candidates, layout)
-        return None if made is None else (made, made.summary())
+        if not good:
+            return None
+        sidecar = self._sidecar(good, candidates, layout)
+        return sidecar, sidecar.summary()
 
     def _checked(
         self,
@@ -306,7 +282,6 @@ class IndexBuilder:
             yield positions.tolist(), results, each.progressive
 
 
-_FILE = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")
 _GENERATION_DIGITS = 16
 
 
@@ -323,11 +298,11 @@ def sidecar_name(fingerprint: str, number: int, suffix: bytes) -> bytes:
 def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
     """Remove the sidecars of earlier generations and the leftovers of a killed build. folder: the
     index's."""
-    sidecars = os.path.join(folder, SIDECARS)
-    for name in os.listdir(sidecars):
-        ours = _FILE.fullmatch(name.removeprefix(b".").removesuffix(b".tmp"))
-        if ours and SIDECARS + b"/" + name not in keep:
-            os.unlink(os.path.join(sidecars, name))
+    for file in os.listdir(os.path.join(folder, SIDECARS)):
+        name = b"%s/%s" % (SIDECARS, file)
+        is_ours = is_sidecar_name(name.replace(b"/.", b"/").removesuffix(b".tmp"))
+        if is_ours and name not in keep:
+            os.unlink(os.path.join(folder, name))
 
 
 def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
@@ -409,7 +384,11 @@ def join_manifest(
         units=[np.array(s.units, "<u4").tobytes() for s in shards],
         crc32c=crcs,
         columns_crc32c=columns_crcs,
-        field_bytes=_field_bytes(shards),
+        field_bytes=(
+            [_packed(each.field_bytes) for each in shards]
+            if any(each.field_bytes for each in shards)
+            else None
+        ),
     )
     try:
         check_manifest(manifest)
@@ -421,13 +400,8 @@ def join_manifest(
     return manifest
 
 
-def _field_bytes(shards: Sequence[ShardSummary]) -> list[bytes] | None:
-    if not any(each.field_bytes for each in shards):
-        return None
-    return [
-        np.array(each.field_bytes, "<u8" if max(each.field_bytes) >= 2**32 else "<u4").tobytes()
-        for each in shards
-    ]
+def _packed(numbers: Sequence[int]) -> bytes:
+    return np.array(numbers, "<u8" if max(numbers) >= 2**32 else "<u4").tobytes()
 
 
 def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:

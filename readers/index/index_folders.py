@@ -31,12 +31,7 @@ from penstock.cache import (
 from penstock.cache.base import refuse_shortage
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import is_passed_over, make_folder, printable, write_bytes
-from penstock.readers.index.manifest import (
-    MANIFEST,
-    MAX_READ_BYTES,
-    read_manifest,
-    read_manifest_of,
-)
+from penstock.readers.index.manifest import MANIFEST, read_manifest, read_manifest_of
 from penstock.readers.origin import QUARANTINE, local_path, show
 
 if TYPE_CHECKING:
@@ -60,8 +55,7 @@ def read_index(place: bytes) -> Manifest | None:
     path = os.path.join(place, MANIFEST)
     try:
         # A cached index may be damaged during a job, which must not be able to end the job.
-        is_mapped = not is_cached(place) or _is_large(path)
-        manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
+        manifest = read_manifest(path, remedy=REINDEX, mapped=not is_cached(place))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (CorruptShardError, OtherVersionError) as error:
@@ -83,13 +77,6 @@ def _of_no_pack(manifest: Manifest, place: str) -> Manifest:
             "data. Give another folder as index=."
         )
     return manifest
-
-
-def _is_large(path: bytes) -> bool:
-    try:
-        return os.stat(path).st_size > MAX_READ_BYTES
-    except OSError:  # reading it raises the precise error
-        return False
 
 
 def check_arrangement(manifest: Manifest, origin: Origin, *, shown: str) -> None:

@@ -494,7 +494,7 @@ _OF_CHUNKS = {"field_bytes": "binary"}  # an additional column for data in chunk
 _ATTRIBUTES = {"uri": "names", "etag": "etags", "bytes": "shard_bytes"}  # others have equal names
 
 # A manifest has 112 bytes per shard and the names of the listed folders.
-_MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
+_MAX_BYTES, _MAX_READ_BYTES = 2**30, 2**27
 _PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # the names of their format in manifests of packs
 _VERSION_TEXT = re.compile(rb'"version": \d+')
 
@@ -518,20 +518,21 @@ def read_manifest(
     path: bytes, *, remedy: str, mapped: bool = True, url: str | None = None
 ) -> Manifest:
     """Read a manifest. remedy: the advice in an error's message. url: the remote object that this
-    file is a copy of, or None. mapped: False reads the file into memory. This is for a cache's
-    file: pyarrow ends the process if the offsets in mapped memory change, so a bit flip on disk
-    must not reach it.
+    file is a copy of, or None. mapped: False reads the file into memory, unless it is large. This
+    is for a cache's file: pyarrow ends the process if the offsets in mapped memory change, so a bit
+    flip on disk must not reach it.
 
     Raises CorruptShardError if the file is incomplete, damaged or contains impossible values,
     OtherVersionError, FileNotFoundError.
     """
     try:
-        status, max_bytes = os.stat(path), _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES
+        status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it isn't a regular file")
-        if status.st_size > max_bytes:
-            raise ValueError(f"it has {status.st_size:,} bytes, wanted at most {max_bytes:,}")
-        buffer = map_buffer(path) if mapped else read_buffer(path)
+        if status.st_size > _MAX_BYTES:
+            raise ValueError(f"it has {status.st_size:,} bytes, wanted at most {_MAX_BYTES:,}")
+        is_mapped = mapped or status.st_size > _MAX_READ_BYTES
+        buffer = map_buffer(path) if is_mapped else read_buffer(path)
         noted = metadata(buffer)
         text = noted[_ROOT]
         values = load_header(text)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ClosedError, ConfigError, DatasetError, FetchError, PenstockWarning
-from penstock.cache.base import READ_MODE, ReadMode, Traffic, usable_cores
+from penstock.cache.base import READ_MODE, ReadMode, Traffic
 from penstock.readers.fieldtypes import (
     PLAIN,
     Naming,
@@ -233,10 +233,7 @@ class Dataset(Source):
                 raise ClosedError(f"{self!r} is closed; make a new dataset.")
             if self._reader is None:
                 opener = IndexOpener.of(
-                    self._description,
-                    self._scratch,
-                    verify=verify,
-                    workers=workers or usable_cores(),
+                    self._description, self._scratch, verify=verify, workers=workers
                 )
                 try:
                     index = opener.open(warns=self._allowed is not None)

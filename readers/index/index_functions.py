@@ -6,9 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import check_executor
-from penstock.cache.base import usable_cores
-from penstock.readers.fieldtypes import named_verify, verify_name
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, check_sampling
 from penstock.readers.index.dataset_description import DatasetDescription
 from penstock.readers.index.opening import IndexOpener
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DocumentMode, ManifestFile, Sampling, WindowArgument
-    from penstock.readers.index.candidate_checks import IndexWorkers
     from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index import Index
     from penstock.readers.origin import Url
@@ -69,34 +65,8 @@ def open_index(
     dataset, FetchError, MissingDependencyError, WriteError.
     """
     data = DatasetDescription(url=url, sampling=sampling, **description)
-    return _opener(data, verify=verify, workers=workers, executor=executor).open()
-
-
-def _opener(
-    data: DatasetDescription,
-    *,
-    verify: Verify | str | None,
-    workers: int | None,
-    executor: Executor | None,
-    progress: Progress | None = None,
-) -> IndexOpener:
-    """Open the files of a dataset, and return the opener of its index."""
-    checker: IndexWorkers | None = None
-    if executor is not None:
-        from penstock.readers.index.candidate_checks import IndexWorkers
-
-        check_executor(executor)
-        checker = IndexWorkers(
-            executor=executor, data=data.for_workers(), verify=verify_name(verify)
-        )
-    return IndexOpener.of(
-        data,
-        Scratch(data.cache),
-        verify=named_verify(verify) if isinstance(verify, str) else verify,
-        workers=workers or usable_cores(),
-        progress=progress,
-        executor=checker,
-    )
+    scratch = Scratch(data.cache)
+    return IndexOpener.of(data, scratch, verify=verify, workers=workers, executor=executor).open()
 
 
 def index(
@@ -157,7 +127,10 @@ def index(
         allow_empty=allow_empty,
         max_pixels=max_pixels,
     )
-    opener = _opener(data, verify=verify, workers=workers, executor=executor, progress=progress)
+    scratch = Scratch(cache)
+    opener = IndexOpener.of(
+        data, scratch, verify=verify, workers=workers, progress=progress, executor=executor
+    )
     try:
         built = opener.rebuild()
         return IndexSummary(
@@ -171,7 +144,7 @@ def index(
         )
     finally:
         opener.origin.close()
-        opener.scratch.close()
+        scratch.close()
 
 
 build_index = index

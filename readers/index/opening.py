@@ -24,7 +24,9 @@ from penstock.cache import (
     DatasetNotFoundError,
     FetchError,
     PenstockWarning,
+    check_executor,
 )
+from penstock.cache.base import usable_cores
 from penstock.readers.files import OWN_FOLDER, printable
 from penstock.readers.formats import (
     ARRAYS,
@@ -40,6 +42,7 @@ from penstock.readers.origin import DEFAULT_ARRANGEMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Executor
 
     from penstock.readers.formats import Format
     from penstock.readers.index.building import IndexBuilder
@@ -85,18 +88,32 @@ class IndexOpener:
         data: DatasetDescription,
         scratch: Scratch,
         *,
-        verify: Verify | None = None,
-        workers: int = 1,
+        verify: Verify | str | None = None,
+        workers: int | None = None,
         progress: Progress | None = None,
-        executor: IndexWorkers | None = None,
+        executor: Executor | None = None,
     ) -> IndexOpener:
-        """Open the files of a dataset.
+        """Open the files of a dataset. workers: None means all cores. verify: a function or a name,
+        which workers of an executor must be able to import.
 
         A place in `fields=` is a folder, a pattern or a column that holds a field. If the data has
         no such place but fields of their own names, the place is such a name: these fields are
         renamed, and the index is that of the data without `fields=`. Raises the same errors as
         `locate` and `open_index`.
         """
+        checker = None
+        if executor is not None:
+            from penstock.readers.fieldtypes import verify_name
+            from penstock.readers.index.candidate_checks import IndexWorkers
+
+            check_executor(executor)
+            checker = IndexWorkers(
+                executor=executor, data=data.for_workers(), verify=verify_name(verify)
+            )
+        if isinstance(verify, str):
+            from penstock.readers.fieldtypes import named_verify
+
+            verify = named_verify(verify)
         arrangement = data.arrangement()
         opener = cls(
             origin=data.locate(scratch, arrangement),
@@ -104,9 +121,9 @@ class IndexOpener:
             format=data.format,
             index=data.index,
             verify=verify,
-            workers=workers,
+            workers=workers or usable_cores(),
             progress=progress,
-            executor=executor,
+            executor=checker,
         )
         if not arrangement.places:
             return opener

@@ -68,7 +68,7 @@ def typed_batch(buffer: Any, schema: Any) -> Any:
         odd = next((n for n in names if _types(found, n) != _types(schema, n)), "their order")
         got, wanted = _types(found, odd), _types(schema, odd)
         raise ValueError(f"its column {odd[:64]} is {got}, wanted {wanted}")
-    _only_one(reader, buffer)
+    _refuse_packed(memoryview(buffer))
     batch = reader.get_batch(0)
     batch.validate()
     return batch
@@ -80,12 +80,6 @@ def _types(schema: Any, name: str) -> str:
     return " and ".join(found[:4]) or "absent"
 
 
-def _only_one(reader: Any, buffer: Any) -> None:
-    if reader.num_record_batches != 1:
-        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
-    _refuse_packed(memoryview(buffer))
-
-
 def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset()) -> Any:
     """Return the only record batch of a mapped Arrow IPC file, checked in full. columns: the
     expected ones, of which those in `optional` may be absent. Raises one of BROKEN."""
@@ -95,7 +89,7 @@ def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = froz
     if list(found.items()) != list(wanted.items()) or len(reader.schema) != len(found):
         shown = ", ".join(f"{name[:32]} {kind[:32]}" for name, kind in list(found.items())[:12])
         raise ValueError(f"its columns are {shown}")
-    _only_one(reader, buffer)
+    _refuse_packed(memoryview(buffer))
     batch = reader.get_batch(0)
     batch.validate(full=True)  # without it, offsets out of bounds would crash the process
     if any(column.null_count for column in batch.columns):
@@ -124,10 +118,7 @@ def batch_head_end(buffer: Any) -> int:
     ValueError."""
     view = memoryview(buffer)
     try:
-        footer = footer_start(buffer)
-        start, count = _vector(view, footer + _number(view, "<I", footer), _FOOTER_BATCHES)
-        if count != 1:
-            raise ValueError(f"{count} record batches, wanted 1")
+        start = _only_block(view)
         end = _number(view, "<q", start) + _number(view, "<i", start + 8)
     except (struct.error, IndexError) as error:
         raise ValueError(f"its footer points outside the file ({error})") from error
@@ -136,17 +127,23 @@ def batch_head_end(buffer: Any) -> int:
     return end
 
 
+def _only_block(view: memoryview) -> int:
+    """Return the position of the entry of the only record batch in the footer. Raises ValueError,
+    struct.error and IndexError."""
+    footer = footer_start(view)
+    root = footer + _number(view, "<I", footer)
+    if _vector(view, root, _FOOTER_DICTIONARIES)[1]:
+        raise ValueError("it has dictionaries")
+    start, count = _vector(view, root, _FOOTER_BATCHES)
+    if count != 1:
+        raise ValueError(f"{count} record batches, wanted 1")
+    return start
+
+
 def _refuse_packed(view: memoryview) -> None:
     """Reject compression and dictionaries. Raises ValueError."""
     try:
-        footer = footer_start(view)
-        root = footer + _number(view, "<I", footer)
-        if _vector(view, root, _FOOTER_DICTIONARIES)[1]:
-            raise ValueError("it has dictionaries")
-        start, count = _vector(view, root, _FOOTER_BATCHES)
-        if count != 1:
-            raise ValueError(f"{count} record batches, wanted 1")
-        message = _number(view, "<q", start)
+        message = _number(view, "<q", _only_block(view))
         if _number(view, "<I", message) == 0xFFFFFFFF:  # absent in files of before Arrow 0.15
             message += 4
         message += 4

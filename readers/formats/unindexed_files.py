@@ -12,8 +12,8 @@ order in the file, and remote ones through the cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +32,7 @@ from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,26 +42,24 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Part = tuple[Entry, int, int]
+    Load = Callable[[Sequence[int], Sequence[int]], list[Encoded]]
     Contents = dict[str, list[Encoded | Rejection | None]]
 
 _WINDOW_BYTES = 8 * 2**20
-_LARGEST_READ = 2**30  # one call of the kernel returns less than 2 GiB
 # Up to this size, reading the head of a span first costs more than it saves.
 _SMALL_BYTES = 2**20
 
 
-class DataFile(ABC):
-    """An open file of a dataset; a context manager. Raises IndexChangedError, DatasetError or
-    FetchError."""
+class DataFile:
+    """An open file of a dataset. Its methods raise IndexChangedError, DatasetError or FetchError.
 
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
+    load: reads spans completely, given by starts and ends. window_bytes: the least that is read at
+    once, and kept for the next call of `read_at`.
+    """
 
-    def __enter__(self) -> DataFile:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        del kind
+    def __init__(self, entry: Entry, load: Load, *, window_bytes: int = 0) -> None:
+        self._entry, self._load, self._window_bytes = entry, load, window_bytes
+        self._start, self._window = 0, memoryview(b"")
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Read bytes of the file, fewer if the file ends. Raises ValueError for bytes before its
@@ -69,7 +67,15 @@ class DataFile(ABC):
         if offset < 0 or size_bytes < 0:
             raise ValueError(f"it names {size_bytes} bytes at byte {offset}")
         end = min(offset + size_bytes, self._entry.size_bytes)
-        return self._bytes(offset, end) if offset < end else b""
+        if offset >= end:
+            return b""
+        if not self._window_bytes:
+            return self._load([offset], [end])[0].tobytes()
+        if not self._start <= offset <= end <= self._start + len(self._window):
+            stop = min(max(end, offset + self._window_bytes), self._entry.size_bytes)
+            (window,) = self._load([offset], [stop])
+            self._start, self._window = offset, window.data
+        return bytes(self._window[offset - self._start : end - self._start])
 
     def read(
         self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
@@ -79,17 +85,9 @@ class DataFile(ABC):
 
         def load(wanted: Sequence[tuple[int, int]]) -> list[Encoded]:
             begins = [starts[i] for i, _ in wanted]
-            return self._spans(begins, [starts[i] + size for i, size in wanted])
+            return self._load(begins, [starts[i] + size for i, size in wanted])
 
         return _checked(sizes, types, load)
-
-    @abstractmethod
-    def _bytes(self, start: int, end: int) -> bytes:
-        """Read bytes inside the file."""
-
-    @abstractmethod
-    def _spans(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
-        """Read spans completely."""
 
 
 def _checked(
@@ -119,100 +117,67 @@ def _checked(
     return samples
 
 
-def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> DataFile:
+@contextlib.contextmanager
+def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iterator[DataFile]:
     """Open a file. whole: True if all of it will be read, so that a remote file is fetched as a
-    whole."""
-    if isinstance(origin, RemoteFolder):
-        return _RemoteFile(origin, entry, whole=whole)
-    assert isinstance(origin, LocalFolder)
-    return _LocalFile(origin, entry)
+    whole.
 
-
-class _LocalFile(DataFile):
-    """A local file, open for reading at offsets.
-
-    The file isn't mapped, because it may be changing. Its size and time are compared with the
-    listing when it is opened and closed. Raises IndexChangedError if they differ, and DatasetError.
+    A local file isn't mapped, because it may be changing. Its size and time are compared with the
+    listing when it is opened and closed. Raises IndexChangedError if they differ, and DatasetError;
+    FetchError if a remote file changes while it is read.
     """
+    if isinstance(origin, RemoteFolder):
+        yield DataFile(entry, _blob_loader(origin, entry, whole=whole), window_bytes=_WINDOW_BYTES)
+        return
+    assert isinstance(origin, LocalFolder)
+    path = os.path.join(origin.root, entry.name)
+    fd = open_file(path, entry.name)
 
-    def __init__(self, origin: LocalFolder, entry: Entry) -> None:
-        super().__init__(entry)
-        self._path = os.path.join(origin.root, entry.name)
-        self._fd = open_file(self._path, entry.name)
-        try:
-            self._check()
-        except BaseException:
-            os.close(self._fd)
-            raise
+    def load(starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
+        return [_read_span(fd, path, entry, *span) for span in zip(starts, ends, strict=True)]
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                self._check()
-        finally:
-            os.close(self._fd)
-
-    def _bytes(self, start: int, end: int) -> bytes:
-        if end - start > _LARGEST_READ:
-            return self._spans([start], [end])[0].tobytes()
-        try:
-            return os.pread(self._fd, end - start, start)
-        except OSError as error:
-            raise unreadable_file_error(self._path, error) from error
-
-    def _spans(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
-        samples = []
-        for start, end in zip(starts, ends, strict=True):
-            data = np.empty(end - start, np.uint8)
-            try:
-                got = read_up_to(self._fd, data, start)
-            except OSError as error:
-                raise unreadable_file_error(self._path, error) from error
-            if got < len(data):
-                raise changed_file_error(self._entry.name, f"it ends before byte {end}")
-            data.flags.writeable = False
-            samples.append(data)
-        return samples
-
-    def _check(self) -> None:
-        listed = self._entry
-        try:
-            found = os.fstat(self._fd)
-        except OSError as error:
-            raise unreadable_file_error(self._path, error) from error
-        if found.st_size != listed.size_bytes:
-            raise changed_file_error(
-                listed.name, f"it had {listed.size_bytes} bytes, now {found.st_size}"
-            )
-        if listed.mtime_ns and found.st_mtime_ns != listed.mtime_ns:
-            raise changed_file_error(listed.name, "it was modified while it was read")
+    try:
+        _check_unchanged(fd, path, entry)
+        yield DataFile(entry, load)
+        _check_unchanged(fd, path, entry)
+    finally:
+        os.close(fd)
 
 
-class _RemoteFile(DataFile):
-    """A file of a remote store that is a shard. Raises FetchError if it changes while it is
-    read."""
+def _read_span(fd: int, path: bytes, entry: Entry, start: int, end: int) -> Encoded:
+    data = np.empty(end - start, np.uint8)
+    try:
+        got = read_up_to(fd, data, start)
+    except OSError as error:
+        raise unreadable_file_error(path, error) from error
+    if got < len(data):
+        raise changed_file_error(entry.name, f"it ends before byte {end}")
+    data.flags.writeable = False
+    return data
 
-    def __init__(self, origin: RemoteFolder, entry: Entry, *, whole: bool) -> None:
-        super().__init__(entry)
-        source = origin.archive(entry)
-        self._remote = origin.remote
-        if whole and entry.size_bytes:
-            # The samples have no checksums yet, so the copy's block checksums are compared.
-            self._remote.check(source)
-            self._remote.fill(source)  # if the cache has no room, windows are read
-        self._blob = self._remote.open(source)
-        self._start, self._window = 0, memoryview(b"")
 
-    def _bytes(self, start: int, end: int) -> bytes:
-        if not self._start <= start <= end <= self._start + len(self._window):
-            stop = min(max(end, start + _WINDOW_BYTES), self._entry.size_bytes)
-            (window,) = self._spans([start], [stop])
-            self._start, self._window = start, window.data
-        return bytes(self._window[start - self._start : end - self._start])
+def _check_unchanged(fd: int, path: bytes, listed: Entry) -> None:
+    try:
+        found = os.fstat(fd)
+    except OSError as error:
+        raise unreadable_file_error(path, error) from error
+    if found.st_size != listed.size_bytes:
+        raise changed_file_error(
+            listed.name, f"it had {listed.size_bytes} bytes, now {found.st_size}"
+        )
+    if listed.mtime_ns and found.st_mtime_ns != listed.mtime_ns:
+        raise changed_file_error(listed.name, "it was modified while it was read")
 
-    def _spans(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
-        (members,) = self._remote.load([BlobSpans(blob=self._blob, starts=starts, ends=ends)])
-        return members
+
+def _blob_loader(origin: RemoteFolder, entry: Entry, *, whole: bool) -> Load:
+    """Return the function that reads spans of a remote file that is a shard."""
+    source, remote = origin.archive(entry), origin.remote
+    if whole and entry.size_bytes:
+        # The samples have no checksums yet, so the copy's block checksums are compared.
+        remote.check(source)
+        remote.fill(source)  # if the cache has no room, windows are read
+    blob = remote.open(source)
+    return lambda starts, ends: remote.load([BlobSpans(blob=blob, starts=starts, ends=ends)])[0]
 
 
 _MAX_REQUESTS = 4096

@@ -20,7 +20,7 @@ from .remote_folder import RemoteFolder as RemoteFolder, segment as segment
 from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store
-from .unreadable import field_of as field_of, is_other_kind as is_other_kind
+from .unreadable import field_of as field_of, may_be_image as may_be_image
 from .unreadable import is_prose as is_prose, not_a_folder_message as not_a_folder_message
 from .unreadable import not_found_message as not_found_message, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out

@@ -178,9 +178,10 @@ def check_store(url: str, names: Sequence[bytes]) -> None:
         raise DatasetNotFoundError(f"{url}: this is {text.format(f' ({printable(shown)})')}")
 
 
-def is_other_kind(name: bytes) -> bool:
-    """Return True if a file's extension is of a known kind that isn't an image."""
-    return extension(name) in _DATA or extension(name) in _OTHER_FILES
+def may_be_image(name: bytes) -> bool:
+    """Return True unless a file's name is of another kind, or that of a text about the dataset."""
+    found = extension(name)
+    return found not in _DATA and found not in _OTHER_FILES and not is_prose(name)
 
 
 def is_no_sample(name: bytes, reason: str) -> bool:

@@ -31,7 +31,7 @@ from penstock.readers.files import encoded_name, extension, kind_of, printable, 
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
-from penstock.readers.origin import QuarantineEntry, is_other_kind, is_prose
+from penstock.readers.origin import QuarantineEntry, is_prose, may_be_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -150,13 +150,13 @@ def _with_companions(
 
 def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
     """Return the kind of files that are samples: images if any file may be one by its name."""
-    if any(not is_other_kind(file.name) and not is_prose(file.name) for file in files):
+    if any(may_be_image(file.name) for file in files):
         return "image"
     counts = Counter(kinds)
+    both = zip(files, kinds, strict=True)
     if counts["array"]:
         return "array"
-    both = zip(files, kinds, strict=True)
-    if not all(is_prose(file.name) for file, kind in both if kind == "text"):
+    if any(kind == "text" and not is_prose(file.name) for file, kind in both):
         return "text"
     if counts["audio"] or counts["video"]:
         return "audio" if counts["audio"] >= counts["video"] else "video"
@@ -197,11 +197,7 @@ def _classes(files: Sequence[Entry], kind: Kind) -> list[bytes]:
     usable = {
         _class_of(file.name)
         for file in files
-        if (
-            not is_other_kind(file.name) and not is_prose(file.name)
-            if kind == "image"
-            else kind_of(file.name) == kind
-        )
+        if (may_be_image(file.name) if kind == "image" else kind_of(file.name) == kind)
     }
     return sorted(tops & usable or (set() if None in usable else tops))
 

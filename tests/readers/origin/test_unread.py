@@ -171,7 +171,7 @@ def test_left_out_files_are_reported_once(tmp_path: Path, files: dict[str, bytes
         open_index(root, verify=images.verify)
 
 
-@pytest.mark.parametrize("name", ["x.wav", "x.mp4"])
+@pytest.mark.parametrize("name", ["x.wav", "x.mp4", "x.m4v"])
 def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path, name: str) -> None:
     root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
     with pytest.raises(DatasetNotFoundError, match=r'schema=\{"(audio|video)": Bytes\(\)\}'):

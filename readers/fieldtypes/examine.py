@@ -71,22 +71,24 @@ def examine(
     if it was called. max_pixels: of an image or a mask. Raises ConfigError for fields that can't
     lie in files.
     """
-    images = _images(samples, schema, verify, max_pixels=max_pixels)
-    known = {**(checked or {}), **images}
-    count = max(map(len, samples.values()), default=0)
+    known: dict[str, Sequence[Facts | Rejection | None]] = dict(checked or {})
     # Images come first: masks and boxes need their sizes.
-    names = [*images, *(name for name in schema if name in samples and name not in images)]
+    names = sorted((n for n in schema if n in samples), key=lambda name: not schema[name].is_image)
+    for name in names:
+        type, given = schema[name], samples[name]
+        if type.is_image:
+            known[name] = _images(given, verify, max_pixels=max_pixels)
+        elif name not in known:
+            known[name] = [_check(name, type, each, max_pixels=max_pixels) for each in given]
+    count = max(map(len, samples.values()), default=0)
     found: list[Mapping[str, Facts] | Rejection] = []
     for row in range(count):
         facts: dict[str, Facts] = {}
         refusal = None
         for name in names:
-            data, type = samples[name][row], schema[name]
-            each = known[name][row] if name in known else None
-            if each is None:
-                each = _check(name, type, data, max_pixels=max_pixels)
+            data, each = samples[name][row], known[name][row]
             if isinstance(each, Facts) and isinstance(data, np.ndarray):
-                each = _check_owner(type, data, each, facts) or each
+                each = _check_owner(schema[name], data, each, facts) or each
             if isinstance(each, Rejection):
                 is_alone = len(samples) + len(noted or ()) == 1
                 refusal = each if is_alone else Rejection(f"{name}: {each.reason}")
@@ -159,33 +161,26 @@ def check_noted(
 
 
 def _images(
-    samples: Spans, schema: Schema, verify: Verify | None, *, max_pixels: int
-) -> dict[str, list[Facts | Rejection | None]]:
-    """Return the facts of all image fields, decoded together."""
-    names = [name for name, type in schema.items() if type.is_image and name in samples]
-    places = [
-        (name, row, sample)
-        for name in names
-        for row, sample in enumerate(samples[name])
-        if sample is not None
-    ]
-    found: dict[str, list[Facts | Rejection | None]] = {
-        name: [None] * len(samples[name]) for name in names
-    }
-    if not places:
-        return found
-    if verify is None:
-        raise TypeError("examine: got images, wanted verify= to decode them")
+    samples: Sequence[Encoded | Rejection | None], verify: Verify | None, *, max_pixels: int
+) -> list[Facts | Rejection | None]:
+    """Return the facts of the images of one field, decoded together."""
     from penstock.readers.fieldtypes.verification import image_verdicts
 
-    verdicts = image_verdicts([sample for _, _, sample in places], verify)
-    for (name, row, sample), verdict in zip(places, verdicts, strict=True):
-        if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
-            shape = (verdict.height, verdict.width, verdict.channels)
-            found[name][row] = pixel_refusal(
-                verdict.width, verdict.height, max_pixels=max_pixels
-            ) or Facts.of(sample, shape=shape, codec=verdict.codec)
+    given = [sample for sample in samples if sample is not None]
+    if given and verify is None:
+        raise TypeError("examine: got images, wanted verify= to decode them")
+    verdicts = iter(image_verdicts(given, verify) if verify else ())
+    found: list[Facts | Rejection | None] = []
+    for sample in samples:
+        verdict = None if sample is None else next(verdicts)
+        if isinstance(verdict, ImageFacts) and isinstance(sample, np.ndarray):
+            width, height = verdict.width, verdict.height
+            shape = (height, width, verdict.channels)
+            found.append(
+                pixel_refusal(width, height, max_pixels=max_pixels)
+                or Facts.of(sample, shape=shape, codec=verdict.codec)
+            )
         else:
-            assert isinstance(verdict, Rejection)
-            found[name][row] = verdict
+            assert not isinstance(verdict, ImageFacts), sample
+            found.append(verdict)
     return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, fits
+from penstock.readers.fieldtypes.array_forms import fits
 from penstock.readers.fieldtypes.arrays import Array
 from penstock.readers.fieldtypes.cells import INT64, array_cell, number_of, shorten
 from penstock.readers.fieldtypes.columns import EncodedColumn
@@ -213,7 +213,7 @@ def _add(
             reason = f"{name}: {shorten(values[row])} differs in kind or depth from most rows"
             found.rejected.setdefault(row, f"{reason} ({table.place(row)})")
             cells[row] = None
-        type = type.completed(*_dtype_and_shape(type, [each for each in cells if each is not None]))
+        type = type.completed(*_dtype_and_shape([each for each in cells if each is not None]))
     found.types[name], found.values[name] = type, _column(type, cells)
     if any(value is None for value in values):
         found.present[name] = np.array([each is not None for each in cells], np.bool_)
@@ -256,9 +256,7 @@ def _class_names(
     return tuple(names)
 
 
-def _dtype_and_shape(
-    type: FieldType, arrays: Sequence[NDArray[Any]]
-) -> tuple[str, tuple[int | None, ...]]:
+def _dtype_and_shape(arrays: Sequence[NDArray[Any]]) -> tuple[str, tuple[int | None, ...]]:
     """Return the dtype and the shape that all arrays have: float32 if it holds all floats, and None
     for lengths that differ."""
     full = [each for each in arrays if each.shape != (0,)] or arrays
@@ -268,11 +266,9 @@ def _dtype_and_shape(
         lengths[0] = set()
     shape = tuple(each.pop() if len(each) == 1 else None for each in lengths)
     float32 = np.dtype(np.float32)
-    dtype = float32
-    if getattr(type, "dtype", AUTO_DTYPE) == AUTO_DTYPE and full:
-        dtype = np.result_type(*{each.dtype for each in full if each.size} or {float32})
-        if dtype == np.float64 and all(fits(float32, each) for each in full):
-            dtype = float32
+    dtype = np.result_type(*{each.dtype for each in full if each.size} or {float32})
+    if dtype == np.float64 and all(fits(float32, each) for each in full):
+        dtype = float32
     return dtype.name, shape
 
 

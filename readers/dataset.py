@@ -29,6 +29,7 @@ from penstock.readers.index import DatasetDescription, IndexOpener
 from penstock.readers.origin import Scratch, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
+from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -74,6 +75,8 @@ def _source_names(
 
 
 _log = logging.getLogger("penstock")
+
+_MOST_PIXELS = 2**30
 
 ALLOWED_LEFT_OUT, WARNED_LEFT_OUT = 0.1, 0.01
 """The share of samples that a dataset may leave out by default, and the share above which each
@@ -566,6 +569,12 @@ def open_shard(dataset: Dataset, number: int) -> OpenShard:
 
 def contents_of(index: Index) -> Contents:
     """Return the contents of an index, as readers by shards need them."""
+    longest = {}
+    for name, kind in index.schema.items():
+        form, lengths = kind.form, index.summary(name).lengths
+        if form is not None and form.is_ragged and form.shape[0] is None and lengths:
+            longest[name] = lengths[0][1]
+    most = index.about.settings.get("max_pixels")  # a manifest may come from an untrusted source
     return Contents(
         schema=index.schema,
         sizes=index.sizes,
@@ -579,8 +588,8 @@ def contents_of(index: Index) -> Contents:
         is_file_per_sample=index.format.is_file_per_sample,
         units=index.units,
         unit_bytes=_unit_bytes(index),
-        longest=index.longest,
+        longest=longest,
         is_encoded=index.format.is_encoded,
         are_checked=not index.manifest.is_of_chunks,
-        max_pixels=index.max_pixels,
+        max_pixels=min(most, _MOST_PIXELS) if type(most) is int and most > 0 else MAX_PIXELS,
     )

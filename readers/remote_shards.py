@@ -7,7 +7,7 @@ local disk. Callers use the source's own shard numbers.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,10 +43,6 @@ class Provider:
     shards: IndexShards
     numbers: Ints
 
-    def for_shards(self, numbers: Ints) -> Provider:
-        """Return the same remote for a source with these shards."""
-        return Provider(remote=self.remote, shards=self.shards, numbers=numbers)
-
 
 class RemoteShards:
     """The remote shards of a source, by the source's own numbers. Fetches them and reports on them.
@@ -71,7 +67,7 @@ class RemoteShards:
     def only(self, shards: Ints) -> RemoteShards:
         """Return the remote shards of a source that has these shards of this one, in their
         order."""
-        return RemoteShards([p.for_shards(p.numbers[shards]) for p in self._providers])
+        return RemoteShards([replace(p, numbers=p.numbers[shards]) for p in self._providers])
 
     @classmethod
     def end_to_end(cls, parts: Sequence[tuple[RemoteShards | None, int]]) -> RemoteShards | None:
@@ -84,7 +80,7 @@ class RemoteShards:
             for provider in part._providers if part is not None else ():
                 numbers = np.full(total, _ABSENT, np.int64)
                 numbers[before : before + count] = provider.numbers
-                providers.append(provider.for_shards(numbers))
+                providers.append(replace(provider, numbers=numbers))
             before += count
         return cls(providers) if providers else None
 

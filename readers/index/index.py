@@ -20,7 +20,7 @@ from penstock.cache.base import BlobSource, refuse_shortage
 from penstock.readers.byte_source import REINDEX, LocalPlace
 from penstock.readers.fieldtypes import image_fields
 from penstock.readers.files import OWN_FOLDER, below, printable
-from penstock.readers.types import ANY_SIZE, MAX_PIXELS
+from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -251,9 +251,6 @@ class Sidecars:
         )
 
 
-_MOST_PIXELS = 2**30
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Index:
     """The content of a dataset, by shard. The sample in a shard's row has the id starts[shard] +
@@ -327,17 +324,6 @@ class Index:
                 found[name] = range
         return found
 
-    @property
-    def longest(self) -> dict[str, int]:
-        """Return the largest first length of each field whose samples differ in it, if it is
-        known."""
-        found = {}
-        for name, type in self.schema.items():
-            form, lengths = type.form, self.summary(name).lengths
-            if form is not None and form.is_ragged and form.shape[0] is None and lengths:
-                found[name] = lengths[0][1]
-        return found
-
     def summary(self, field: str) -> FieldSummary:
         """Return the facts about one field over all samples."""
         return self.about.fields[field]
@@ -358,13 +344,6 @@ class Index:
     def fingerprint(self) -> str:
         """Return the fingerprint of the content. It doesn't depend on the place of the data."""
         return self.about.fingerprint
-
-    @property
-    def max_pixels(self) -> int:
-        """Return the largest number of pixels of an image or mask in a pack, bounded because a
-        manifest may come from an untrusted source."""
-        value = self.about.settings.get("max_pixels")
-        return min(value, _MOST_PIXELS) if type(value) is int and value > 0 else MAX_PIXELS
 
     @property
     def left_out(self) -> Mapping[str, LeftOut]:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from penstock.cache import RecipeError
 
@@ -178,6 +178,12 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _function(value: Any) -> Callable[..., Any]:
+    if not callable(value):
+        raise TypeError(value)
+    return cast("Callable[..., Any]", value)
+
+
 _PIXELS = f"pixels as a whole number from 1 to {MAX_SIZE_PX}, or a pair of them: (height, width)"
 
 pixels = expect(lambda value: whole(value, 1, MAX_SIZE_PX), _PIXELS)
@@ -198,6 +204,9 @@ numbers = expect(_numbers, "a number per channel")
 
 probability = expect(lambda value: real(value, 0, 1), "a probability from 0 to 1")
 """The check of a number from 0 to 1."""
+
+function = expect(_function, "a function")
+"""The check of something to call."""
 
 fill_value = expect(
     lambda value: 0.0 if value is None else real(value, 0, 255),

@@ -49,10 +49,7 @@ class _Segment(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("offset", ctypes.c_uint64),
         ("vaddr", ctypes.c_uint64),
-        ("paddr", ctypes.c_uint64),
-        ("filesz", ctypes.c_uint64),
-        ("memsz", ctypes.c_uint64),
-        ("align", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 4),
     )
 
 

@@ -87,19 +87,14 @@ def fault_of(error: BaseException) -> Fault:
     if _MEMORY.search(text):
         return "memory"
     if found := _NVIMGCODEC.search(text):
-        return _codec_fault(*found.groups())
+        code, name = int(found[1] or 0), (found[2] or "").upper()
+        if code in _MEMORY_CODES:
+            return "memory"
+        is_bad = code in _BAD_BYTES_CODES or any(part in name for part in _BAD_BYTES_NAMES)
+        return "sample" if is_bad else "machine"
     if _MACHINE.search(text):
         return "machine"
     return "sample" if not text or _SAMPLE.search(text) else "unclear"
-
-
-def _codec_fault(number: str | None, name: str | None) -> Fault:
-    if name is not None:
-        return "sample" if any(part in name.upper() for part in _BAD_BYTES_NAMES) else "machine"
-    code = int(number or 0)
-    if code in _MEMORY_CODES:
-        return "memory"
-    return "sample" if code in _BAD_BYTES_CODES else "machine"
 
 
 def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> None:

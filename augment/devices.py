@@ -16,7 +16,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal
 
 from penstock.cache import ConfigError
 
@@ -27,20 +27,14 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
 
 
-class DeviceChoice(TypedDict):
-    """The device arguments of a `GraphPlan`. device_id: CUDA ordinal, None on the CPU."""
-
-    device: Device
-    device_id: int | None
-
-
-def checked_device(device: str, device_id: int | None) -> DeviceChoice:
-    """Return the checked device. device_id: CUDA ordinal; None: torch's current one.
+def checked_device(device: str, device_id: int | None) -> tuple[Device, int | None]:
+    """Return the checked device and its CUDA ordinal, None on the CPU. device_id: None: torch's
+    current one.
 
     Raises ConfigError for a device that doesn't exist.
     """
     if device == "cpu":
-        return {"device": "cpu", "device_id": None}
+        return "cpu", None
     if device != "cuda":
         raise ConfigError(f'device: got {device!r}, wanted "cpu" or "cuda".')
     import torch
@@ -54,7 +48,7 @@ def checked_device(device: str, device_id: int | None) -> DeviceChoice:
     number = torch.cuda.current_device() if device_id is None else device_id
     if not 0 <= number < count:
         raise ConfigError(f'device="cuda:{number}": this process sees {count} GPU(s), from 0.')
-    return {"device": "cuda", "device_id": number}
+    return "cuda", number
 
 
 WindowDecoding = Literal["decoder", "slice"]
@@ -76,7 +70,7 @@ class WindowTrial:
     report: str
 
 
-def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> WindowDecoding:
+def window_decoding(recipe: CheckedRecipe, device: str, device_id: int | None) -> WindowDecoding:
     """Return how windows of this recipe are decoded: as in `Decode(windows=)`; "auto" runs a trial
     at the first use on each GPU. On the CPU the decoder decodes windows correctly."""
     choice = recipe.decode.windows

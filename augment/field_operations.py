@@ -90,16 +90,12 @@ class Map(Operation):
 
     stage = Stage.MAP
     checks = arg.checks(
+        fn=arg.function,
         fields=_map_fields,
         returns=arg.optional(_map_returns),
         batched=arg.boolean,
         processes=arg.whole_number(0, MAX_PROCESSES),
     )
-
-    def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise RecipeError(f"Map(fn=...): got {self.fn!r}, wanted a function.")
-        Operation.__post_init__(self)
 
     @property
     def name(self) -> str:
@@ -299,6 +295,33 @@ class ColumnOperation(FieldOperation):
         raise NotImplementedError
 
 
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(value)
+    return value
+
+
+def _lengths(value: Any) -> int | tuple[int | None, ...] | None:
+    if many := arg.as_tuple(value):
+        return tuple(
+            None if each is None else arg.whole(each, 1, MAX_PADDED_LENGTH) for each in many
+        )
+    return None if value is None else arg.whole(value, 1, MAX_PADDED_LENGTH)
+
+
+def _number(value: Any) -> Any:
+    if not arg.is_finite_number(value) and not isinstance(value, bool):
+        raise ValueError(value)
+    return value
+
+
+_field_name = arg.expect(_name, "a field's name")
+_padding_value = arg.expect(_number, "a number")
+_padded_lengths = arg.expect(
+    _lengths, "a length of 1 or more, None for the longest of each batch, or a tuple of these"
+)
+
+
 @operation
 class Pad(ColumnOperation):
     """Pad each sample of a field at its end, so that a batch of the field is one tensor.
@@ -316,23 +339,7 @@ class Pad(ColumnOperation):
     to: int | tuple[int | None, ...] | None = None
     value: float = 0
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.field, str) or not self.field:
-            raise RecipeError(
-                f'Pad: got field={self.field!r}, wanted a field\'s name: Pad("boxes", to=100).'
-            )
-        many = arg.as_tuple(self.to)
-        lengths = tuple(
-            None if each is None else arg.integer(each) or 0 for each in many or (self.to,)
-        )
-        if not all(each is None or 1 <= each <= MAX_PADDED_LENGTH for each in lengths):
-            raise RecipeError(
-                f"Pad({self.field!r}): got to={self.to!r}, wanted a length of 1 or more, None for "
-                "the longest of each batch, or a tuple of these."
-            )
-        object.__setattr__(self, "to", lengths if many else lengths[0])
-        if not arg.is_finite_number(self.value) and not isinstance(self.value, bool):
-            raise RecipeError(f"Pad({self.field!r}): got value={self.value!r}, wanted a number.")
+    checks = arg.checks(field=_field_name, to=_padded_lengths, value=_padding_value)
 
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless samples of the field differ in length."""
@@ -418,12 +425,10 @@ class Unpack(ColumnOperation):
     _: KW_ONLY
     by: str = "document"
 
+    checks = arg.checks(field=_field_name, by=_field_name)
+
     def __post_init__(self) -> None:
-        for name in (self.field, self.by):
-            if not isinstance(name, str) or not name:
-                raise RecipeError(
-                    f'Unpack: got {name!r}, wanted a field\'s name: Unpack("tokens").'
-                )
+        Operation.__post_init__(self)
         if self.field == self.by:
             raise RecipeError(f'Unpack("{self.field}"): got by="{self.by}", the field itself.')
 

@@ -317,9 +317,13 @@ class Graph:
             raise ConfigError(
                 f"Graph: got batch_size={batch_size} and threads={threads}, wanted at least 1."
             )
+        on, number = checked_device(device, device_id)
+        by_windows = recipe.decodes_window and not (pixels or resident or constant_decode)
         self._plan = GraphPlan(
             recipe=recipe,
             batch_size=batch_size,
+            device=on,
+            device_id=number,
             threads=threads,
             deterministic=deterministic,
             check_headers=check_headers,
@@ -327,12 +331,7 @@ class Graph:
             pixels=pixels or resident,
             compiled=device == "cpu" and not constant_decode and resample_operator.is_compiled(),
             resident=resident,
-            **(where := checked_device(device, device_id)),
-            windows=(
-                window_decoding(recipe, **where)
-                if recipe.decodes_window and not (pixels or resident or constant_decode)
-                else "decoder"
-            ),
+            windows=window_decoding(recipe, on, number) if by_windows else "decoder",
         )
         self._pipe: DaliPipeline | None = DaliPipeline(self._plan)
         self._flights: deque[BatchInFlight] = deque()

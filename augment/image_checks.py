@@ -179,16 +179,11 @@ def read_header(sample: Encoded) -> Header | Rejection:
     return header
 
 
-def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejection:
-    """Return the header as `read_header` does, of unverified bytes: JPEG 2000, which may end the
-    process, is first decoded by Pillow, up to max_pixels. Raises MissingDependencyError."""
-    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
-    return read_header(sample) if refusal is None else refusal
-
-
 def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
-    """Return the header as `safe_header` does, of images of at most max_pixels."""
-    header = safe_header(sample, max_pixels=max_pixels)
+    """Return the header as `read_header` does, of unverified images of at most max_pixels. JPEG
+    2000, which may end the process, is first decoded by Pillow. Raises MissingDependencyError."""
+    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
+    header = refusal or read_header(sample)
     if isinstance(header, Rejection):
         return header
     return pixel_refusal(header.width, header.height, max_pixels=max_pixels) or header

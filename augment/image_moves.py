@@ -50,13 +50,9 @@ class ImageMove:
         (n, length). Return True for positions outside, where the index is that of the edge."""
         raise NotImplementedError
 
-    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
-        """Move the first and the last edge of boxes in place, shape (k, 2). owner: row of each
-        one's image."""
-        raise NotImplementedError
-
-    def places(self, places: Floats, axis: int, owner: Ints) -> None:
-        """Move points in place, shape (k,)."""
+    def along(self, places: Floats, axis: int, owner: Ints) -> None:
+        """Move places along an axis in place: both edges of boxes, shape (k, 2), or points, shape
+        (k, 1). owner: row of each one's image."""
         raise NotImplementedError
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
@@ -65,13 +61,13 @@ class ImageMove:
 
     def boxes(self, boxes: Floats, owner: Ints) -> None:
         """Move boxes in place: x1, y1, x2, y2, shape (k, 4)."""
-        self.edges(boxes[:, 1::2], 0, owner)
-        self.edges(boxes[:, 0::2], 1, owner)
+        self.along(boxes[:, 1::2], 0, owner)
+        self.along(boxes[:, 0::2], 1, owner)
 
     def points(self, points: Floats, owner: Ints) -> None:
         """Move points in place: x, y, shape (k, 2)."""
-        self.places(points[:, 1], 0, owner)
-        self.places(points[:, 0], 1, owner)
+        self.along(points[:, 1:], 0, owner)
+        self.along(points[:, :1], 1, owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,12 +86,10 @@ class CropMove(ImageMove):
         np.clip(index, 0, np.maximum(side - 1, 0), out=index)
         return outside
 
-    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
-        edges -= (self.left if axis else self.top)[owner, None]
-        np.clip(edges, 0, (self.width if axis else self.height)[owner, None], out=edges)
-
-    def places(self, places: Floats, axis: int, owner: Ints) -> None:
-        places -= (self.left if axis else self.top)[owner]
+    def along(self, places: Floats, axis: int, owner: Ints) -> None:
+        places -= (self.left if axis else self.top)[owner, None]
+        if places.shape[1] == 2:  # boxes
+            np.clip(places, 0, (self.width if axis else self.height)[owner, None], out=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,14 +105,8 @@ class ScaleMove(ImageMove):
         scale = side.astype(np.float32) / self.to[axis][:, None].astype(np.float32)
         np.minimum((index.astype(np.float32) * scale).astype(np.int64), side - 1, out=index)
 
-    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
-        edges *= self._ratio(axis)[owner, None]
-
-    def places(self, places: Floats, axis: int, owner: Ints) -> None:
-        places *= self._ratio(axis)[owner]
-
-    def _ratio(self, axis: int) -> Floats:
-        return np.asarray(self.to[axis] / np.maximum(self.size[axis], 1))
+    def along(self, places: Floats, axis: int, owner: Ints) -> None:
+        places *= (self.to[axis] / np.maximum(self.size[axis], 1))[owner, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,14 +122,10 @@ class FlipMove(ImageMove):
             mirrored = self.size[axis][:, None] - 1 - index
             np.copyto(index, mirrored, where=self.on[:, None])
 
-    def edges(self, edges: Floats, axis: int, owner: Ints) -> None:
+    def along(self, places: Floats, axis: int, owner: Ints) -> None:
         if self.vertical is not bool(axis):
-            mirrored = self.size[axis][owner, None] - edges[:, ::-1]
-            np.copyto(edges, mirrored, where=self.on[owner, None])
-
-    def places(self, places: Floats, axis: int, owner: Ints) -> None:
-        if self.vertical is not bool(axis):
-            np.copyto(places, self.size[axis][owner] - 1 - places, where=self.on[owner])
+            last = self.size[axis][owner, None] - (places.shape[1] == 1)
+            np.copyto(places, last - places[:, ::-1], where=self.on[owner, None])
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
         return np.where(self.on[:, None, None], np.flip(masks, 1 if self.vertical else 2), masks)

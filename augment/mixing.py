@@ -11,6 +11,7 @@ The draws are made in numpy; torch is imported where pixels are mixed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -38,8 +39,9 @@ MIX_DRAWS = 5
 MAX_CLASSES = 2**24
 
 
-def _alpha(what: str, value: Any) -> float:
-    return float(arg.positive_range(1e4)(what, (value, value))[0])
+_alpha = arg.expect(
+    lambda value: arg.real(value, math.ulp(0.0), 1e4), "a number above 0, up to 10,000"
+)
 
 
 class MixingOperation(Operation):

@@ -467,12 +467,6 @@ class RandomErasing(ImageOperation):
         return fn.erase(images, axis_names="HW", fill_value=list(self.values), **inputs)
 
 
-def _node_function(what: str, value: Any) -> Any:
-    if callable(value):
-        return value
-    raise RecipeError(f"{what}: got {value!r}, wanted a function of DALI nodes (images, draws).")
-
-
 @operation
 class Apply(ImageOperation):
     """Apply a DALI function of yours, so that all of DALI's operators can be used.
@@ -492,7 +486,7 @@ class Apply(ImageOperation):
     moves: bool = True
 
     or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
-    checks = arg.checks(fn=_node_function, draws=arg.whole_number(1, MAX_DRAWS), moves=arg.boolean)
+    checks = arg.checks(fn=arg.function, draws=arg.whole_number(1, MAX_DRAWS), moves=arg.boolean)
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
         """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""

@@ -41,14 +41,16 @@ class FullImageDecoder:
         device_id: int | None = None,
         deterministic: bool = False,
     ) -> None:
+        on, number = checked_device(device, device_id)
         self._plan = GraphPlan(
             recipe=recipe,
+            device=on,
+            device_id=number,
             batch_size=RUN_SAMPLES,
             threads=threads,
             deterministic=deterministic,
             check_headers=False,
             constant=False,
-            **checked_device(device, device_id),
         )
         self.pipeline = EncodedPipeline(
             lambda encoded: [decoded(self._plan, encoded)],

@@ -116,10 +116,6 @@ def try_window_decoding(
         return WindowTrial(True, done.stdout.strip() or "it was tried")
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     last_line = f" ({lines[-1]})" if lines else ""
-    end = f"with {done.returncode}"
-    if done.returncode < 0:
-        try:
-            end = f"by {signal.Signals(-done.returncode).name}"
-        except ValueError:
-            end = f"by signal {-done.returncode}"
+    code = done.returncode
+    end = f"with {code}" if code >= 0 else f"by signal {-code}, {signal.strsignal(-code)}"
     return WindowTrial(False, f"a process that tried it ended {end}{last_line}")

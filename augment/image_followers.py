@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +34,7 @@ def follow(
     row for each box.
     """
     found: dict[str, DenseColumn | RaggedColumn] = {}
-    kept: dict[str, _KeptBoxes] = {}
+    kept: dict[str, tuple[NDArray[np.bool_], Ints]] = {}  # which boxes, and all boxes' offsets
     for name, follower in recipes.followers.items():
         if follower.boxes is not None:
             continue
@@ -42,45 +42,27 @@ def follow(
         column = follower.type.follow(columns[name], moved, size=follower.shape)
         if follower.sanitize is not None:
             assert isinstance(column, RaggedColumn), name
-            boxes = _KeptBoxes(follower.sanitize.keeps(column.values), np.diff(column.offsets))
-            column, kept[name] = RaggedColumn(column.values[boxes.keep], boxes.offsets), boxes
+            kept[name] = keep, offsets = follower.sanitize.keeps(column.values), column.offsets
+            column = RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
         found[name] = column
     for name, follower in recipes.followers.items():
         if follower.boxes is not None:
-            found[name] = _kept_rows(name, columns[name], kept[follower.boxes])
+            found[name] = _kept_rows(name, columns[name], *kept[follower.boxes])
     return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _KeptBoxes:
-    """The kept boxes of a batch. keep: bool, (total,). counts: boxes of each sample, (n,)."""
-
-    keep: NDArray[np.bool_]
-    counts: Ints
-
-    @property
-    def offsets(self) -> Ints:
-        """The offsets of each sample's kept boxes, shape (n + 1,)."""
-        owners = _owners(self.counts)[self.keep]
-        return _offsets(np.bincount(owners, minlength=len(self.counts)))
+def _kept_offsets(keep: NDArray[np.bool_], offsets: Ints) -> Ints:
+    return np.append(0, np.cumsum(keep))[offsets]
 
 
-def _owners(counts: Ints) -> Ints:
-    return np.repeat(np.arange(len(counts)), counts)
-
-
-def _offsets(counts: Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-
-def _kept_rows(name: str, column: Column, kept: _KeptBoxes) -> RaggedColumn:
-    """Return an array's rows of the kept boxes."""
+def _kept_rows(name: str, column: Column, keep: NDArray[np.bool_], offsets: Ints) -> RaggedColumn:
+    """Return an array's rows of the kept boxes. keep: bool, (total,). offsets: of all boxes."""
     if isinstance(column, DenseColumn):  # equally many rows in every sample
+        count, rows = column.values.shape[:2]
         values = column.values.reshape(-1, *column.values.shape[2:])
-        lengths = np.full(len(column), column.values.shape[1], np.int64)
-        column = RaggedColumn(values, _offsets(lengths))
+        column = RaggedColumn(values, np.arange(count + 1) * rows)
     assert isinstance(column, RaggedColumn)
-    counts, several = kept.counts, column.shapes
+    counts, several = np.diff(offsets), column.shapes
     lengths = np.diff(column.offsets) if several is None else several[:, 0]
     if (wrong := np.flatnonzero(lengths != counts)).size:
         at = wrong[0]
@@ -89,10 +71,7 @@ def _kept_rows(name: str, column: Column, kept: _KeptBoxes) -> RaggedColumn:
             "each box. Correct the data, or leave `of=` out of its type."
         )
     if several is None:
-        return RaggedColumn(column.values[kept.keep], kept.offsets)
-    ends = np.cumsum(counts)
-    left = [
-        column.sample(row)[kept.keep[end - count : end]]
-        for row, (count, end) in enumerate(zip(counts.tolist(), ends.tolist(), strict=True))
-    ]
+        return RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
+    parts = enumerate(pairwise(offsets.tolist()))
+    left = [column.sample(row)[keep[begin:end]] for row, (begin, end) in parts]
     return RaggedColumn.of(left, like=column)

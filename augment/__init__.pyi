@@ -50,7 +50,7 @@ from .mixing import CutMix as CutMix, MIX_DRAWS as MIX_DRAWS, Mix as Mix, MixUp 
 from .mixing import Mixer as Mixer, MixingOperation as MixingOperation
 from .mixing import mix_in_kernels as mix_in_kernels, class_count as class_count
 from .mixing import cutmix_boxes as cutmix_boxes, draw_mix as draw_mix, mix_images as mix_images
-from .mixing import mixer_of as mixer_of, soft_targets as soft_targets
+from .mixing import soft_targets as soft_targets
 from .mixing import symmetric_beta as symmetric_beta
 from .operation import FieldOperation as FieldOperation
 from .operation import GeometricOperation as GeometricOperation

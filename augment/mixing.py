@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -111,42 +111,19 @@ class Mix:
 class Mixer:
     """The mixing operations of a recipe, for one dataset.
 
-    index: place of the first of `ops` in the recipe. classes: number of classes of the soft
-    targets. height, width: size of the batch's images. seed, salt: parts of the key of the draws.
+    classes: number of classes of the soft targets. seed: part of the key of the draws.
     """
 
-    ops: tuple[MixingOperation, ...]
-    index: int
+    recipe: CheckedRecipe
     classes: int
-    height: int
-    width: int
     seed: int
-    salt: int = 0
 
     def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
         """Return the mix of the samples of these ids; partner: the row of each sample's partner."""
-        uniform = Uniform(draw_base(self.seed, epoch, ids, salt=self.salt), self.index)
-        return draw_mix(self.ops, uniform, partner=partner, height=self.height, width=self.width)
-
-
-def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer | None:
-    """Return the mixer of a recipe's batches; None for a recipe without MixUp and CutMix.
-
-    classes: the dataset's number of classes; None if unknown. Raises ConfigError as `class_count`.
-    """
-    if not recipe.mixing:
-        return None
-    _, height, width = recipe.shape
-    ops = cast("tuple[MixingOperation, ...]", recipe.mixing)
-    return Mixer(
-        ops=ops,
-        index=recipe.ops.index(ops[0]),
-        classes=class_count(ops, classes),
-        height=height,
-        width=width,
-        seed=seed,
-        salt=recipe.salt,
-    )
+        ops, (_, height, width) = self.recipe.mixing, self.recipe.shape
+        base = draw_base(self.seed, epoch, ids, salt=self.recipe.salt)
+        uniform = Uniform(base, self.recipe.ops.index(ops[0]))
+        return draw_mix(ops, uniform, partner=partner, height=height, width=width)
 
 
 def draw_mix(

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.image_moves import ImageMove
+    from penstock.augment.mixing import MixingOperation
 
 Recipe = Sequence[Operation]
 
@@ -273,7 +274,7 @@ class CheckedRecipe:
     pixels: tuple[Step, ...] = ()
     mirror: Mirror | None = None
     erasing: tuple[PlacedOperation, ...] = ()
-    mixing: tuple[Operation, ...] = ()
+    mixing: tuple[MixingOperation, ...] = ()
     salt: int = 0
 
     @property

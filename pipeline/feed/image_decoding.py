@@ -15,11 +15,12 @@ from penstock.augment import (
     DecodedBatch,
     Draws,
     Graph,
+    Mixer,
+    class_count,
     draw,
     draw_with_moves,
     follow,
     mix_images,
-    mixer_of,
     soft_targets,
 )
 from penstock.cache import ConfigError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix, Mixer
+    from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
@@ -261,9 +262,8 @@ def make_mixed(
             f"samples. Drop {name}, or pass drop_last=True instead of pad=."
         )
     (label,) = labels
-    names = schema[label].class_names
-    mixer = mixer_of(recipe, classes=len(names) or None, seed=seed)
-    assert mixer is not None
+    classes = class_count(recipe.mixing, len(schema[label].class_names) or None)
+    mixer = Mixer(recipe=recipe, classes=classes, seed=seed)
     return MixedFields(mixer=mixer, image=image, label=label)
 
 

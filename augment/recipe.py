@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.image_moves import ImageMove
-    from penstock.augment.mixing import MixingOperation
 
 Recipe = Sequence[Operation]
 
@@ -274,7 +273,7 @@ class CheckedRecipe:
     pixels: tuple[Step, ...] = ()
     mirror: Mirror | None = None
     erasing: tuple[PlacedOperation, ...] = ()
-    mixing: tuple[MixingOperation, ...] = ()
+    mixing: tuple[Any, ...] = ()
     salt: int = 0
 
     @property

@@ -18,32 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError, ordered
-from penstock.readers.fieldtypes import (
-    PRESENT,
-    ArrayForm,
-    DenseColumn,
-    EncodedColumn,
-    Schema,
-    upright_sizes,
-)
+from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import printable
-from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
 from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.formats.unit_reader import UnitReader, UnitValues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.open_shard import Places
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
@@ -152,7 +144,7 @@ class BlockFormat(ChunkFormat):
                 ) from error
             return dict(schema), blocks
 
-    def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
+    def reader(self, shard: ChunkedShardFacts) -> BlockReader:
         """Open a shard."""
         return BlockReader(self, shard)
 
@@ -177,118 +169,73 @@ def _shard(blocks: Sequence[tuple[Entry, int, Block]]) -> ChunkedShard:
     )
 
 
+class BlockValues(UnitValues):
+    """The samples of a field in a block, in an array or a list of arrays. has: which records have
+    them; None if all have."""
+
+    def __init__(self, samples: Samples, has: NDArray[np.bool_] | None) -> None:
+        self._samples, self._has = samples, has
+        arrays = [samples] if isinstance(samples, np.ndarray) else samples
+        self.nbytes = sum(each.nbytes for each in arrays)
+
+    def dense(self, form: ArrayForm) -> NDArray[Any]:
+        """Return all samples as one array."""
+        del form
+        return np.asarray(self._samples)
+
+    def put(
+        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm | None
+    ) -> None:
+        """Put the samples of some records into a list."""
+        del form
+        for place, row in zip(here.tolist(), rows.tolist(), strict=True):
+            samples[place] = self._samples[row]
+
+    def present(self, rows: Ints) -> NDArray[np.bool_] | None:
+        """Return which of some records have the field."""
+        return None if self._has is None else self._has[rows]
+
+
 class DecodedBlock:
-    """The records of a block. fields: by name the samples, in an array or a list of arrays, and
-    which records have them, bool; None if all have."""
+    """The records of a block, by field."""
 
-    def __init__(self, fields: Mapping[str, tuple[Samples, NDArray[np.bool_] | None]]) -> None:
+    def __init__(self, fields: Mapping[str, BlockValues]) -> None:
         self.fields = fields
-        self.nbytes = sum(
-            samples.nbytes if isinstance(samples, np.ndarray) else sum(s.nbytes for s in samples)
-            for samples, _ in fields.values()
-        )
+        self.nbytes = sum(values.nbytes for values in fields.values())
 
 
-class BlockReader(ChunkReader):
+class BlockReader(UnitReader):
     """Reads the records of one shard. Extents, units and chunks have the numbers of the blocks."""
 
     def __init__(self, format: BlockFormat, shard: ChunkedShardFacts) -> None:
         """Raises ValueError or TypeError for facts that contradict each other."""
-        self._format, self._schema, self._files = format, shard.schema, shard.files
-        self._forms = {name: type.stored for name, type in shard.schema.items()}
-        self._firsts, notes, self._lacking = shard.note
+        self._firsts, notes, lacking = shard.note
+        super().__init__(shard, lacking=lacking)
+        self._format, self._files = format, shard.files
         extents, rows = shard.extents, shard.units.tolist()
         places = zip(extents.starts.tolist(), extents.sizes.tolist(), rows, notes, strict=True)
         self._blocks = [Block(start=a, size_bytes=b, rows=c, note=d) for a, b, c, d in places]
-        self._bounds = np.cumsum([0, *rows])
         self._file_numbers = extents.files.tolist()
-        if len(self._firsts) != len(rows) or int(self._bounds[-1]) != shard.samples:
+        if len(self._firsts) != len(rows):
             raise ValueError("the numbers of its blocks disagree")
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the blocks that hold these rows."""
         del crops
-        found: list[int] = np.unique(self._block_of(rows)).tolist() if fields else []
-        return found
-
-    def gather(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        *,
-        data: ShardData,
-        wrong: dict[int, str],
-        corners: Ints | None = None,
-    ) -> None:
-        """Copy rows of a dense field to their places."""
-        assert corners is None, "a block's records have no parts"
-        slots, present = place_numbers(places, len(rows)), np.ones(len(rows), np.bool_)
-        for here, local, samples in self._samples(field, rows, data, wrong, present):
-            out[slots[here]] = 0 if samples is None else samples[local]
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read rows of any fields, and `<name>.present` of those that some records lack."""
-        found: dict[str, Column] = {}
-        for name in fields:
-            form, present = self._forms[name], np.ones(len(rows), np.bool_)
-            chosen = [_blank(form)] * len(rows)
-            for here, local, samples in self._samples(name, rows, data, wrong, present):
-                if samples is not None:
-                    for place, row in zip(here.tolist(), local.tolist(), strict=True):
-                        chosen[place] = samples[row]
-            if form is not None:
-                found[name] = form.column(chosen)
-            elif not self._schema[name].has_sides:
-                found[name] = EncodedColumn(chosen)
-            else:
-                dims = upright_sizes(chosen)
-                unknown = np.flatnonzero((dims[:, 0] == 0) & present)
-                _mark(wrong, unknown, f"{name}: it doesn't begin as an image of a known format")
-                found[name] = EncodedColumn(chosen, dims)
-            if name in self._lacking:
-                found[name + PRESENT] = DenseColumn(present)
+        found: list[int] = np.unique(self.units_of(rows)).tolist() if fields else []
         return found
 
     def name(self, row: int) -> str:
         """Return the file, and the record's number in it."""
-        block = int(self._block_of(np.array([row]))[0])
-        at = int(self._firsts[block]) + row - int(self._bounds[block])
-        return f"{printable(self._files[self._file_numbers[block]])}[{at}]"
+        block, at = self.place_of(row)
+        file = printable(self._files[self._file_numbers[block]])
+        return f"{file}[{int(self._firsts[block]) + at}]"
 
-    def _samples(
-        self,
-        field: str,
-        rows: Ints,
-        data: ShardData,
-        wrong: dict[int, str],
-        present: NDArray[np.bool_],
-    ) -> Iterator[tuple[Ints, Ints, Samples | None]]:
-        """Yield for each block: which of the rows are in it, their places in it, and its samples;
-        None if it is damaged. Rows that lack the field become False in `present`."""
-        blocks = self._block_of(rows)
-        for number in data.in_order(np.unique(blocks).tolist()):
-            here = np.flatnonzero(blocks == number)
-            local, decode = rows[here] - self._bounds[number], partial(self._decode, number, data)
-            uses = self._blocks[number].rows * len(self._schema)
-            try:
-                decoded = data.decoded(number, decode, uses=uses, taken=len(here))
-            except ValueError as error:
-                if isinstance(error, PenstockError):
-                    raise
-                _mark(wrong, here, str(error))
-                yield here, local, None
-                continue
-            samples, has_field = decoded.fields[field]
-            if has_field is not None:
-                lacking = here[~has_field[local]]
-                present[lacking] = False
-                if field not in self._lacking:
-                    _mark(wrong, lacking, f"{field}: is missing, which the index doesn't record")
-            yield here, local, samples
+    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> BlockValues:
+        """Decode a block."""
+        decode, uses = partial(self._decode, chunk, data), self._counts[unit]
+        found = data.decoded(chunk, decode, uses=uses * len(self._schema), taken=taken)
+        return found.fields[field]
 
     def _decode(self, number: int, data: ShardData) -> DecodedBlock:
         block, view = self._blocks[number], data.view(number)
@@ -302,31 +249,22 @@ class BlockReader(ChunkReader):
                 raise
             raise ValueError(f"its block is damaged ({_reason(error)})") from error
 
-    def _block_of(self, rows: Ints) -> Ints:
-        found: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
-        return found
 
-
-def _blank(form: ArrayForm | None) -> NDArray[Any]:
-    """Return what stands for a sample that doesn't exist."""
-    return np.empty(0, np.uint8) if form is None else form.empty
-
-
-def _checked(type: FieldType, values: Any, rows: int) -> tuple[Samples, NDArray[np.bool_] | None]:
-    """Return the samples of a field, and which records have it. Raises ValueError if they don't fit
-    the field."""
+def _checked(type: FieldType, values: Any, rows: int) -> BlockValues:
+    """Return the samples of a field. Raises ValueError if they don't fit the field."""
     if len(values) != rows:
         raise ValueError(f"{len(values):,} values, and the index has {rows:,} records")
     present, form = None, type.stored
+    blank = np.empty(0, np.uint8) if form is None else form.empty
     if isinstance(values, list) and any(each is None for each in values):
         present = np.array([each is not None for each in values])
-        values = [_blank(form) if each is None else each for each in values]
+        values = [blank if each is None else each for each in values]
     if form is None:
         texts = [each.encode() if isinstance(each, str) else each for each in values]
-        return [np.frombuffer(each, np.uint8) for each in texts], present
+        return BlockValues([np.frombuffer(each, np.uint8) for each in texts], present)
     if form.is_ragged:
-        return [_numbers(type, each, form, form.shape) for each in values], present
-    return _numbers(type, values, form, (rows, *form.shape)), present
+        return BlockValues([_numbers(type, each, form, form.shape) for each in values], present)
+    return BlockValues(_numbers(type, values, form, (rows, *form.shape)), present)
 
 
 def _numbers(
@@ -342,11 +280,6 @@ def _numbers(
     if type.may_not_fit(array.dtype) and type.unfit(array, form.dtype).any():
         raise ValueError(f"a number {type.mismatch()}")
     return array.astype(form.dtype, copy=False)
-
-
-def _mark(wrong: dict[int, str], rows: Ints, reason: str) -> None:
-    for row in rows.tolist():
-        wrong.setdefault(row, reason)
 
 
 def _reason(error: Exception) -> str:

@@ -29,7 +29,7 @@ from penstock.readers.formats.tables import (
     ColumnChunks,
     TableFile,
     TableFormat,
-    UnitReader,
+    TableReader,
     columns_of,
     read_ends,
     refusing,
@@ -153,7 +153,7 @@ def _column_chunks(
     )
 
 
-class ArrowReader(UnitReader):
+class ArrowReader(TableReader):
     """Reads rows of a shard; buffers that aren't compressed become arrays without a copy."""
 
     def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:

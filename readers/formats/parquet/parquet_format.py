@@ -28,7 +28,7 @@ from penstock.readers.formats.tables import (
     ColumnChunks,
     TableFile,
     TableFormat,
-    UnitReader,
+    TableReader,
     columns_of,
     read_ends,
     refusing,
@@ -127,17 +127,17 @@ def _may_lack(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> 
     return found
 
 
-class ParquetReader(UnitReader):
+class ParquetReader(TableReader):
     """Reads rows of a shard."""
 
     def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
         """Read the form and the numbers of each chunk: the number of its form, its values, its
         bytes decompressed and its nulls (-1: unknown)."""
-        self._forms = [ChunkForm.of_json(each) for each in notes["forms"]]
+        self._chunk_forms = [ChunkForm.of_json(each) for each in notes["forms"]]
         self._decoding = np.array(notes["chunks"], np.int64).reshape(-1, 4)
         numbers = self._decoding
         if len(numbers) and not (
-            numbers[:, :3].min() >= 0 and numbers[:, 0].max() < len(self._forms)
+            numbers[:, :3].min() >= 0 and numbers[:, 0].max() < len(self._chunk_forms)
         ):
             raise ValueError("its chunks have forms that don't exist")
         self._rows = np.zeros(len(shard.extents) + 1, np.int64)  # the last is that of NO_CHUNK
@@ -149,7 +149,7 @@ class ParquetReader(UnitReader):
         """Return a column chunk's table. Raises ValueError if its bytes are damaged."""
         del dictionaries
         form, *numbers = self._decoding[extent].tolist()
-        return decode_chunk(data, self._forms[form], type, int(self._rows[extent]), *numbers)
+        return decode_chunk(data, self._chunk_forms[form], type, int(self._rows[extent]), *numbers)
 
 
 def _columns(footer: Footer, entry: Entry) -> Mapping[str, ArrowColumn]:

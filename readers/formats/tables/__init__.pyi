@@ -6,4 +6,4 @@ from .table_files import ColumnChunks as ColumnChunks, TableFile as TableFile
 from .table_files import TableFormat as TableFormat
 from .table_files import max_decoded_bytes as max_decoded_bytes, read_ends as read_ends
 from .table_files import refusing as refusing
-from .unit_reader import UnitReader as UnitReader, tensor_of_json as tensor_of_json
+from .table_reader import TableReader as TableReader, tensor_of_json as tensor_of_json

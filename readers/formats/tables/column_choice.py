@@ -24,7 +24,7 @@ from penstock.readers.formats.tables.column_types import (
     is_text,
     misfit,
 )
-from penstock.readers.formats.tables.column_values import NULL_INSIDE, RAGGED_INSIDE, reasons
+from penstock.readers.formats.tables.column_values import NULL_INSIDE, RAGGED_INSIDE, TableValues
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -133,7 +133,7 @@ def refusal_of(table: Any, *, file: str, first: int) -> str | None:
 
     table: as `values_table` returns it. file: its name, for messages; first: the first row in it.
     """
-    for row, reason in reasons(table, np.arange(len(table))):
+    for row, reason in TableValues(table).reasons(np.arange(len(table))):
         if reason in (NULL_INSIDE, RAGGED_INSIDE):
             advice = "replace the null" if reason == NULL_INSIDE else "pad or flatten the lists"
             return f"{reason} ({file}, row {first + row}): {advice} when you write the file"

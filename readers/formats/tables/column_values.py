@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, unfit_numbers
+from penstock.readers.fieldtypes import unfit_numbers
 from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
+from penstock.readers.formats.unit_reader import UnitValues
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
-    from penstock.readers.formats.open_shard import Places
+    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 
@@ -356,65 +356,8 @@ def present_rows(array: Any, rows: Ints) -> Bools | None:
     return None if found.all() else found
 
 
-def values_of(table: Any) -> Any:
-    """Return the values of a table as one array."""
-    return _combined(table.column(VALUES))
-
-
 def _combined(column: Any) -> Any:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def reasons(table: Any, rows: Ints) -> Iterator[tuple[int, str]]:
-    """Yield the place in rows of each bad sample, and the reason."""
-    if table.num_columns == 1 or WRONG not in table.column_names:
-        return
-    column = table.column(WRONG)
-    for place, row in enumerate(rows.tolist()):
-        reason = column[row].as_py()
-        if reason is not None:
-            yield place, reason
-
-
-class DenseRows:
-    """Puts samples of one shape into their places in the memory of a batch."""
-
-    def __init__(self, out: NDArray[Any], places: Places, form: ArrayForm) -> None:
-        self._out, self._places, self._form = out, places, form
-        # Rows are copied by one call if all of them are in one unit.
-        is_slice = isinstance(places, slice) and places.step in (None, 1)
-        self._whole = out[places] if is_slice else None
-        self._slots: Ints | None = None
-
-    def _set(self, here: Ints, values: Any) -> None:
-        if self._slots is None:
-            self._slots = np.arange(len(self._out))[self._places]
-        self._out[self._slots[here]] = values
-
-    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table. array: its values; here: the places of the rows among those of
-        the batch."""
-        del table
-        count, start, shape = len(array), array.offset, self._form.fixed_shape
-        if shape:
-            size = math.prod(shape)
-            array, count, start = array.values, count * size, start * size + array.values.offset
-        data, dtype = array.buffers()[1], self._form.dtype
-        numbers = np.frombuffer(data or b"", dtype, count if data else 0, start * dtype.itemsize)
-        values = numbers.reshape(-1, *shape)
-        if self._whole is not None and len(here) == len(self._whole):
-            np.take(values, rows, axis=0, out=self._whole)
-        else:
-            self._set(here, values[rows])
-
-    def blank(self, here: Ints) -> None:
-        """Set samples that don't exist to zeros."""
-        if len(here):
-            self._set(here, 0)
-
-    def column(self) -> DenseColumn:
-        """Return the samples as a column."""
-        return DenseColumn(self._out)
 
 
 _EMPTY = np.empty(0, np.uint8)
@@ -425,17 +368,40 @@ _VIEWED_SHARE = 4
 so many; else they are copies."""
 
 
-class EncodedRows:
-    """Collects encoded samples, such as images and texts, in the order of a batch."""
+class TableValues(UnitValues):
+    """The values of a table that `values_table` returned."""
 
-    def __init__(self, count: int) -> None:
-        self.samples: list[Encoded] = [_EMPTY] * count
+    def __init__(self, table: Any) -> None:
+        self._table, self.array = table, _combined(table.column(VALUES))
 
-    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table at their places. array: its values. Raises ValueError for
-        damage."""
-        del table
-        present = present_rows(array, rows)
+    def present(self, rows: Ints) -> Bools | None:
+        """Return which of some rows aren't null; None if all are."""
+        return present_rows(self.array, rows)
+
+    def reasons(self, rows: Ints) -> Iterable[tuple[int, str]]:
+        """Return the places among rows of bad samples, and the reasons."""
+        if self._table.num_columns == 1 or WRONG not in self._table.column_names:
+            return ()
+        found = self._table.column(WRONG).take(pa.array(rows)).to_pylist()
+        return [(place, reason) for place, reason in enumerate(found) if reason is not None]
+
+    def dense(self, form: ArrayForm) -> NDArray[Any]:
+        """Return samples of one shape as a view."""
+        array, shape = self.array, form.fixed_shape
+        count, start = len(array), array.offset
+        if shape:
+            size = math.prod(shape)
+            array, count, start = array.values, count * size, start * size + array.values.offset
+        data, dtype = array.buffers()[1], form.dtype
+        numbers = np.frombuffer(data or b"", dtype, count if data else 0, start * dtype.itemsize)
+        return numbers.reshape(-1, *shape)
+
+    def put(self, samples: list[Encoded], here: Ints, rows: Ints, form: ArrayForm | None) -> None:
+        """Put ragged or encoded samples into a list, without those of nulls if they are encoded."""
+        if form is not None:
+            self._put_ragged(samples, here, rows, form)
+            return
+        array, present = self.array, self.present(rows)
         if present is not None:
             rows, here = rows[present], here[present]
         if isinstance(array, pa.DictionaryArray):
@@ -443,78 +409,58 @@ class EncodedRows:
             array = array.dictionary
             if len(rows) and not (rows.min() >= 0 and rows.max() < len(array)):
                 raise ValueError("it has indices beyond its dictionary")
-        if array.type == pa.binary_view():
-            self._add_views(array, rows, here)
-            return
-        wide = pa.types.is_large_binary(array.type)
-        _, offsets, data = array.buffers()
-        if data is None:
-            return
-        at: NDArray[Any] = np.frombuffer(offsets, np.int64 if wide else np.int32)[array.offset :]
-        bytes_ = np.frombuffer(data, np.uint8)
-        bytes_.flags.writeable = False
-        starts, ends = at[rows], at[rows + 1]
-        if _VIEWED_SHARE * int((ends - starts).sum()) < len(bytes_):
-            parts = [bytes_[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-            bytes_ = np.concatenate([_EMPTY, *parts])
-            bytes_.flags.writeable = False
-            bounds = _offsets(ends - starts)
-            starts, ends = bounds[:-1], bounds[1:]
-        samples = self.samples
-        for place, start, end in zip(here.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            samples[place] = bytes_[start:end]
+        put = _put_views if array.type == pa.binary_view() else _put_slices
+        put(samples, here.tolist(), array, rows)
 
-    def _add_views(self, array: Any, rows: Ints, here: Ints) -> None:
-        _, buffer, *buffers = array.buffers()
-        views = np.frombuffer(buffer, np.int32).reshape(-1, 4)[array.offset + rows]
-        short = views.view(np.uint8).reshape(-1, 16)
-        data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
-        is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < sum(map(len, data))
-        for row, (length, _, number, start) in enumerate(views.tolist()):
-            if length <= _INLINE_BYTES:
-                sample = short[row, 4 : 4 + length].copy()
-            else:
-                sample = data[number][start : start + length]
-                sample = sample.copy() if is_copied else sample
-            sample.flags.writeable = False
-            self.samples[here[row]] = sample
-
-    def blank(self, here: Ints) -> None:
-        """Do nothing: samples that aren't added are empty."""
-
-    def column(self) -> EncodedColumn:
-        """Return the samples as a column."""
-        return EncodedColumn(self.samples)
-
-
-class RaggedRows:
-    """Collects arrays that differ in shape, in the order of a batch."""
-
-    def __init__(self, count: int, form: ArrayForm) -> None:
-        self._form = form
-        self._rest = form.rest if form.shape[0] is None else None
-        rest = (0,) * (len(form.shape) - 1) if self._rest is None else self._rest
-        self._samples = [np.empty((0, *rest), form.dtype)] * count
-
-    def add(self, table: Any, array: Any, rows: Ints, here: Ints) -> None:
-        """Add some rows of a table at their places. array: its values."""
-        width = math.prod(self._rest or ()) or 1
-        offsets = np.frombuffer(array.buffers()[1], np.int64)[array.offset :] // width
-        numbers = raw_numbers(array.values).view(self._form.dtype)
-        numbers = numbers.reshape(len(numbers) // width, *(self._rest or ()))
+    def _put_ragged(
+        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm
+    ) -> None:
+        rest = form.rest if form.shape[0] is None else None
+        width = math.prod(rest or ()) or 1
+        offsets = np.frombuffer(self.array.buffers()[1], np.int64)[self.array.offset :] // width
+        numbers = raw_numbers(self.array.values).view(form.dtype)
+        numbers = numbers.reshape(len(numbers) // width, *(rest or ()))
         shapes: Sequence[Any] = ()
-        if self._rest is None:
-            stored = _combined(table.column(SHAPES))
-            lengths = raw_numbers(stored.values).reshape(-1, len(self._form.shape))
+        if rest is None:
+            stored = _combined(self._table.column(SHAPES))
+            lengths = raw_numbers(stored.values).reshape(-1, len(form.shape))
             shapes = lengths[stored.offset + rows].tolist()
         places = zip(here.tolist(), offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
         for number, (place, start, end) in enumerate(places):
             sample = numbers[start:end]
-            self._samples[place] = sample.reshape(shapes[number]) if shapes else sample
+            samples[place] = sample.reshape(shapes[number]) if shapes else sample
 
-    def blank(self, here: Ints) -> None:
-        """Do nothing: samples that aren't added are empty."""
 
-    def column(self) -> Column:
-        """Return the samples as a column."""
-        return self._form.column(self._samples)
+def _put_slices(samples: list[Encoded], here: list[int], array: Any, rows: Ints) -> None:
+    """Put values of an array of bytes with offsets into a list."""
+    _, offsets, data = array.buffers()
+    if data is None:
+        return
+    dtype = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    at: NDArray[Any] = np.frombuffer(offsets, dtype)[array.offset :]
+    bytes_ = np.frombuffer(data, np.uint8)
+    bytes_.flags.writeable = False
+    starts, ends = at[rows], at[rows + 1]
+    if _VIEWED_SHARE * int((ends - starts).sum()) < len(bytes_):
+        parts = [bytes_[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        bytes_ = np.concatenate([_EMPTY, *parts])
+        bytes_.flags.writeable = False
+        bounds = _offsets(ends - starts)
+        starts, ends = bounds[:-1], bounds[1:]
+    for place, start, end in zip(here, starts.tolist(), ends.tolist(), strict=True):
+        samples[place] = bytes_[start:end]
+
+
+def _put_views(samples: list[Encoded], here: list[int], array: Any, rows: Ints) -> None:
+    """Put values of an array of views into a list."""
+    _, buffer, *buffers = array.buffers()
+    views = np.frombuffer(buffer, np.int32).reshape(-1, 4)[array.offset + rows]
+    short = views.view(np.uint8).reshape(-1, 16)
+    data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
+    is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < sum(map(len, data))
+    for row, (length, _, number, start) in enumerate(views.tolist()):
+        is_inside = length <= _INLINE_BYTES
+        sample = short[row, 4 : 4 + length] if is_inside else data[number][start : start + length]
+        sample = sample.copy() if is_inside or is_copied else sample
+        sample.flags.writeable = False
+        samples[here[row]] = sample

@@ -40,9 +40,9 @@ from penstock.readers.formats.tables.column_choice import (
     warn_of_paths,
 )
 from penstock.readers.formats.tables.column_types import PATHS_ALONE
-from penstock.readers.formats.tables.column_values import EncodedRows, values_of
-from penstock.readers.formats.tables.unit_reader import NO_CHUNK
+from penstock.readers.formats.tables.column_values import TableValues
 from penstock.readers.formats.unindexed_files import read_file_parts
+from penstock.readers.formats.unit_reader import NO_CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
-    from penstock.readers.formats.tables.unit_reader import UnitReader
+    from penstock.readers.formats.tables.table_reader import TableReader
     from penstock.readers.origin import Entry, Origin
 
     Ints = NDArray[np.int64]
@@ -136,7 +136,7 @@ class TableFormat(ChunkFormat, ABC):
         and the errors of `read_file_parts`."""
 
     @abstractmethod
-    def reader(self, shard: ChunkedShardFacts) -> UnitReader:
+    def reader(self, shard: ChunkedShardFacts) -> TableReader:
         """Open a shard."""
 
     def recognises(self, origin: Origin) -> bool:
@@ -247,14 +247,14 @@ class _Table:
                 continue
             if chunks.sizes[units[0]] > MAX_CHECKED_BYTES:
                 return []
-            values = EncodedRows(min(int(file.rows[units[0]]), _FIRST_ROWS))
-            rows = np.arange(len(values.samples))
+            rows = np.arange(min(int(file.rows[units[0]]), _FIRST_ROWS))
             with refusing(file.entry):
-                for _, table in self._tables([(number, int(units[0]))], column, Bytes()):
-                    if isinstance(table, ValueError):
-                        raise table
-                    values.add(table, values_of(table), rows, rows)
-            return [sample.tobytes() for sample in values.samples]
+                ((_, table),) = self._tables([(number, int(units[0]))], column, Bytes())
+                if isinstance(table, ValueError):
+                    raise table
+                found = [np.empty(0, np.uint8)] * len(rows)
+                TableValues(table).put(found, rows, rows, None)
+                return [sample.tobytes() for sample in found]
         return []
 
     def refusal(self, column: ArrowColumn, type: FieldType) -> str | None:
@@ -292,7 +292,7 @@ class _Table:
                 continue
             chunks, file = self._known[number, column.name], self._files[number]
             if chunks.nulls[unit] < 0:
-                chunks.nulls[unit] = values_of(table).null_count
+                chunks.nulls[unit] = TableValues(table).array.null_count
             first = int(file.rows[:unit].sum())
             reason = refusal_of(table, file=printable(file.entry.name), first=first)
             if reason is not None:
@@ -310,8 +310,8 @@ class _Table:
         schema = cast("Schema", {column.name: type})  # the type may refer to another field
         draft = _ShardDraft(schema, [column])
         for number, unit in places:
-            chunks = self._chunks(number, column.name, type.form)
-            draft.add(self._files[number], [chunks], unit, unit + 1)
+            own = [self._chunks(number, column.name, type.form)]
+            draft.add(self._files[number], own, unit, unit + 1)
         shard = draft.shard()
         extents = shard.extents
         facts = ChunkedShardFacts(
@@ -324,7 +324,8 @@ class _Table:
         )
         with refusing(shard.files[0]):
             reader = self._format.reader(facts)
-        wanted = [reader.extents(unit, column.name) for unit in range(len(places))]
+        chunks = reader.chunks([*range(len(places))], column.name)
+        wanted = [[chunk, *reader.dictionaries(chunk)] for chunk in chunks]
         numbers = np.concatenate(wanted)
         rows = (extents.files[numbers], extents.starts[numbers], extents.sizes[numbers])
         parts = zip(*(each.tolist() for each in rows), strict=True)

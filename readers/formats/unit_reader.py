@@ -1,0 +1,239 @@
+"""Read rows of a shard whose samples lie in units that are decoded as a whole: the blocks of a
+file, or the row groups and record batches of a table, of which each field is a chunk of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from penstock.cache import PenstockError
+from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, upright_sizes
+from penstock.readers.formats.array_windows import place_numbers
+from penstock.readers.formats.chunked import ChunkReader
+from penstock.readers.types import UNFIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes import ArrayForm, Column
+    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
+    from penstock.readers.formats.open_shard import Places
+
+    Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
+
+Found = TypeVar("Found")
+
+NO_CHUNK = -1
+"""The number of the chunk if a unit lacks the field."""
+
+
+_MISSING = "it is null or is missing, which the index doesn't record"
+
+
+class UnitValues(ABC):
+    """The decoded values of a field in one unit."""
+
+    @abstractmethod
+    def dense(self, form: ArrayForm) -> NDArray[Any]:
+        """Return all samples, of a form of one shape, as one array."""
+
+    @abstractmethod
+    def put(
+        self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm | None
+    ) -> None:
+        """Put the samples of some rows into a list; those without a value may be left out.
+
+        here: their places in the list. form: None if they are encoded. Raises ValueError for
+        damage.
+        """
+
+    @abstractmethod
+    def present(self, rows: Ints) -> Bools | None:
+        """Return which of some rows have the field; None if all have it."""
+
+    def reasons(self, rows: Ints) -> Iterable[tuple[int, str]]:
+        """Return the places among rows of bad samples, and the reasons."""
+        del rows
+        return ()
+
+
+class UnitReader(ChunkReader):
+    """The base of readers of units. Several threads may call it."""
+
+    def __init__(self, shard: ChunkedShardFacts, *, lacking: Collection[str]) -> None:
+        """lacking: the fields that some samples lack. Raises ValueError if the facts contradict
+        each other."""
+        self._schema, self._lacking = shard.schema, frozenset(lacking)
+        self._forms = {name: type.stored for name, type in shard.schema.items()}
+        self._counts: list[int] = shard.units.tolist()
+        self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
+        if not len(shard.units) or int(self._bounds[-1]) != shard.samples:
+            raise ValueError("the numbers of its units disagree")
+        self._last: tuple[bytes, Mapping[int, tuple[Ints, Ints]]] = (b"", {})
+
+    @abstractmethod
+    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> UnitValues:
+        """Decode a field of a unit from its chunk. taken: rows of this call that need it. Raises
+        ValueError for damage."""
+
+    def chunks(self, units: list[int], field: str) -> list[int]:
+        """Return the numbers of the chunks that hold a field of some units, by default the units';
+        NO_CHUNK for units that lack the field."""
+        del field
+        return units
+
+    def units_of(self, rows: Ints) -> Ints:
+        """Return the unit of each row."""
+        found: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
+        return found
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Return a row's unit, and its number in the unit."""
+        unit = int(self.units_of(np.array([row], np.int64))[0])
+        return unit, row - int(self._bounds[unit])
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read rows of a dense field into their places."""
+        assert corners is None, "rows of units have no windows"
+        self._fill(field, rows, out, places, data, wrong)
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read rows of other fields, and `<name>.present` of those that some samples lack."""
+        found: dict[str, Column] = {}
+        for field in fields:
+            form, count = self._forms[field], len(rows)
+            if form is not None and not form.is_ragged:
+                out = np.empty((count, *form.fixed_shape), form.dtype)
+                present = self._fill(field, rows, out, slice(0, count), data, wrong)
+                found[field] = DenseColumn(out)
+            else:
+                found[field], present = self._collect(field, rows, form, data, wrong)
+            if field in self._lacking:
+                found[field + PRESENT] = DenseColumn(present)
+        return found
+
+    def _fill(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        data: ShardData,
+        wrong: dict[int, str],
+    ) -> Bools:
+        """Read rows of a dense field into their places; return which of them have it."""
+        form, present = self._forms[field], np.ones(len(rows), np.bool_)
+        assert form is not None
+        slots, is_slice = place_numbers(places, len(rows)), isinstance(places, slice)
+
+        def dense(values: UnitValues, here: Ints, local: Ints) -> NDArray[Any]:
+            del here, local
+            return values.dense(form)
+
+        for here, local, values in self._read(field, rows, dense, data, wrong, present):
+            if values is None:
+                out[slots[here]] = 0
+            elif is_slice and len(here) == len(rows):  # one call copies rows of one unit
+                np.take(values, local, axis=0, out=out[places])
+            else:
+                out[slots[here]] = values[local]
+        if not present.all():
+            out[slots[~present]] = 0
+        return present
+
+    def _collect(
+        self, field: str, rows: Ints, form: ArrayForm | None, data: ShardData, wrong: dict[int, str]
+    ) -> tuple[Column, Bools]:
+        """Return rows of a field as a column, and which of them have it."""
+        present = np.ones(len(rows), np.bool_)
+        samples = [np.empty(0, np.uint8) if form is None else form.empty] * len(rows)
+
+        def put(values: UnitValues, here: Ints, local: Ints) -> None:
+            values.put(samples, here, local, form)
+
+        for _ in self._read(field, rows, put, data, wrong, present):
+            pass
+        if form is not None:
+            return form.column(samples), present
+        if not self._schema[field].has_sides:
+            return EncodedColumn(samples), present
+        dims = upright_sizes(samples)
+        unknown = np.flatnonzero((dims[:, 0] == 0) & present)
+        _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
+        return EncodedColumn(samples, dims), present
+
+    def _read(
+        self,
+        field: str,
+        rows: Ints,
+        get: Callable[[UnitValues, Ints, Ints], Found],
+        data: ShardData,
+        wrong: dict[int, str],
+        present: Bools,
+    ) -> Iterator[tuple[Ints, Ints, Found | None]]:
+        """Yield for each unit: the places of its rows among `rows`, their numbers in the unit, and
+        what `get` returns; None if the unit is damaged or lacks the field. Rows without the field
+        become False in `present`."""
+        groups = self._groups_of(rows)
+        units = dict(zip(self.chunks([*groups], field), groups, strict=True))
+        if NO_CHUNK in units:
+            del units[NO_CHUNK]
+            for unit in groups.keys() - units.values():
+                here, local = groups[unit]
+                present[here] = False
+                yield here, local, None
+        for chunk in data.in_order([*units]):
+            here, local = groups[units[chunk]]
+            try:
+                values = self.values(chunk, units[chunk], field, data, len(here))
+                found = get(values, here, local)
+            except ValueError as error:
+                if isinstance(error, PenstockError):
+                    raise
+                _mark(wrong, here, f"{field}: {error}")
+                yield here, local, None
+                continue
+            for place, reason in values.reasons(local):
+                _mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
+            has_field = values.present(local)
+            if has_field is not None:
+                lacking = here[~has_field]
+                present[lacking] = False
+                if field not in self._lacking:
+                    _mark(wrong, lacking, f"{field}: {_MISSING}")
+            yield here, local, found
+
+    def _groups_of(self, rows: Ints) -> Mapping[int, tuple[Ints, Ints]]:
+        """Return the units of rows, each with the places of its rows among them, and these rows'
+        numbers in the unit. A batch reads the same rows of several fields one after the other."""
+        key, (known, groups) = rows.tobytes(), self._last
+        if known != key:
+            units, groups = self.units_of(rows), {}
+            for unit in np.unique(units).tolist():
+                here = np.flatnonzero(units == unit)
+                groups[unit] = here, rows[here] - self._bounds[unit]
+            self._last = key, groups
+        return groups
+
+
+def _mark(wrong: dict[int, str], places: Ints, reason: str) -> None:
+    for place in places.tolist():
+        wrong.setdefault(place, reason)

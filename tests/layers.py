@@ -38,7 +38,8 @@ readers.splits readers.remote_shards
 readers.reading
 readers.index
 readers.formats
-readers.blob_source
+readers.local_place readers.blob_source
+readers.loose_files
 readers.byte_source
 readers.origin readers.fieldtypes
 readers.files

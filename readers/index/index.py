@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, IndexChangedError, PenstockError
+from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import BlobSource, refuse_shortage
-from penstock.readers.byte_source import REINDEX, LocalPlace
 from penstock.readers.fieldtypes import image_fields
-from penstock.readers.files import OWN_FOLDER, below, printable
+from penstock.readers.files import OWN_FOLDER, printable
+from penstock.readers.local_place import LocalPlace
 from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.blob_names import BlobNames
     from penstock.readers.index.manifest import Manifest, ManifestHeader
     from penstock.readers.index.repair import IndexRepair
+    from penstock.readers.index.sidecars import Sidecars
     from penstock.readers.origin import LeftOut, Origin, RemoteFolder, Scratch
     from penstock.readers.types import ImageRange
 
@@ -52,14 +53,14 @@ _log = logging.getLogger("penstock")
 
 
 class IndexShards:
-    """Open the shards of one index by number. Thread-safe. fields: for data in chunks, the fields
-    of remote shards whose bytes are cached; None means all."""
+    """Open the shards of one index by number. Thread-safe. sidecars: None for a pack. fields: for
+    data in chunks, the fields of remote shards whose bytes are cached; None means all."""
 
     def __init__(
         self,
         origin: Origin,
         manifest: Manifest,
-        sidecars: Sidecars,
+        sidecars: Sidecars | None,
         *,
         fields: tuple[str, ...] | None = None,
     ) -> None:
@@ -73,7 +74,7 @@ class IndexShards:
         from penstock.readers.index.blob_names import BlobNames
 
         origin = cast("RemoteFolder", self._origin)
-        return BlobNames(origin, self._manifest, self._sidecars.read, self._fields)
+        return BlobNames(origin, self._manifest, self._sidecar, self._fields)
 
     def keeping(self, fields: tuple[str, ...]) -> IndexShards:
         """Return the same shards, of which only the bytes of these fields are cached."""
@@ -132,7 +133,7 @@ class IndexShards:
         entry = manifest.entry(shard, self._fields)
         if chunks is not None:
             entry = replace(entry, chunks=chunks.of(shard))
-        return manifest.format.open(entry, lambda: self._sidecars.read(shard), place)
+        return manifest.format.open(entry, lambda: self._sidecar(shard), place)
 
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
@@ -140,7 +141,12 @@ class IndexShards:
         """Return the share of the bytes of a shard's fields that is needed for parts of all its
         samples; see `Format.wanted_share`. Raises CorruptShardError, FetchError."""
         entry, manifest = self._manifest.entry(shard, self._fields), self._manifest
-        return manifest.format.wanted_share(entry, lambda: self._sidecars.read(shard), fields, draw)
+        return manifest.format.wanted_share(entry, lambda: self._sidecar(shard), fields, draw)
+
+    def _sidecar(self, shard: int) -> Sidecar:
+        if self._sidecars is None:
+            raise TypeError("a pack has no sidecars")
+        return self._sidecars.read(shard)
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
         """Delete the cached bytes of a remote shard because they are wrong; the next opening
@@ -158,7 +164,7 @@ class IndexShards:
             return True
         if self._manifest.format.has_own_index:
             return self.remote.is_whole(self.source(shard))
-        return self._sidecars.are_local
+        return self._sidecars is not None and self._sidecars.are_local
 
     def source(self, shard: int) -> BlobSource:
         """Describe a shard of a remote dataset as a blob, without I/O. Reading its segments may
@@ -168,87 +174,6 @@ class IndexShards:
     def keys(self) -> tuple[str, ...]:
         """Return the keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
         return self._blobs.keys()
-
-
-_MOST_FETCHES = 3
-
-
-class Sidecars:
-    """Read the sidecars of one index. Thread-safe.
-
-    place: their folder, local or remote; None for a dataset that carries its index and has no
-    sidecars. repair: rebuilds damaged ones of an index in a cache folder.
-    """
-
-    def __init__(
-        self, manifest: Manifest, place: bytes | Origin | None, repair: IndexRepair | None = None
-    ) -> None:
-        self._manifest, self._place, self._repair = manifest, place, repair
-        self._layout = manifest.about.layout
-        self._has_warned = False
-
-    @property
-    def are_local(self) -> bool:
-        """Return True if sidecars are read without a request to the remote."""
-        return isinstance(self._place, bytes)
-
-    def read(self, shard: int) -> Sidecar:
-        """Read the sidecar of one shard. Raises CorruptShardError, IndexChangedError,
-        FetchError."""
-        sidecar = self._read(shard)
-        manifest = self._manifest
-        wanted = int(manifest.samples[shard]), int(manifest.shard_bytes[shard])
-        if (sidecar.samples, sidecar.size_bytes) != wanted:
-            raise CorruptShardError(
-                f"{printable(manifest.names[shard])}: this part of the index has "
-                f"{sidecar.samples:,} samples and {sidecar.size_bytes:,} bytes, but the manifest "
-                f"records {wanted[0]:,} and {wanted[1]:,}. {REINDEX}"
-            )
-        return sidecar
-
-    def _read(self, shard: int) -> Sidecar:
-        name, etag = self._manifest.names[shard], self._manifest.etags[shard]
-        place = self._place
-        if place is None:
-            raise TypeError("a pack has no sidecars")
-        if isinstance(place, bytes):
-            folder = place
-
-            def read() -> Sidecar:
-                return self._parse(below(folder, name), etag)
-
-            return read() if self._repair is None else self._repair.read(shard, read)
-        # The version is the fingerprint, because another index has other sidecars.
-        version = self._manifest.about.fingerprint
-        url = f"{place.url.rstrip('/')}/{printable(name)}"
-        for _ in range(_MOST_FETCHES - 1):
-            try:
-                path = place.file(name, size_bytes=None, version=version)
-                return self._parse(path, etag, url)
-            except (
-                CorruptShardError,
-                IndexChangedError,
-            ) as error:  # damaged or missing in the cache
-                if not self._has_warned:
-                    self._has_warned = True
-                    from penstock.readers.index.index_folders import warn_of_damage
-
-                    warn_of_damage(place.url, error)
-                place.drop(name, size_bytes=None, version=version)
-        path = place.file(name, size_bytes=None, version=version)
-        return self._parse(path, etag, url)
-
-    def _parse(self, path: bytes, etag: str, url: str | None = None) -> Sidecar:
-        from penstock.readers.formats import read_sidecar
-
-        manifest = self._manifest
-        return read_sidecar(
-            path,
-            etag=etag,
-            layout=self._layout,
-            is_file_per_sample=manifest.format.is_file_per_sample,
-            url=url,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -382,9 +307,13 @@ def index_of(
     or remote; None for a pack's own. scratch: kept alive as long as the index. repair: see
     `Sidecars`."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
+    sidecars: Sidecars | None = None
     if place is None:
         shown = f"{origin.url}/{OWN_FOLDER.decode()}"
     else:
+        from penstock.readers.index.sidecars import Sidecars  # packs have none
+
+        sidecars = Sidecars(manifest, place, repair)
         shown = printable(place) if isinstance(place, bytes) else place.url
     return Index(
         url=origin.url,
@@ -393,7 +322,7 @@ def index_of(
         starts=ends - manifest.samples,
         shard_bytes=manifest.shard_bytes,
         manifest=manifest,
-        shards=IndexShards(origin, manifest, Sidecars(manifest, place, repair)),
+        shards=IndexShards(origin, manifest, sidecars),
         origin=origin,
         scratch=scratch,
     )

@@ -17,8 +17,8 @@ from penstock.cache.base import read_error
 from penstock.readers.files import locked, printable
 from penstock.readers.formats import MISSING, Snapshot
 from penstock.readers.index.building import IndexBuilder, PriorFacts
-from penstock.readers.index.index import Sidecars
 from penstock.readers.index.index_folders import check_arrangement, read_index
+from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:

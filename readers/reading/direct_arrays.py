@@ -22,7 +22,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.readers.byte_source import NO_BYTES, STEP_BYTES, FileSpan
+from penstock.readers.byte_source import NO_BYTES
 from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     CODEC_ITEMSIZES,
@@ -31,6 +31,7 @@ from penstock.readers.fieldtypes import (
     codec_number,
     to_array,
 )
+from penstock.readers.loose_files import STEP_BYTES
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from penstock.readers.byte_source import Unread
     from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
-    from penstock.readers.reading.batch_plan import BatchFields, BatchRows, BatchSpans
+    from penstock.readers.reading.batch_plan import BatchFields, BatchRows
+    from penstock.readers.reading.batch_spans import BatchSpans
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.types import Encoded
 
@@ -104,7 +106,7 @@ class DirectArrays:
 
         def read(span: int, slot: Encoded, begin: int) -> int:
             source = unread[span]
-            if marks is None or not isinstance(source, FileSpan):
+            if marks is None or isinstance(source, np.ndarray):
                 return _copy(source, slot, begin)
             try:
                 return source.copy(slot, begin)
@@ -180,7 +182,7 @@ def _parts(span: int, slot: Encoded) -> Iterator[_Part]:
 
 def _copy(source: Unread, slot: Encoded, begin: int) -> int:
     """Copy bytes from `begin` on into a slot; return the CRC-32C of the copied bytes."""
-    if isinstance(source, FileSpan):
+    if not isinstance(source, np.ndarray):
         return source.copy(slot, begin)
     crc = 0
     for at in range(0, len(slot), STEP_BYTES):

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
+from penstock.cache import ConfigError
 from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
 from penstock.readers.blocks import Blocks
-from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import RaggedColumn, SampleBatch
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows
 from penstock.readers.reading.open_shards import OpenShards
-from penstock.readers.reading.row_reading import WRONG_CRC, present_fields, read_by_rows
-from penstock.readers.types import UNFIT
+from penstock.readers.reading.row_reading import present_fields, read_by_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -201,31 +199,14 @@ class SampleReader:
             self._copy_threads = CopyThreads()
         return self._copy_threads
 
-    def corruption(self, number: int, row: int, reason: str = WRONG_CRC) -> Exception:
+    def corruption(self, number: int, row: int, reason: str) -> Exception:
         """Return the error for a sample that can't be read, such as one with a wrong checksum."""
-        index = self.index
-        sample_id = int(index.starts[number]) + row
+        from penstock.readers.reading.corruption import corruption
+
         (shard,) = self.shards.get([number])
-        if reason != WRONG_CRC:
-            remedy = ". Get that file again, or leave the sample out"
-            if reason.endswith(UNFIT):  # the reason has its own remedy
-                remedy = ""
-            return CorruptSampleError(
-                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}{remedy}; a "
-                "loader replaces and counts such samples, up to max_bad=.",
-                sample_id=sample_id,
-            )
-        if not index.is_self_contained:
-            return IndexChangedError(
-                f"{shard.name(row)} (sample {sample_id} of {self._url}): its bytes aren't those "
-                f"that were indexed: the file was changed in place, or the disk is failing. "
-                f"{REINDEX}"
-            )
-        return CorruptSampleError(
-            f"Sample {sample_id} of {self._url} ({shard.name(row)}): its checksum (CRC-32C) is "
-            "wrong. The shard was changed, or the disk is failing: fetch or pack that shard again.",
-            sample_id=sample_id,
-        )
+        sample_id = int(self.index.starts[number]) + row
+        shown = f"{shard.name(row)} (sample {sample_id} of {self._url})"
+        return corruption(shown, sample_id, reason, is_pack=self.index.is_self_contained)
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.readers.byte_source import NO_BYTES, FileSpan, SourceSpans
+from penstock.readers.byte_source import NO_BYTES, SourceSpans
 from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.files import PageAdvice
-from penstock.readers.reading.batch_plan import BatchSpans
+from penstock.readers.reading.batch_spans import BatchSpans
 from penstock.readers.reading.row_reading import WRONG_CRC
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def read_files(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[E
     span, instead of raising."""
     samples: list[Encoded] = []
     for span, each in enumerate(unread):
-        if not isinstance(each, FileSpan):
+        if isinstance(each, np.ndarray):
             samples.append(each)
             continue
         try:

@@ -158,15 +158,15 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     built: Path, monkeypatch: pytest.MonkeyPatch, factor: float, advised: int
 ) -> None:
     """Every batch counts as cold, or none does: then two are advised at the start and no more."""
-    from penstock.readers import byte_source
+    from penstock.readers import local_place
 
     calls: list[int] = []
     monkeypatch.setattr(mapped_files, "COLD_FACTOR", factor)
     monkeypatch.setattr(mapped_files, "disk_reads", itertools.count(1).__next__)
     monkeypatch.setattr(mapped_files, "ADVISED_BATCHES", 2)
-    real = byte_source.LocalFiles.advise
+    real = local_place.MappedFile.advise
     monkeypatch.setattr(
-        byte_source.LocalFiles,
+        local_place.MappedFile,
         "advise",
         lambda *args: (calls.append(1), real(*args)),  # type: ignore[func-returns-value]
     )

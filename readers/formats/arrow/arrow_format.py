@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.arrow.ipc_chunks import StoredArray
+    from penstock.readers.formats.arrow.ipc_chunks import IpcArray
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata, IpcContents
     from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import ArrowColumn
@@ -78,7 +78,7 @@ class ArrowFile(TableFile):
         self.sizes = np.array([int(b.buffers[:, 1].sum()) for b in self._batches], np.int64)
 
     @cached_property
-    def _arrays(self) -> list[list[StoredArray]]:
+    def _arrays(self) -> list[list[IpcArray]]:
         """The columns of each unit."""
         return [stored_arrays(batch, self._types) for batch in self._batches]
 
@@ -133,7 +133,7 @@ class ArrowFile(TableFile):
 def _column_chunks(
     arrow: Any,
     batches: Sequence[BatchMetadata],
-    units: Sequence[Sequence[StoredArray]],
+    units: Sequence[Sequence[IpcArray]],
     *,
     nulls: Sequence[int],
     depth: int,

@@ -79,7 +79,7 @@ def _fields_inside(arrow: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredArray:
+class IpcArray:
     """An array in a record batch, from the batch's metadata.
 
     number: among the arrays of the batch. shape: length and nulls. buffers: first byte in the file
@@ -91,9 +91,9 @@ class StoredArray:
     shape: list[int]
     buffers: list[list[int]]
     views: list[int]
-    inside: list[tuple[str, StoredArray]]
+    inside: list[tuple[str, IpcArray]]
 
-    def along(self, path: Sequence[str]) -> Iterator[StoredArray]:
+    def along(self, path: Sequence[str]) -> Iterator[IpcArray]:
         """Yield the arrays at a path through structs, and all those inside the last one."""
         yield self
         for name, array in self.inside:
@@ -101,20 +101,20 @@ class StoredArray:
                 yield from array.along(path[1:])
 
 
-def stored_arrays(batch: BatchMetadata, types: Sequence[Any]) -> list[StoredArray]:
+def stored_arrays(batch: BatchMetadata, types: Sequence[Any]) -> list[IpcArray]:
     """Return the columns of a record batch. types: their storage types. Raises ValueError if the
     batch has too few nodes or buffers."""
     nodes, variadic = enumerate(batch.nodes.tolist()), iter(batch.variadic)
     buffers = iter(batch.buffers.tolist())
 
-    def read(arrow: Any) -> StoredArray:
+    def read(arrow: Any) -> IpcArray:
         number, shape = next(nodes)
         views = [next(variadic)] if arrow.id in _VIEWS else []
         if views and not 0 <= views[0] < 2**16:
             raise ValueError("it has an invalid number of buffers of views")
         own = [next(buffers) for _ in range(_BUFFERS.get(arrow.id, 2) + sum(views))]
         inside = [(field.name, read(field.type)) for field in _fields_inside(arrow)]
-        return StoredArray(number, shape, own, views, inside)
+        return IpcArray(number, shape, own, views, inside)
 
     try:
         return [read(arrow) for arrow in types]
@@ -130,7 +130,7 @@ def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
     return pa.struct([inside.with_type(pruned_type(inside.type, path[1:]))])
 
 
-def note_of(arrays: Sequence[StoredArray], codec: int) -> tuple[list[Any], int, int]:
+def note_of(arrays: Sequence[IpcArray], codec: int) -> tuple[list[Any], int, int]:
     """Return the note of a chunk, without the number of its form; its first byte in the file; and
     its size. arrays: of the chunk; codec: of their buffers."""
     buffers = [buffer for array in arrays for buffer in array.buffers]

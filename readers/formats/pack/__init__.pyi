@@ -1,8 +1,9 @@
 from .pack_columns import PackColumns as PackColumns, PackField as PackField
 from .pack_content import PictureFacts as PictureFacts, ShardContent as ShardContent
-from .pack_content import shard_batch as shard_batch, write_shard as write_shard
+from .pack_content import rewrite_source as rewrite_source, shard_batch as shard_batch
+from .pack_content import write_shard as write_shard
 from .pack_format import PackFormat as PackFormat
 from .pack_forms import PackForm as PackForm, block_bounds as block_bounds, block_rows as block_rows
 from .pack_forms import pack_form as pack_form, pack_forms as pack_forms
-from .pack_shard import DenseRows as DenseRows, PackShard as PackShard
-from .pack_shard import pack_shard as pack_shard, rewrite_source as rewrite_source
+from .pack_shard import PackRows as PackRows, PackShard as PackShard
+from .pack_shard import pack_shard as pack_shard

@@ -16,8 +16,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.files import write_batch, write_whole
-from penstock.readers.formats.pack.pack_columns import dense_shapes, ragged_shapes
+from penstock.readers.files import BROKEN, map_buffer, printable, write_batch, write_whole
+from penstock.readers.formats.pack.pack_columns import PackColumns, dense_shapes, ragged_shapes
+from penstock.readers.formats.pack.pack_errors import REMEDY, no_shard
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
     CHANNELS,
@@ -39,7 +40,8 @@ from penstock.readers.formats.pack.pack_forms import (
     sum_of_names,
     write_block_sums,
 )
-from penstock.readers.formats.shard_summary import VERSION, FieldNotes, summarise
+from penstock.readers.formats.shard_summary import VERSION, FieldNotes
+from penstock.readers.formats.summarising import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.pack.pack_forms import PackForm
-    from penstock.readers.formats.shard_summary import ShardSummary
+    from penstock.readers.formats.summarising import ShardSummary
 
     _Present = NDArray[np.bool_] | None
 
@@ -262,3 +264,18 @@ def _rows(type: Any, n: int, numbers: int, values: NDArray[Any], validity: Any) 
         return pa.Array.from_buffers(type, n, [validity, data])
     child = pa.Array.from_buffers(type.value_type, n * numbers, [None, data])
     return pa.Array.from_buffers(type, n, [validity], children=[child])
+
+
+def rewrite_source(path: bytes, schema: Schema, source: NDArray[np.int64]) -> None:
+    """Replace the column of source ids in a shard's file, in place.
+
+    Only the packer calls it, before the pack is read. Raises CorruptShardError.
+    """
+    try:
+        at = PackColumns(map_buffer(path), schema).source_offset()
+    except BROKEN as error:
+        raise no_shard(printable(path), error, REMEDY) from error
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(at)
+        file.write(np.ascontiguousarray(source, "<i8").tobytes())
+        os.fsync(file.fileno())

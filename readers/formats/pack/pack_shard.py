@@ -7,19 +7,16 @@ bytes that locate the samples are fetched first, then those of the samples that 
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, IndexChangedError, ReadError
-from penstock.cache.base import machine_remedy, read_error
-from penstock.readers.byte_source import FileErrors, SourceSpans
-from penstock.readers.files import BROKEN, batch_head_end, footer_start, map_buffer, printable
+from penstock.readers.byte_source import SourceSpans
+from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import OpenShard
 from penstock.readers.formats.pack.pack_columns import PackColumns
+from penstock.readers.formats.pack.pack_errors import PackErrors, as_shard_errors
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
 
 if TYPE_CHECKING:
@@ -27,8 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.byte_source import ByteSource, ShardPlace
-    from penstock.readers.fieldtypes import Schema
+    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField
@@ -40,7 +36,7 @@ _LARGE_ROW_BYTES = 4096
 WRONG_CRC = "its bytes differ from those that were packed: its CRC-32C is wrong"
 
 
-class DenseRows:
+class PackRows:
     """The rows of one field in one shard. has_ranges: rows are large enough to be fetched one by
     one.
 
@@ -151,35 +147,6 @@ class DenseRows:
         return found.reshape(len(rows), *self._form.row)
 
 
-# The schema, the metadata and an offset of 8 bytes for each sample precede the samples of a shard's
-# first field. A few columns of numbers, each padded to 64 bytes, and the footer follow its last.
-_HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
-_TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
-
-_REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
-
-
-class _PackErrors(FileErrors):
-    """The errors of a pack's shard file."""
-
-    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
-        """Return the error for a shard that is missing, or has another size."""
-        del name
-        shown = printable(path)
-        if now is None:
-            return CorruptShardError(
-                f"{shown}: the shard is missing, though the manifest names it. {_REMEDY}"
-            )
-        kind, what = (
-            (IndexChangedError, "changed") if now > had else (CorruptShardError, "truncated")
-        )
-        return kind(f"{shown}: {what}: got {now} bytes, the manifest promises {had}. {_REMEDY}")
-
-    def unreadable(self, path: bytes, error: OSError) -> Exception:
-        """Return the error for a shard that can't be read."""
-        return read_error(printable(path), error)
-
-
 class PackShard(OpenShard):
     """An open shard of a pack.
 
@@ -194,13 +161,20 @@ class PackShard(OpenShard):
         """
         self.shown = printable(entry.name)
         self.source = source = place.file(
-            entry.name, entry.size_bytes, is_below=True, errors=_PackErrors()
+            entry.name, entry.size_bytes, is_below=True, errors=PackErrors()
         )
         with source.parsing():
-            self.columns = columns = _columns(source, entry)
-            with _as_shard_errors(source):
+            if source.is_whole:
+                with as_shard_errors(source):
+                    columns = PackColumns(source.buffer(()), entry.layout.schema)
+            else:
+                from penstock.readers.formats.pack.fetched_columns import fetch_columns
+
+                columns = fetch_columns(source, entry)
+            self.columns = columns
+            with as_shard_errors(source):
                 self.table = columns.table(entry.layout, samples=entry.samples, sums=entry.sums)
-        self._dense: dict[str, DenseRows] = {}
+        self._dense: dict[str, PackRows] = {}
         if all(form.kind != "dense" for form in columns.forms.values()):
             columns.forget()  # the table suffices for reading batches
 
@@ -212,11 +186,11 @@ class PackShard(OpenShard):
         """Return the samples' names in the pack's source; see `PackColumns`."""
         return self.columns.source_names()
 
-    def dense(self, name: str) -> DenseRows:
+    def dense(self, name: str) -> PackRows:
         """Return the rows of one field, opened once."""
         found = self._dense.get(name)
         if found is None:  # two threads may both create it; each then checks blocks by itself
-            found = self._dense[name] = DenseRows(self.columns.fields[name])
+            found = self._dense[name] = PackRows(self.columns.fields[name])
         return found
 
     def request(self, request: RowRequest) -> RowRequest:
@@ -270,91 +244,6 @@ class PackShard(OpenShard):
             else:
                 for place, sample in zip(np.arange(len(array))[places], samples, strict=True):
                     array[place] = sample
-
-
-class _Fetched:
-    """The bytes of a shard that were fetched for parsing. Others may read as zeros."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._here: list[tuple[int, int]] = []
-        self._buffer: Any = None
-
-    def fetch(self, spans: Sequence[tuple[int, int]]) -> Any:
-        """Fetch these spans [start, end), and return a buffer of the whole shard."""
-        missing = [piece for span in spans for piece in self._missing(*span)]
-        self._here += missing
-        if missing or self._buffer is None:
-            self._buffer = self._source.buffer(missing)
-        return self._buffer
-
-    def _missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        pieces = [(start, end)] if start < end else []
-        for a, b in self._here:
-            cut = [((low, min(high, a)), (max(low, b), high)) for low, high in pieces]
-            pieces = [piece for pair in cut for piece in pair if piece[0] < piece[1]]
-        return pieces
-
-
-def _columns(source: ByteSource, entry: ShardEntry) -> PackColumns:
-    """Return a shard's columns, after fetching all bytes that locate its samples.
-
-    The sizes of its head and tail are guessed from the number of samples. They contain the
-    positions of the other bytes that locate the samples, and these are fetched at once.
-
-    Raises CorruptShardError, FetchError.
-    """
-    if source.is_whole:
-        with _as_shard_errors(source):
-            return PackColumns(source.buffer(()), entry.layout.schema)
-    parts, size_bytes, samples = _Fetched(source), source.size_bytes, entry.samples
-    head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
-    behind = entry.overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
-    buffer = parts.fetch([(0, head), (max(head, size_bytes - behind), size_bytes)])
-    with _as_shard_errors(source):
-        footer = footer_start(buffer)
-    parts.fetch([(footer, size_bytes)])
-    with _as_shard_errors(source):
-        head = batch_head_end(buffer)
-    parts.fetch([(0, head)])
-    with _as_shard_errors(source):
-        columns = PackColumns(buffer, entry.layout.schema)
-        needed = columns.needed()
-    parts.fetch(needed)
-    return columns
-
-
-@contextmanager
-def _as_shard_errors(source: ByteSource) -> Iterator[None]:
-    """Report errors of parsing as those of the shard. Nothing is fetched inside the context."""
-    try:
-        yield
-    except BROKEN as error:
-        remedy = source.remedy or _REMEDY
-        raise _no_shard(source.shown, error, remedy) from error
-
-
-def rewrite_source(path: bytes, schema: Schema, source: NDArray[np.int64]) -> None:
-    """Replace the column of source ids in a shard's file, in place.
-
-    Only the packer calls it, before the pack is read. Raises CorruptShardError.
-    """
-    try:
-        at = PackColumns(map_buffer(path), schema).source_offset()
-    except BROKEN as error:
-        raise _no_shard(printable(path), error, _REMEDY) from error
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(at)
-        file.write(np.ascontiguousarray(source, "<i8").tobytes())
-        os.fsync(file.fileno())
-
-
-def _no_shard(shown: str, error: Exception, remedy: str) -> CorruptShardError | ReadError:
-    if machine_remedy(error) is not None:
-        return read_error(shown, error)
-    return CorruptShardError(
-        f"{shown}: not a shard that Penstock wrote, or changed since then ({error}). {remedy}"
-    )
 
 
 def pack_shard(shard: OpenShard) -> PackShard:

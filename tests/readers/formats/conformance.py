@@ -245,4 +245,4 @@ def read_spans(
     """Return all samples of a shard."""
     wanted = byte_source.SourceSpans(shard.source, starts.tolist(), ends.tolist())
     (found,) = shard.source.load([wanted], mode)
-    return [each.read() if isinstance(each, byte_source.FileSpan) else each for each in found]
+    return [each.read() if not isinstance(each, np.ndarray) else each for each in found]

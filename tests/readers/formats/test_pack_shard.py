@@ -30,8 +30,8 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import BROKEN, map_buffer
 from penstock.readers.formats import NO_SPAN, SampleLayout, Sums
 from penstock.readers.formats.pack import (
-    DenseRows,
     PackColumns,
+    PackRows,
     block_bounds,
     block_rows,
     pack_form,
@@ -224,7 +224,7 @@ def test_rows_are_gathered_directly_into_a_batch(tmp_path: Path) -> None:
     schema, path = Schema({"x": Array("float32", (5, 7))}), tmp_path / "shard.arrow"
     made = content(schema, samples=30)
     write_shard(os.fsencode(path), made)
-    dense, values = DenseRows(opened(path, schema).fields["x"]), made.columns["x"].values  # type: ignore[union-attr]
+    dense, values = PackRows(opened(path, schema).fields["x"]), made.columns["x"].values  # type: ignore[union-attr]
     rows = np.array([7, 29, 7, 0])
     for places in (np.arange(4), np.array([3, 0, 2, 1])):
         out = np.full((4, 5, 7), 9, np.float32)
@@ -238,7 +238,7 @@ def test_rows_are_gathered_directly_into_a_batch(tmp_path: Path) -> None:
     write_shard(os.fsencode(path), more)
     rows, places = np.arange(30)[::-1] // 2, np.random.default_rng(0).permutation(30)
     found = np.empty((30, 3, 32, 32), np.float32)
-    DenseRows(opened(path, large).fields["x"]).put(rows, found, places)
+    PackRows(opened(path, large).fields["x"]).put(rows, found, places)
     assert np.array_equal(found[places], more.columns["x"].values[rows])  # type: ignore[union-attr]
     rows = np.array([7, 29, 7, 0])
     turned = np.full((7, 5, 4), 9, np.float32).T
@@ -257,7 +257,7 @@ def test_rows_of_one_shape_are_gathered(
     path = tmp_path / "shard.arrow"
     made = content(lacking=lacking)
     write_shard(os.fsencode(path), made)
-    dense = DenseRows(opened(path).fields[name])
+    dense = PackRows(opened(path).fields[name])
     values = made.columns[name].values  # type: ignore[union-attr]
     rows = np.array([3, 1, 8, 1])
     assert dense.wrong(rows) is None
@@ -283,7 +283,7 @@ def test_only_the_rows_of_a_wrong_block_are_wrong(
     data[field.start + int(bounds[1]) + 5] ^= 1
     path.unlink()
     path.write_bytes(data)
-    dense = DenseRows(opened(path, schema).fields["x"])
+    dense = PackRows(opened(path, schema).fields["x"])
     assert dense.wrong(np.array([0, each - 1, 2 * each, samples - 1])) is None
     wrong = dense.wrong(np.array([each, 0, 2 * each - 1]))
     assert wrong is not None
@@ -296,12 +296,12 @@ def test_a_block_is_checked_once(tmp_path: Path) -> None:
     write_shard(os.fsencode(path), content(schema, samples=700))
     columns = opened(path, schema)
     field = columns.fields["x"]
-    dense = DenseRows(field)
+    dense = PackRows(field)
     assert dense.wrong(np.arange(700)) is None
     data = np.memmap(path, np.uint8, "r+", offset=0)
     data[field.start] ^= 1
     assert dense.wrong(np.arange(700)) is None
-    assert DenseRows(field).wrong(np.arange(2)) is not None
+    assert PackRows(field).wrong(np.arange(2)) is not None
 
 
 def test_a_field_without_a_settled_type_raises_an_error_with_its_name() -> None:
@@ -348,7 +348,7 @@ def read(buffer: Any) -> None:
                     assert field.shapes is not None
                     found.view(field.form.dtype).reshape(field.shapes[row])
         elif field.form.kind == "dense":
-            dense = DenseRows(field)
+            dense = PackRows(field)
             dense.wrong(np.arange(N))
             assert np.stack(list(dense.each(np.arange(N)))).shape == (N, *field.form.row)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import IndexChangedError
-from penstock.readers import Dataset, byte_source
+from penstock.readers import Dataset, loose_files
 from penstock.readers.formats import array_windows
 from tests.readers.formats.npy.arrays import check_rows
 
@@ -24,13 +24,13 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every part as large; record the bytes of each read into a slot."""
     monkeypatch.setattr(array_windows, "DIRECT_BYTES", 1)
     recorded: list[int] = []
-    fill = byte_source.LocalFiles.fill
+    fill = loose_files.LooseFiles.fill
 
     def counted(self: Any, starts: Any, slots: Any, mode: Any) -> None:
         recorded.extend(len(slot) for slot in slots)
         fill(self, starts, slots, mode)
 
-    monkeypatch.setattr(byte_source.LocalFiles, "fill", counted)
+    monkeypatch.setattr(loose_files.LooseFiles, "fill", counted)
     return recorded
 
 

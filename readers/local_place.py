@@ -1,0 +1,117 @@
+"""Open the shards of a local folder. A shard that is one file is mapped as a whole; the files of
+others are opened when they are read (`loose_files`, which mapped shards don't load)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.byte_source import FILE_ERRORS, ByteSource, LocalFile, PartsSource
+from penstock.readers.files import advise_willneed, below, only_the_tail, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from penstock.cache.base import ReadMode
+    from penstock.readers.byte_source import (
+        FileErrors,
+        FileList,
+        Ints,
+        PlacedParts,
+        SourceSpans,
+        Unread,
+    )
+    from penstock.readers.types import Encoded
+
+
+class LocalPlace:
+    """A local folder with the files of shards. Implements `ShardPlace`."""
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+
+    def file(
+        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
+    ) -> ByteSource:
+        """Map the file."""
+        path = below(self._root, name) if is_below else os.path.join(self._root, name)
+        return MappedFile(LocalFile(path, name, size_bytes, errors or FILE_ERRORS))
+
+    def files(self, files: FileList) -> ByteSource:
+        """Return the files, which are opened when they are read."""
+        from penstock.readers.loose_files import LooseFiles
+
+        return LooseFiles(self._root, files.names, files.sizes)
+
+    def parts(
+        self,
+        files: FileList,
+        begins: Ints,
+        sizes: Ints,
+        *,
+        placed: Callable[[], PlacedParts],
+        may_lack: bool,
+    ) -> PartsSource:
+        """Return the files, which have all parts."""
+        from penstock.readers.loose_files import LooseFiles
+
+        del placed
+        source = LooseFiles(
+            self._root,
+            files.names,
+            files.sizes,
+            is_below=True,
+            may_lack=may_lack,
+            used=(begins, begins + sizes),
+        )
+        return PartsSource(source, begins, None)
+
+
+class MappedFile(ByteSource):
+    """The bytes of a shard that is one file, mapped as a whole. It holds no file descriptor."""
+
+    def __init__(self, file: LocalFile) -> None:
+        self._file, self.size_bytes = file, file.size_bytes
+        self.shown = printable(file.path)
+        self._buffer = mapped = file.map(file.open(), 0, file.size_bytes)
+        self._data, self._address = np.frombuffer(mapped, np.uint8), mapped.address
+
+    def load(self, wanted: Sequence[SourceSpans], mode: ReadMode) -> list[list[Unread]]:
+        """Return views of maps."""
+        return [each.source._spans(each.starts, each.ends, mode) for each in wanted]  # type: ignore[attr-defined]
+
+    def _spans(self, starts: Sequence[int], ends: Sequence[int], mode: ReadMode) -> list[Unread]:
+        if mode != "pread":
+            data = self._data
+            return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        slots = [np.empty(end - start, np.uint8) for start, end in zip(starts, ends, strict=True)]
+        self.fill(starts, slots, mode)
+        for slot in slots:
+            slot.flags.writeable = False
+        return [*slots]
+
+    def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
+        """Read bytes past the map; the file is opened once."""
+        del mode
+        fd = self._file.open()
+        try:
+            for start, slot in zip(starts, slots, strict=True):
+                self._file.fill(fd, start, slot)
+        finally:
+            os.close(fd)
+
+    def advise(self, starts: Ints, ends: Ints) -> None:
+        """Ask the kernel to read these pages ahead."""
+        advise_willneed(self._address + starts, self._address + ends)
+
+    def buffer(self, spans: Sequence[tuple[int, int]]) -> Any:
+        """Return the map."""
+        del spans
+        return self._buffer
+
+    def parsing(self) -> AbstractContextManager[None]:
+        """Let the kernel read the end of the map ahead."""
+        return only_the_tail(self._address, self.size_bytes)

@@ -1,0 +1,262 @@
+"""Read the bytes of shards that lie in parts of files, or in several files, of a local folder.
+
+These files are opened each time that they are read. Shards that are one file are mapped instead
+(`local_place`).
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache import IndexChangedError
+from penstock.readers.byte_source import (
+    FILE_ERRORS,
+    NO_BYTES,
+    ByteSource,
+    LocalFile,
+    changed_file_error,
+    open_file,
+    read_up_to,
+    unreadable_file_error,
+)
+from penstock.readers.files import below, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.cache.base import ReadMode
+    from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
+    from penstock.readers.types import Encoded
+
+# A process may have 65,530 maps, and a dataset has 1,024 open shards. If a shard has many small
+# files, none is mapped, because reading them costs less.
+_MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
+
+STEP_BYTES = 4 * 2**20
+"""Bytes that are read, then checksummed while they are in the processor's cache. Smaller steps
+would be a little faster (256 KiB: 3 %), but a thread needs the GIL between two steps, which a
+training loop may hold for milliseconds."""
+
+_BYTES = np.dtype(np.uint8)
+
+
+class FileSpan(NamedTuple):  # creating a frozen dataclass takes a microsecond more
+    """Bytes [start, start + size_bytes) of a file, which are read later, directly into the memory
+    in which they are needed. name: for messages. is_rest: True if the file must end with them; the
+    call that reads the end notices a file that has grown.
+
+    Methods raise IndexChangedError if the file is gone or has another size, DatasetError and
+    ReadError if it can't be read.
+    """
+
+    path: bytes
+    name: bytes
+    start: int
+    size_bytes: int
+    is_rest: bool = False
+
+    def read(self) -> Encoded:
+        """Return the bytes in memory of their own."""
+        slot = np.empty(self.size_bytes + 1, np.uint8)
+        fd = open_file(self.path, self.name)
+        try:
+            got = read_up_to(fd, slot if self.is_rest else slot[:-1], self.start)
+        except OSError as error:
+            raise unreadable_file_error(self.path, error) from error
+        finally:
+            os.close(fd)
+        if got != self.size_bytes:
+            raise self._changed("more" if got > self.size_bytes else self.start + got)
+        slot.flags.writeable = False
+        return slot[:-1]
+
+    def copy(self, slot: Encoded, begin: int) -> int:
+        """Fill a slot with the bytes from `begin` onwards and return their CRC-32C."""
+        crc, fd = 0, open_file(self.path, self.name)
+        try:
+            for at in range(0, len(slot), STEP_BYTES):
+                crc = self._copy_step(fd, slot[at : at + STEP_BYTES], begin + at, crc)
+        except OSError as error:
+            raise unreadable_file_error(self.path, error) from error
+        finally:
+            os.close(fd)
+        return crc
+
+    def _copy_step(self, fd: int, slot: Encoded, begin: int, crc: int) -> int:
+        size_bytes, view, offset = len(slot), slot.data, self.start + begin
+        beyond = bytearray(self.is_rest and begin + size_bytes == self.size_bytes)
+        got = os.preadv(fd, [view, beyond], offset)
+        while 0 < got < size_bytes and (new := os.preadv(fd, [view[got:], beyond], offset + got)):
+            got += new
+        if got != size_bytes:
+            raise self._changed("more" if got > size_bytes else os.fstat(fd).st_size)
+        return int(crc32c(slot, crc))
+
+    def _changed(self, now: int | str) -> IndexChangedError:
+        had = self.start + self.size_bytes
+        return changed_file_error(self.name, f"it had {had} bytes and now has {now}")
+
+
+class LooseFiles(ByteSource):
+    """The bytes of a shard in files that are opened each time that they are read. It holds no file
+    descriptor. Parts of them are mapped when they are viewed, unless that costs more than
+    reading."""
+
+    is_mapped = False
+
+    def __init__(
+        self,
+        root: bytes,
+        names: Sequence[bytes],
+        sizes: Ints,
+        *,
+        is_below: bool = False,
+        may_lack: bool = False,
+        used: tuple[Ints, Ints] | None = None,
+    ) -> None:
+        """is_below: refuse links that lead out of root. may_lack: a missing file is no error. used:
+        bytes [start, end) outside of which files aren't mapped."""
+        self._folder, self._root = os.path.join(root, b""), root
+        self._names, self._sizes = names, sizes
+        self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
+        self._bounds = np.zeros(len(names) + 1, np.int64)
+        np.cumsum(sizes, out=self._bounds[1:])
+        # Indexing a memoryview returns plain integers, and takes 8 bytes for each.
+        self._starts = memoryview(self._bounds)  # type: ignore[arg-type]
+        self.size_bytes = self._starts[-1]
+        self.may_map = len(names) <= _MOST_MAPPED or self.size_bytes >= _LEAST_BYTES
+        # Checked once per file, as it costs as much as a read.
+        self._is_below = bytearray([not is_below]) * len(names)
+        self._may_lack, self._used = may_lack, used
+        self._maps: dict[int, tuple[int, Encoded] | None] = {}
+
+    def _find(self, start: int) -> int:
+        """Return the number of the file in which a byte lies."""
+        return bisect_right(self._starts, start, 0, len(self._names)) - 1
+
+    def _path(self, file: int) -> bytes:
+        name = self._names[file]
+        if self._is_below[file]:
+            return self._folder + name
+        path = below(self._root, name)
+        self._is_below[file] = True
+        return path
+
+    def _file(self, file: int) -> LocalFile:
+        size_bytes = self._starts[file + 1] - self._starts[file]
+        return LocalFile(self._path(file), self._names[file], size_bytes, FILE_ERRORS)
+
+    def _open(self, file: LocalFile) -> int:
+        """Open a file; return -1 if it is missing and may be."""
+        try:
+            return file.open()
+        except IndexChangedError:
+            if self._may_lack and not os.path.lexists(file.path):
+                return -1
+            raise
+
+    # -- reading
+
+    def load(self, wanted: Sequence[SourceSpans], mode: ReadMode) -> list[list[Unread]]:
+        """Return unread spans of files."""
+        del mode
+        return [
+            [each.source._span(*span) for span in zip(each.starts, each.ends, strict=True)]  # type: ignore[attr-defined]
+            for each in wanted
+        ]
+
+    def _span(self, start: int, end: int) -> FileSpan:
+        file = self._find(start)
+        begin, is_rest = self._starts[file], end == self._starts[file + 1]
+        return FileSpan(self._path(file), self._names[file], start - begin, end - start, is_rest)
+
+    def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
+        """Read bytes past any map; each file is opened once. Raises IndexChangedError for a missing
+        file even if it may be missing."""
+        del mode
+        order = sorted(range(len(slots)), key=starts.__getitem__)
+        for file, places in _runs(order, [self._find(start) for start in starts]):
+            opened, begin = self._file(file), self._starts[file]
+            fd = opened.open()
+            try:
+                for place in places:
+                    opened.fill(fd, starts[place] - begin, slots[place])
+            finally:
+                os.close(fd)
+
+    def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
+        """Read parts of files, neighbours and overlapping parts by one call."""
+        del mode
+        lows: list[int] = starts.tolist()
+        highs: list[int] = ends.tolist()
+        found: list[Encoded] = [NO_BYTES] * len(lows)
+        if len(lows) == 1:
+            order, files = [0], [self._find(lows[0])]
+        else:
+            order = np.argsort(starts, kind="stable").tolist()
+            files = np.searchsorted(self._bounds[1:-1], starts, side="right").tolist()
+        for file, places in _runs(order, files):
+            opened, begin = self._file(file), self._starts[file]
+            fd = self._open(opened)
+            if fd < 0:
+                continue
+            try:
+                at = 0
+                while at < len(places):
+                    first, end = at, highs[places[at]]
+                    at += 1
+                    while at < len(places) and lows[places[at]] <= end:
+                        end = max(end, highs[places[at]])
+                        at += 1
+                    low = lows[places[first]]
+                    data = room((end - low,), _BYTES)
+                    opened.fill(fd, low - begin, data)
+                    data.flags.writeable = False
+                    for place in places[first:at]:
+                        found[place] = data[lows[place] - low : highs[place] - low]
+            finally:
+                os.close(fd)
+        return found
+
+    # -- maps
+
+    def view(self, start: int, end: int, *, touched_bytes: int) -> Encoded | None:
+        """Return a view of a mapped part of a file."""
+        del touched_bytes
+        file = self._find(start)
+        if file not in self._maps:  # if two threads map it, one of the maps is dropped
+            self._maps[file] = self._map_used(file)
+        mapped = self._maps[file]
+        if mapped is None:
+            return None
+        begin, data = mapped
+        return data[start - begin : end - begin]
+
+    def _map_used(self, file: int) -> tuple[int, Encoded] | None:
+        """Map the used part of a file; return its first byte with it."""
+        assert self._used is not None
+        starts, ends = self._used
+        mine = (starts >= self._starts[file]) & (ends <= self._starts[file + 1])
+        start, end = int(starts[mine].min()), int(ends[mine].max())
+        if len(self._names) > _MOST_MAPPED and end - start < _LEAST_BYTES:
+            return None
+        opened, begin = self._file(file), self._starts[file]
+        fd = -1 if start == end else self._open(opened)
+        if fd < 0:
+            return None
+        return start, np.frombuffer(opened.map(fd, start - begin, end - begin), np.uint8)
+
+
+def _runs(order: Sequence[int], files: Sequence[int]) -> list[tuple[int, list[int]]]:
+    """Return each file with its places, in order. order: places, those of one file together."""
+    runs: list[tuple[int, list[int]]] = []
+    for place in order:
+        if not runs or runs[-1][0] != files[place]:
+            runs.append((files[place], []))
+        runs[-1][1].append(place)
+    return runs

@@ -142,21 +142,22 @@ class UnitReader(ChunkReader):
         """Read rows of a dense field into their places; return which of them have it."""
         form, present = self._forms[field], np.ones(len(rows), np.bool_)
         assert form is not None
-        slots, is_slice = place_numbers(places, len(rows)), isinstance(places, slice)
+        is_slice = isinstance(places, slice)
+
+        slots: Ints | None = None
 
         def dense(values: UnitValues, here: Ints, local: Ints) -> NDArray[Any]:
             del here, local
             return values.dense(form)
 
         for here, local, values in self._read(field, rows, dense, data, wrong, present):
-            if values is None:
-                out[slots[here]] = 0
-            elif is_slice and len(here) == len(rows):  # one call copies rows of one unit
+            if is_slice and values is not None and len(here) == len(rows):  # one call copies them
                 np.take(values, local, axis=0, out=out[places])
-            else:
-                out[slots[here]] = values[local]
+                continue
+            slots = place_numbers(places, len(rows)) if slots is None else slots
+            out[slots[here]] = 0 if values is None else values[local]
         if not present.all():
-            out[slots[~present]] = 0
+            out[place_numbers(places, len(rows))[~present]] = 0
         return present
 
     def _collect(

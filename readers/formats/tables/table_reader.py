@@ -85,8 +85,8 @@ class TableReader(UnitReader):
 
     def chunks(self, units: list[int], field: str) -> list[int]:
         """Return the extents of a field of some units."""
-        found: list[int] = self._chunks[units, self._numbers[field]].tolist()
-        return found
+        number = self._numbers[field]
+        return [int(self._chunks[unit, number]) for unit in units]
 
     def needs(
         self, rows: Ints, fields: Sequence[str], crops: Mapping[str, ColumnCrop]

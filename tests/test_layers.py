@@ -50,6 +50,7 @@ NOT_FOR_ARRAYS = (
     *(f"penstock.{m}" for m in MODULES if m.startswith("augment.") and m != CHECKED_RECIPES),
     "penstock.cache.base.sizes",
     "penstock.cache.disk",
+    "penstock.cache.executors",
     "penstock.cache.fetch",
     "penstock.cache.job_store",
     "penstock.cache.peers",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, keep_open, plain_query
+from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
 from penstock.readers.files import printable
 from penstock.readers.formats import AUTO, check_format
 from penstock.readers.index.manifest import MANIFEST
@@ -139,6 +139,8 @@ class DatasetDescription:
     def open_files(self) -> tuple[Origin, Scratch]:
         """Open the files in a worker, once per process. Raises DatasetNotFoundError if this machine
         doesn't have their folder, and the same errors as `locate`."""
+        from penstock.cache import keep_open
+
         key = hashlib.sha256(pickle.dumps(self)).hexdigest()
         return keep_open(f"files {key}", self._open_files)
 

@@ -24,7 +24,6 @@ from penstock.cache import (
     DatasetNotFoundError,
     FetchError,
     PenstockWarning,
-    check_executor,
 )
 from penstock.cache.base import usable_cores
 from penstock.readers.files import OWN_FOLDER, printable
@@ -103,6 +102,7 @@ class IndexOpener:
         """
         checker = None
         if executor is not None:
+            from penstock.cache import check_executor
             from penstock.readers.fieldtypes import verify_name
             from penstock.readers.index.candidate_checks import IndexWorkers
 

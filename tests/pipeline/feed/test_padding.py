@@ -90,7 +90,7 @@ def test_to_must_fit_the_lengths_that_differ() -> None:
 
 @pytest.mark.parametrize("to", [0, -1, 1.5, True, (), (3, 0)])
 def test_lengths_are_checked(to: Any) -> None:
-    with pytest.raises(RecipeError, match="got to="):
+    with pytest.raises(RecipeError, match=r"Pad\(to=\.\.\.\): got"):
         Pad("x", to=to)
 
 

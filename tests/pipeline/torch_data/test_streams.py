@@ -172,7 +172,9 @@ def test_a_state_that_cannot_be_kept_is_named(workers: int) -> None:
         def load_state_dict(self, state: Any) -> None:
             raise AssertionError(state)
 
-    loader = DataLoader(Odd([5]), num_workers=workers)
+    # A local class can't be pickled, and other tests make workers start by pickling.
+    context = "fork" if workers else None
+    loader = DataLoader(Odd([5]), num_workers=workers, multiprocessing_context=context)
 
     def first_state() -> Any:
         next(iter(loader))

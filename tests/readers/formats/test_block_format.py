@@ -226,7 +226,7 @@ def test_a_file_that_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
         bad: dict[int, str] = {}
         data.read(data.contents.rows(np.arange(COUNT)), bad=bad)
         assert sorted(bad) == list(range(14, 20))
-        with pytest.raises(CorruptSampleError, match=r"zrec\[0\]\): pixels: its block is damaged"):
+        with pytest.raises(CorruptSampleError, match=r"zrec\[0\] .*: pixels: its block is damaged"):
             data.read(data.contents.rows(np.array([14])))
 
 

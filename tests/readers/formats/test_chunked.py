@@ -93,7 +93,7 @@ def test_the_rows_of_a_damaged_chunk_are_bad(tmp_path: Path) -> None:
         batch = dataset.read(rows, bad=bad)
         ids = batch.ids.tolist()
         assert sorted(ids[place] for place in bad) == [0, 1, 2, 3]
-        with pytest.raises(CorruptSampleError, match=r"row \d\): Error -3 while decompressing"):
+        with pytest.raises(CorruptSampleError, match=r"row \d .*: Error -3 while decompressing"):
             dataset.read(rows)
 
 

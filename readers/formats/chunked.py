@@ -52,7 +52,7 @@ _MEASURED_SAMPLES = 4096
 """Samples of a shard from which the share of its bytes that parts need is estimated."""
 
 _INVALID = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
-"""What code raises that reads a note of another format's shard, or a damaged one."""
+"""The errors of code that reads a damaged note, or the note of another format."""
 
 Chunk = TypeVar("Chunk")
 """A decoded chunk: a numpy array; an Arrow table, record batch or array."""

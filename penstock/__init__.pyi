@@ -66,7 +66,7 @@ from .readers.fieldtypes.labels import Value as Value
 from .readers.fieldtypes.masks import Mask as Mask
 from .readers.fieldtypes.media import Image as Image
 from .readers.fieldtypes.texts import Bytes as Bytes, Text as Text
-from .readers.index.index_functions import index as index
+from .readers.index.opening import index as index
 from .readers.packing.packing import pack as pack
 
 __version__: str

@@ -4,8 +4,8 @@ from .concatenation import concat as concat
 from .dataset import Dataset as Dataset, contents_of as contents_of
 from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index
-from .index.index_functions import IndexSummary as IndexSummary, build_index as build_index
-from .index.index_functions import open_index as open_index
+from .index.opening import IndexSummary as IndexSummary, build_index as build_index
+from .index.opening import open_index as open_index
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
 from .serialized_source import SerializedSource as SerializedSource

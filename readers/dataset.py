@@ -347,7 +347,7 @@ class Dataset(Source):
             return None
         from penstock.readers.remote_shards import RemoteShards
 
-        return RemoteShards.of_dataset(index.remote, index.shards, count=len(index.sizes))
+        return RemoteShards.of_dataset(index.remote, index)
 
     def __repr__(self) -> str:
         if self._reader is None:
@@ -418,12 +418,12 @@ class Dataset(Source):
         2)."""
         place = self.index.layout.table.spans[self._naming.stored_name(name)]
         assert place.height is not None, name
-        table = self.index.shards.open(shard).table
+        table = self.index.open(shard).table
         return table[:, place.height : place.height + 2].astype(np.int32)
 
     def is_near(self, shard: int) -> bool:
         """Return True if a shard's table can be read without the remote."""
-        return self.index.shards.is_near(shard)
+        return self.index.is_near(shard)
 
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
         """Return the samples' names for messages: file names below the folder; for a pack the names
@@ -537,7 +537,7 @@ def _kept_chunks(
 
         files = ChunkFiles(scratch.disk_cache, uri=url)
     chunks = DecodedChunks(max_bytes=max_bytes, files=files, url=url)
-    index.shards.keep_chunks(chunks)
+    index.keep_chunks(chunks)
     return (chunks,)
 
 

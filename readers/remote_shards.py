@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.cache.disk import DiskCache, PinnedShare
     from penstock.readers.fieldtypes import ColumnCrop
-    from penstock.readers.index import IndexShards
+    from penstock.readers.index import Index
 
     Ints = NDArray[np.int64]
 
@@ -35,12 +35,12 @@ _ABSENT = -1
 class Provider:
     """A dataset's remote, and the shards of a source that come through it.
 
-    shards: of the dataset's index. numbers: the number in that index of each shard of the source,
+    index: of the dataset. numbers: the number in that index of each shard of the source,
     -1 for shards from elsewhere, int64, shape (shards of the source,).
     """
 
     remote: Remote
-    shards: IndexShards
+    index: Index
     numbers: Ints
 
 
@@ -59,10 +59,10 @@ class RemoteShards:
             self._of[provider.numbers != _ABSENT] = place
 
     @classmethod
-    def of_dataset(cls, remote: Remote, shards: IndexShards, *, count: int) -> RemoteShards:
+    def of_dataset(cls, remote: Remote, index: Index) -> RemoteShards:
         """Return all shards of one dataset."""
-        numbers = np.arange(count, dtype=np.int64)
-        return cls([Provider(remote=remote, shards=shards, numbers=numbers)])
+        numbers = np.arange(len(index.sizes), dtype=np.int64)
+        return cls([Provider(remote=remote, index=index, numbers=numbers)])
 
     def only(self, shards: Ints) -> RemoteShards:
         """Return the remote shards of a source that has these shards of this one, in their
@@ -92,7 +92,7 @@ class RemoteShards:
         if place == _ABSENT:
             return None
         provider = self._providers[place]
-        return provider.remote, provider.shards.source(int(provider.numbers[shard]))
+        return provider.remote, provider.index.source(int(provider.numbers[shard]))
 
     def is_whole(self, shard: int) -> bool:
         """Return True if all of a shard is on the local disk."""
@@ -128,7 +128,7 @@ class RemoteShards:
         if place == _ABSENT:
             return 1.0
         provider = self._providers[place]
-        return provider.shards.wanted_share(int(provider.numbers[shard]), fields, draw)
+        return provider.index.wanted_share(int(provider.numbers[shard]), fields, draw)
 
     def uri(self, shard: int) -> str:
         """Return the address of a remote shard for messages; "" for a local shard."""
@@ -146,7 +146,7 @@ class RemoteShards:
         def sorted_marks() -> tuple[NDArray[np.uint64], Ints]:
             found, shards = [], []
             for provider in mine:
-                keys = provider.shards.keys()
+                keys = provider.index.keys()
                 places = np.flatnonzero(provider.numbers != _ABSENT)
                 shards.append(places)
                 numbers = provider.numbers[places].tolist()
@@ -195,7 +195,7 @@ class RemoteShards:
             for provider in self._providers if held else ():
                 if provider.remote is remote:
                     mine = np.flatnonzero(provider.numbers != _ABSENT)
-                    keys = provider.shards.keys()
+                    keys = provider.index.keys()
                     names = (keys[number] for number in provider.numbers[mine].tolist())
                     shares[mine] = [held.get(name, 0.0) for name in names]
         return shares
@@ -245,7 +245,7 @@ class RemoteShards:
         keys = [""] * len(shards)
         blobs_of: dict[Remote, dict[str, int]] = {}
         for number, provider in enumerate(self._providers):
-            names = provider.shards.keys()
+            names = provider.index.keys()
             blobs = blobs_of.setdefault(provider.remote, {})
             for place in np.flatnonzero(self._of[shards] == number).tolist():
                 keys[place] = names[int(provider.numbers[shards[place]])]

@@ -52,7 +52,8 @@ from .shard_summary import FieldNotes as FieldNotes, FieldSummary as FieldSummar
 from .shard_summary import MAX_BYTES as MAX_BYTES, MAX_SAMPLES as MAX_SAMPLES
 from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
-from .shard_summary import Sums as Sums, VERSION as VERSION
+from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
+from .shard_summary import join_ranges as join_ranges
 from .files_format import FilesFormat as FilesFormat
 from .format import DatasetFiles as DatasetFiles
 from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
@@ -62,4 +63,3 @@ from .span_listing import SpanListing as SpanListing
 from .span_samples import SpanSamples as SpanSamples
 from .unindexed_files import Contents as Contents, DataFile as DataFile
 from .unindexed_files import open_data_file as open_data_file, read_candidates as read_candidates
-from .summarising import ShardSummary as ShardSummary, join_ranges as join_ranges

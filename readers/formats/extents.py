@@ -18,8 +18,7 @@ from crc32c import crc32c
 from penstock.cache import DatasetError
 from penstock.cache.base import LEAST_ABSENT_BYTES
 from penstock.readers.files import printable
-from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, Sums
-from penstock.readers.formats.summarising import ShardSummary
+from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry, segment
 
 if TYPE_CHECKING:

@@ -48,9 +48,9 @@ from penstock.readers.formats.shard_summary import (
     MAX_SIDE,
     VERSION,
     FieldNotes,
+    ShardSummary,
 )
 from penstock.readers.formats.span_shard import SpanShard
-from penstock.readers.formats.summarising import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
-    from penstock.readers.formats.summarising import ShardSummary
     from penstock.readers.types import Encoded, Facts
 
 # A field's name has no slash, so these names can't be those of fields.
@@ -502,7 +501,7 @@ class Sidecar:
             else:
                 storage, present = self.layout.storage[name], self.present.get(name)
                 notes[name] = _notes_of_column(self.values[name], storage, present)
-        return summarise(
+        return ShardSummary.of(
             self.layout.schema,
             notes,
             samples=self.samples,

@@ -1,16 +1,17 @@
 from . import shared_build as shared_build
-from .building import IndexBuilder as IndexBuilder, PriorFacts as PriorFacts
-from .building import join_manifest as join_manifest, label_correlation as label_correlation
-from .building import sidecar_name as sidecar_name
+from .building import IndexBuilder as IndexBuilder, sidecar_name as sidecar_name
 from .candidate_checks import CandidateBatch as CandidateBatch, CheckedShard as CheckedShard
+from .candidate_checks import NO_FACTS as NO_FACTS, PriorFacts as PriorFacts
 from .candidate_checks import check_units as check_units, cut_into_batches as cut_into_batches
 from .candidate_checks import read_candidate_batches as read_candidate_batches
 from .candidate_checks import selected_candidates as selected_candidates
 from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
 from .dataset_description import check_indexes as check_indexes
-from .index import Index as Index, IndexShards as IndexShards
+from .index import Index as Index
+from .index_folders import IndexPlaces as IndexPlaces
 from .manifest import COLUMNS as COLUMNS, MANIFEST as MANIFEST, Manifest as Manifest
 from .manifest import SIDECARS as SIDECARS, check_manifest as check_manifest
+from .manifest import join_manifest as join_manifest, label_correlation as label_correlation
 from .manifest import check_summary as check_summary, is_sidecar_name as is_sidecar_name
 from .manifest import read_manifest as read_manifest, write_manifest as write_manifest
 from .opening import IndexOpener as IndexOpener

@@ -1,36 +1,41 @@
-"""Build an index: check every candidate once, write facts by shard, and the manifest last."""
+"""Keep the index of one dataset: reuse it if it is still valid, else update it or build it.
+
+An index is built under a lock of its folder. A process that waited for the lock uses the index that
+the other process built. Every candidate is checked once; facts are written by shard, and the
+manifest last.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache import DatasetError, DatasetNotFoundError, ordered
+from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
 from penstock.readers.fieldtypes import Settling
-from penstock.readers.files import ProgressReporter, make_folder, printable, write_bytes
-from penstock.readers.formats import FieldSummary, join_ranges, make_chunked_sidecar, make_sidecar
+from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
+from penstock.readers.formats import Snapshot, make_chunked_sidecar, make_sidecar
 from penstock.readers.index.candidate_checks import (
+    NO_FACTS,
     CheckList,
+    PriorFacts,
     check_here,
     check_units,
     reusable_facts,
 )
+from penstock.readers.index.index_folders import check_arrangement, read_index
 from penstock.readers.index.manifest import (
     MANIFEST,
     SIDECARS,
-    Manifest,
-    ManifestHeader,
-    check_manifest,
     is_sidecar_name,
+    join_manifest,
     write_manifest,
 )
+from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,
@@ -42,24 +47,24 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats import (
         Candidates,
         Format,
+        Listing,
         SampleLayout,
         ShardSummary,
         Sidecar,
-        Snapshot,
     )
-    from penstock.readers.index.candidate_checks import IndexWorkers, Results
+    from penstock.readers.index.candidate_checks import CheckedShard, IndexWorkers, Results
+    from penstock.readers.index.index_folders import IndexPlaces
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import Origin
     from penstock.readers.types import Facts, Progress, Verify
 
-    Ints = NDArray[np.int64]
+    _Found = tuple[Manifest, bytes]
     _Part = tuple[Sidecar, ShardSummary]
 
 _log = logging.getLogger("penstock")
@@ -68,44 +73,177 @@ _WRITERS = 8
 _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorFacts:
-    """Facts of an earlier index about the current candidates, by position.
-
-    same: of candidates whose files have the same listing, which needn't be read. before: of all
-    candidates whose files have the same size; the facts hold if the bytes have the same CRC-32Cs.
-    shared, gone: the number of samples of that index whose names still exist, or don't.
-    """
-
-    same: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
-    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
-    shared: int = 0
-    gone: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class IndexBuilder:
-    """Build the index of one dataset, or rebuild a single shard of it.
+    """Find, build, update and repair the index of a dataset that doesn't carry one.
 
-    format: of a dataset that doesn't carry its index. verify: decodes images; None means the
-    installed decoder. workers: threads that read. executor: checks the samples; None means this
-    process.
+    places: the dataset's files, and the folders that may hold the index. format: of the dataset.
+    verify: decodes images; None means the installed decoder. workers: threads that read. executor:
+    checks the samples; None means this process.
     """
 
-    origin: Origin
+    places: IndexPlaces
     format: Format
     verify: Verify | None
     workers: int
     progress: Progress | None = None
     executor: IndexWorkers | None = None
+    _listed: Listing | None = None
 
-    def build(
+    @property
+    def origin(self) -> Origin:
+        """Return the place of the dataset's files."""
+        return self.places.origin
+
+    # -- the index in the local folders that may hold it
+
+    def open(self) -> _Found:
+        """Find or build the index. Return its manifest and its folder. Raises the same errors as
+        `open_index`."""
+        found = self._valid(self.places.candidates())
+        if found is None and (job := self._shared_build()) is not None:
+            found = self._build_in_job(job)
+        return found or self.build()
+
+    def build(self, *, reuse: bool = True) -> _Found:
+        """Build the index in this process. Return its manifest and its folder. reuse: False checks
+        all samples again, even if there is a valid index. Raises the same errors as `index`."""
+        listing = self._listing()
+        snapshot, place = listing.snapshot(), self.places.make()
+        with locked(place):
+            known = self._read(place) if reuse else None
+            if known is not None and self._is_valid(known, place):
+                return known, place  # the previous holder of the lock has built it
+            candidates = listing.candidates(workers=self.workers)
+            prior = None if known is None else self._prior_facts(known, place, candidates)
+            if prior is None and not candidates.chunked:
+                _log.info(
+                    "Indexing %s: checking each of %d samples once",
+                    self.origin.url,
+                    len(candidates),
+                )
+            return self.write(candidates, snapshot, place, prior=prior or NO_FACTS), place
+
+    def _listing(self) -> Listing:
+        self._listed = self._listed or self.format.list(self.origin)
+        return self._listed
+
+    def _valid(self, places: Iterable[bytes]) -> _Found | None:
+        """Return the first index in these folders that is still valid, or None."""
+        for place in places:
+            manifest = self._read(place)
+            if manifest is not None and self._is_valid(manifest, place):
+                return manifest, place
+        return None
+
+    def _read(self, place: bytes) -> Manifest | None:
+        """Read the index in a folder if it is of this format and arrangement; see `read_index`."""
+        manifest = read_index(place)
+        if manifest is None or manifest.about.kind != self.format.name:
+            return None
+        if self.places.index is not None:
+            check_arrangement(manifest, self.origin, shown=printable(place))
+        return manifest if manifest.about.arrangement == self.origin.variant else None
+
+    def _is_valid(self, manifest: Manifest, place: bytes) -> bool:
+        """Return True if an index is still valid. Remote data isn't listed for this check, because
+        stores list a page at a time. The exception is an index in the user's cache directory, which
+        nobody asked for."""
+        if not self.origin.is_local and place != self.places.home():
+            return True
+        about = manifest.about
+        times = {os.fsencode(name): ns for name, ns in about.directories}
+        snapshot = Snapshot(fingerprint=about.listing, directories=times)
+        if self.format.is_current(self.origin, snapshot, self._listing):
+            return True
+        if self.places.index is not None and about.source and about.source != self.origin.url:
+            raise self._foreign(place, f"this is the index of {about.source}")
+        return False
+
+    def _foreign(self, place: bytes, what: str) -> IndexChangedError:
+        return IndexChangedError(
+            f"{printable(place)}: {what}, not of {self.origin.url}. Give the folder of that "
+            "dataset's index as index=, or an empty folder."
+        )
+
+    def _prior_facts(
+        self, manifest: Manifest, place: bytes, candidates: Candidates
+    ) -> PriorFacts | None:
+        """Return the facts of an existing index about the candidates, or None if none can be
+        reused. Raises IndexChangedError if the user gave the index of another dataset."""
+        if not self.format.keeps_facts:
+            return None
+        sidecars = map(Sidecars(manifest, place).read, range(len(manifest.names)))
+        try:
+            prior = PriorFacts.of(candidates, sidecars)
+        except DatasetError:
+            _log.warning(
+                "%s: parts of the index are damaged; the index is rebuilt", printable(place)
+            )
+            return None
+        if self.places.index is not None and not prior.shared:
+            raise self._foreign(place, "this is the index of another dataset")
+        _log.info(
+            "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
+            len(prior.same),
+            len(candidates) - len(prior.same),
+            prior.gone,
+        )
+        return prior
+
+    # -- several processes of a job
+
+    def _shared_build(self) -> SharedBuild | None:
+        """Return the job's shared build of this index, or None outside of a job."""
+        if "torch.distributed" not in sys.modules:
+            return None
+        from penstock.readers.index.shared_build import SharedBuild
+
+        named = f"{self.origin.key}\0{self.format.name}\0{self.places.index}"
+        return SharedBuild.of_job(named, self.origin.url, self.progress)
+
+    def _build_in_job(self, job: SharedBuild) -> _Found | None:
+        """Let one process of the job build, and use its index in the others. Return None if this
+        node must build its own."""
+        if job.claim():
+            self.progress = job.report_progress
+            with job.building():
+                manifest, place = self.build()
+                job.publish(manifest, place, is_own=self.places.is_own(place))
+            return manifest, place
+        report = job.wait()
+        found = self._valid(self.places.candidates()) or self._receive(job, report)
+        job.leave(report)
+        return found
+
+    def _receive(self, job: SharedBuild, report: BuildReport) -> _Found | None:
+        """Store the index that another node built in this node's place. Return None if this node
+        must build its own."""
+        place = self.places.make()
+        with locked(place):
+            found = self._valid([place])  # another process of this node may have stored it
+            if found is None and job.receive(report, place):
+                found = self._valid([place])
+        if found is None:
+            _log.warning(
+                "%s: %s has built the index in %s, a folder that this node doesn't see, and the "
+                "index is too large to be sent: this node builds its own. To avoid this, run "
+                "`penstock index` with --out FOLDER, a folder that all nodes see.",
+                self.origin.url,
+                report.builder,
+                report.place,
+            )
+        return found
+
+    # -- its parts
+
+    def write(
         self,
         candidates: Candidates,
         snapshot: Snapshot,
         folder: bytes,
         *,
-        prior: PriorFacts | None = None,
+        prior: PriorFacts = NO_FACTS,
     ) -> Manifest:
         """Check every candidate, then write sidecars, quarantine and finally the manifest into a
         folder.
@@ -113,37 +251,36 @@ class IndexBuilder:
         snapshot: of the listing of the candidates. prior: facts of an earlier index about them.
         Raises DatasetNotFoundError if no sample is good, WriteError, and errors of reading.
         """
-        candidates = self._limited(candidates)
+        candidates, url = self._limited(candidates), self.origin.url
         make_folder(os.path.join(folder, SIDECARS))
         reporter = ProgressReporter(
-            f"Indexing {self.origin.url}",
+            f"Indexing {url}",
             total=len(candidates),
             progress=self.progress,
             remedy="This is done once; `penstock index` does it before the job.",
         )
-        quarantined = list(candidates.quarantined)
+        bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""
-            checked = self._checked(candidates, prior or PriorFacts(), reporter, folder, snapshot)
-            for positions, results, progressive in checked:
-                good = []
+            for positions, results, progressive in self._checked(
+                candidates, prior, reporter, folder, snapshot
+            ):
                 for position, result in zip(positions, results, strict=True):
                     name = candidates.names[position]
                     if isinstance(result, Rejection):
-                        quarantined.append(QuarantineEntry(name=name, reason=result.reason))
-                        continue
-                    good.append((position, result))
-                    if not settling.is_done:
+                        bad.append(QuarantineEntry(name=name, reason=result.reason))
+                    elif not settling.is_done:
                         settling.add(result, sample=printable(name))
-                if good:
-                    sidecar = self._sidecar(good, candidates, candidates.layout)
-                    yield sidecar, sidecar.summary(progressive=progressive)
-            for chunked in candidates.chunked:
-                sidecar = make_chunked_sidecar(chunked, layout=candidates.layout)
-                yield sidecar, chunked.summary(candidates.schema)
+                part = self._part(
+                    candidates, positions, results, candidates.layout, progressive=progressive
+                )
+                if part is not None:
+                    yield part
+            for number in range(len(candidates.chunked)):
+                yield _chunked_part(candidates, number, candidates.layout)
 
         def write(numbered: tuple[int, _Part]) -> tuple[bytes, str, ShardSummary]:
             number, (sidecar, summary) = numbered
@@ -154,9 +291,10 @@ class IndexBuilder:
         written = list(
             ordered(write, enumerate(parts()), workers=_WRITERS, ahead=2 * _WRITERS, name="write")
         )
+        quarantined = [*candidates.quarantined, *bad]
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not written:
-            raise DatasetNotFoundError(no_good_sample_message(self.origin.url, quarantined))
+            raise DatasetNotFoundError(no_good_sample_message(url, quarantined))
         names, etags, summaries = zip(*written, strict=True)
         left_out = count_left_out(quarantined, has_stray_files=candidates.has_stray_files)
         manifest = join_manifest(
@@ -167,7 +305,7 @@ class IndexBuilder:
             schema=settling.schema(),
             quarantined=len(quarantined),
             # If facts of files are kept, the names of the files identify the dataset.
-            source="" if self.format.keeps_facts else self.origin.url,
+            source="" if self.format.keeps_facts else url,
             arrangement=self.origin.variant,
             directories=tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items())),
             listing=snapshot.fingerprint,
@@ -184,65 +322,98 @@ class IndexBuilder:
             self.executor.finish(folder)
         _log.info(
             "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
-            self.origin.url,
+            url,
             manifest.about.samples,
             len(manifest.names),
             manifest.about.quarantined,
             reporter.seconds,
         )
-        if bad := quarantined[len(candidates.quarantined) :]:
+        if bad:
             _log.warning(
                 "%s: %d samples are left out because they failed the check, such as %s: %s. The "
                 "index's quarantine.jsonl lists all of them.",
-                self.origin.url,
+                url,
                 len(bad),
                 printable(bad[0].name),
                 bad[0].reason,
             )
         return manifest
 
+    def rebuild_shard(
+        self, candidates: Candidates, number: int, *, layout: SampleLayout | None = None
+    ) -> _Part | None:
+        """Rebuild one shard's sidecar as `write` makes it from these candidates; None if no sample
+        is good. layout: of the index that it is a part of. Raises errors of reading."""
+        layout = layout or candidates.layout
+        if candidates.chunked:
+            return _chunked_part(candidates, number, layout)
+        candidates = self._limited(candidates)
+        positions = candidates.shards.positions(number)
+        (checked,) = self._check(CheckList(candidates=candidates, positions=[positions]))
+        return self._part(candidates, positions.tolist(), checked.found, layout)
+
+    def rebuild(self, manifest: Manifest, shard: int) -> Sidecar | None:
+        """Rebuild the sidecar of a shard of an open index from the current files; None if they have
+        changed. Raises IndexChangedError too, and errors of reading."""
+        wanted = manifest.samples[shard], manifest.shard_bytes[shard], manifest.sums(shard)
+        name, total = manifest.names[shard], len(manifest.names)
+        for is_last in (False, True):
+            try:
+                for candidates, number in self._listing().counterparts(
+                    shard, name, total=total, workers=self.workers
+                ):
+                    if not _are_alike(candidates, manifest):
+                        continue
+                    found = self.rebuild_shard(candidates, number, layout=manifest.about.layout)
+                    if found is None:
+                        continue
+                    sidecar, summary = found
+                    if (summary.samples, summary.size_bytes, summary.sums) == wanted:
+                        return sidecar
+                return None
+            except IndexChangedError:  # the data changed after the listing
+                self._listed = None
+                if is_last:
+                    raise
+        return None
+
+    def _check(
+        self, wanted: CheckList, reporter: ProgressReporter | None = None
+    ) -> Iterator[CheckedShard]:
+        """Check candidates on threads of this process."""
+        return check_here(
+            self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
+        )
+
     def _limited(self, candidates: Candidates) -> Candidates:
         most = self.origin.arrangement.max_pixels
         return candidates if most is None else replace(candidates, max_pixels=most)
 
-    def _sidecar(
+    def _part(
         self,
-        good: Sequence[tuple[int, Mapping[str, Facts]]],
         candidates: Candidates,
+        positions: Iterable[int],
+        results: Results,
         layout: SampleLayout,
-    ) -> Sidecar:
-        """Make the sidecar of the good samples of a shard. good: position and facts of each."""
-        return make_sidecar(
+        *,
+        progressive: Mapping[str, int] | None = None,
+    ) -> _Part | None:
+        """Make the sidecar of a shard and summarise it; None if no sample is good."""
+        facts: dict[int, Mapping[str, Facts]] = {
+            position: result
+            for position, result in zip(positions, results, strict=True)
+            if not isinstance(result, Rejection)
+        }
+        if not facts:
+            return None
+        sidecar = make_sidecar(
             candidates,
-            np.array([position for position, _ in good], np.int64),
-            [facts for _, facts in good],
+            np.array(list(facts), np.int64),
+            list(facts.values()),
             layout=layout,
             is_file_per_sample=self.format.is_file_per_sample,
         )
-
-    def rebuild_shard(
-        self, candidates: Candidates, number: int, *, layout: SampleLayout | None = None
-    ) -> tuple[Sidecar, ShardSummary] | None:
-        """Rebuild one shard's sidecar as `build` makes it from these candidates; None if no sample
-        is good. layout: of the index that it is a part of. Raises errors of reading."""
-        layout = layout or candidates.layout
-        if candidates.chunked:
-            chunked = candidates.chunked[number]
-            return make_chunked_sidecar(chunked, layout=layout), chunked.summary(candidates.schema)
-        candidates = self._limited(candidates)
-        positions = candidates.shards.positions(number)
-        (checked,) = check_here(
-            self.origin,
-            CheckList(candidates=candidates, positions=[positions]),
-            verify=self.verify,
-            workers=self.workers,
-        )
-        results = zip(positions.tolist(), checked.found, strict=True)
-        good = [(place, each) for place, each in results if not isinstance(each, Rejection)]
-        if not good:
-            return None
-        sidecar = self._sidecar(good, candidates, layout)
-        return sidecar, sidecar.summary()
+        return sidecar, sidecar.summary(progressive=progressive)
 
     def _checked(
         self,
@@ -265,9 +436,7 @@ class IndexBuilder:
             counts_progressive=not self.format.keeps_facts,
         )
         if self.executor is None:
-            checked = check_here(
-                self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
-            )
+            checked = self._check(wanted, reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
             checked = self.executor.check(wanted, key=key, folder=folder, reporter=reporter)
@@ -280,6 +449,20 @@ class IndexBuilder:
                 for i in positions.tolist()
             ]
             yield positions.tolist(), results, each.progressive
+
+
+def _chunked_part(candidates: Candidates, number: int, layout: SampleLayout) -> _Part:
+    shard = candidates.chunked[number]
+    return make_chunked_sidecar(shard, layout=layout), shard.summary(candidates.schema)
+
+
+def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
+    """Return True if candidates have the fields of an index, as far as that is known before they
+    are read."""
+    open, wanted = candidates.schema.unsettled, manifest.about.layout
+    return candidates.layout.storage == wanted.storage and all(
+        type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open
+    )
 
 
 _GENERATION_DIGITS = 16
@@ -303,131 +486,3 @@ def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
         is_ours = is_sidecar_name(name.replace(b"/.", b"/").removesuffix(b".tmp"))
         if is_ours and name not in keep:
             os.unlink(os.path.join(folder, name))
-
-
-def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
-    """Measure how similar the labels of one shard are: 0 for a random mixture, 1 for one label per
-    shard.
-
-    The result is (P_within - P_total) / (1 - P_total). P is the probability that two distinct
-    random samples share their label, if both are drawn from one shard (pairs of all shards weigh
-    the same) or from the whole set. P is Simpson's index in its unbiased form (E. H. Simpson,
-    Measurement of Diversity, Nature 163, 1949); for indicator variables of the labels, summed over
-    labels, the ratio is the intraclass correlation of cluster sampling. It is slightly below 0 if
-    shards are more even than chance, and 0 if it is undefined: there is one label, or no shard of
-    two samples.
-    """
-    total: Counter[int] = Counter()
-    same = pairs = 0
-    for counts in shards:
-        total.update(counts)
-        n = sum(counts.values())
-        pairs += n * (n - 1)
-        same += sum(c * (c - 1) for c in counts.values())
-    n = total.total()
-    same_total = sum(c * (c - 1) for c in total.values())
-    if pairs == 0 or same_total == n * (n - 1):
-        return 0.0
-    p_within, p_total = same / pairs, same_total / (n * (n - 1))
-    return (p_within - p_total) / (1 - p_total)
-
-
-def fingerprint(
-    *, schema: Schema, samples: Ints, crcs: NDArray[np.uint32], columns_crcs: NDArray[np.uint32]
-) -> str:
-    """Return the fingerprint of the content, 64 hex digits: a hash of the schema, the shards' sizes
-    and their checksums. It doesn't depend on the place or the time of writing, so a folder and its
-    unshuffled pack of equal shards share it."""
-    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode("ascii"))
-    for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
-        digest.update(np.ascontiguousarray(column, kind).tobytes())
-    return digest.hexdigest()
-
-
-def join_manifest(
-    names: Sequence[bytes],
-    shards: Sequence[ShardSummary],
-    *,
-    kind: str,
-    schema: Schema,
-    quarantined: int,
-    etags: Sequence[str] | None = None,
-    **more: Any,
-) -> Manifest:
-    """Build the manifest of at least one shard, in their order. schema: settled. more: further
-    fields of the header. Raises DatasetError for more than a manifest may contain."""
-    labels = [s.labels for s in shards if s.labels is not None]
-    overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
-    samples = np.array([s.samples for s in shards], np.int64)
-    crcs = np.array([s.sums.samples for s in shards], np.uint32)
-    columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
-    about = ManifestHeader(
-        kind=kind,
-        schema=schema,
-        fields={name: join_summaries([s.fields[name] for s in shards]) for name in schema},
-        samples=int(samples.sum()),
-        fingerprint=fingerprint(
-            schema=schema, samples=samples, crcs=crcs, columns_crcs=columns_crcs
-        ),
-        icc=label_correlation(labels) if labels else None,
-        quarantined=quarantined,
-        overhead_bytes=max(overheads) if len(overheads) == len(shards) else None,
-        **more,
-    )
-    manifest = Manifest(
-        about=about,
-        names=names,
-        etags=etags if etags is not None else [""] * len(names),
-        shard_bytes=np.array([s.size_bytes for s in shards], np.int64),
-        samples=samples,
-        files=np.array([s.files for s in shards], np.int64),
-        units=[np.array(s.units, "<u4").tobytes() for s in shards],
-        crc32c=crcs,
-        columns_crc32c=columns_crcs,
-        field_bytes=(
-            [_packed(each.field_bytes) for each in shards]
-            if any(each.field_bytes for each in shards)
-            else None
-        ),
-    )
-    try:
-        check_manifest(manifest)
-    except ValueError as error:
-        raise DatasetError(
-            f"{about.source or 'The dataset'}: {error}. Use smaller shards or tar files, or "
-            "split it into several datasets."
-        ) from error
-    return manifest
-
-
-def _packed(numbers: Sequence[int]) -> bytes:
-    return np.array(numbers, "<u8" if max(numbers) >= 2**32 else "<u4").tobytes()
-
-
-def join_summaries(parts: Sequence[FieldSummary]) -> FieldSummary:
-    """Combine the summaries of one field over several shards, at least one. Raises ValueError if
-    they store it in different ways."""
-    first = parts[0]
-    if any(part.storage != first.storage for part in parts):
-        raise ValueError("shards store one field in different ways")
-    ranges = [part.images for part in parts if part.images is not None]
-    lengths = [part.lengths for part in parts if part.lengths]
-    bounds = [part.bounds for part in parts if part.bounds is not None]
-    counted = [part.progressive for part in parts if part.progressive is not None]
-    return FieldSummary(
-        storage=first.storage,
-        missing=sum(part.missing for part in parts),
-        images=join_ranges(ranges) if ranges else None,
-        channels=tuple(sorted({c for part in parts for c in part.channels})),
-        codecs=tuple(sorted({c for part in parts for c in part.codecs})),
-        lengths=tuple(
-            (min(low for low, _ in axis), max(high for _, high in axis))
-            for axis in zip(*lengths, strict=True)
-        ),
-        bounds=(
-            (min(low for low, _ in bounds), max(high for _, high in bounds))
-            if len(bounds) == len(parts)
-            else None
-        ),
-        progressive=sum(counted) if len(counted) == len(parts) else None,
-    )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -39,18 +39,20 @@ from penstock.readers.types import Facts, Rejection
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.files import ProgressReporter
-    from penstock.readers.formats import Candidates, Contents, Spans
+    from penstock.readers.formats import Candidates, Contents, Sidecar, Spans
     from penstock.readers.index.dataset_description import DatasetDescription
-    from penstock.readers.origin import Origin
+    from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Verify
 
     Ints = NDArray[np.int64]
+    _Earlier = dict[str, tuple[Entry, Facts]]
 
 Results = list["Mapping[str, Facts] | Rejection"]
 """The facts about each field of a sample, or its rejection, for several samples."""
@@ -67,7 +69,7 @@ _PARTS = b"parts"
 class CandidateBatch:
     """Some candidates of one shard. positions: int64, shape (n,). contents: by span field, the
     bytes or a rejection for each candidate, None if it lacks the field. checked: the facts of
-    masks."""
+    fields that need no decoder of images, such as masks."""
 
     shard: int
     positions: Ints
@@ -82,34 +84,14 @@ class CandidateBatch:
         rows = range(len(self.positions)) if rows is None else rows
         if not self.contents:
             return [{} for _ in rows]
-        bare = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
-        samples = {
-            name: [each[row] for row in rows]
-            for name, each in self.contents.items()
-            if name not in bare
-        }
-        noted = noted_values(candidates, self.positions[list(rows)].tolist())
-        found: Results = [{}] * len(rows)
-        if samples:
-            checked = {name: [each[row] for row in rows] for name, each in self.checked.items()}
-            found = examine(
-                samples,
-                candidates.schema,
-                verify,
-                noted=noted,
-                checked=checked,
-                max_pixels=candidates.max_pixels,
-            )
-        for name, codec in bare.items():
-            form = candidates.schema[name].form
-            assert form is not None, name
-            for place, row in enumerate(rows):
-                facts, data = found[place], self.contents[name][row]
-                if isinstance(facts, Rejection) or data is None:
-                    continue
-                each = data if isinstance(data, Rejection) else bare_facts(data, form, codec)
-                found[place] = each if isinstance(each, Rejection) else {**facts, name: each}
-        return found
+        return examine(
+            {name: [each[row] for row in rows] for name, each in self.contents.items()},
+            candidates.schema,
+            verify,
+            noted=noted_values(candidates, self.positions[list(rows)].tolist()),
+            checked={name: [each[row] for row in rows] for name, each in self.checked.items()},
+            max_pixels=candidates.max_pixels,
+        )
 
 
 def check_units(candidates: Candidates) -> None:
@@ -168,8 +150,14 @@ def read_candidate_batches(
 
     def read(piece: tuple[int, Ints]) -> CandidateBatch:
         shard, positions = piece
-        contents = read_candidates(origin, candidates, positions)
-        checked = check_slow(contents, candidates.schema, max_pixels=candidates.max_pixels)
+        contents, schema = read_candidates(origin, candidates, positions), candidates.schema
+        checked = dict(check_slow(contents, schema, max_pixels=candidates.max_pixels))
+        for name, spans in candidates.spans.items():
+            if spans.codec and (form := schema[name].form) is not None:
+                checked[name] = [
+                    bare_facts(data, form, spans.codec) if isinstance(data, np.ndarray) else data
+                    for data in contents[name]
+                ]
         return CandidateBatch(shard=shard, positions=positions, contents=contents, checked=checked)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")
@@ -258,17 +246,15 @@ def check_here(
     batches = read_candidate_batches(origin, candidates, shards, workers=workers)
     for mine in wanted.positions:
         found: Results = []
-        progressive: Counter[str] = Counter(dict.fromkeys(images, 0))
+        progressive = dict.fromkeys(images, 0)
         while len(found) < len(mine):
             batch = next(batches)
             verdicts = _verdicts(batch, wanted, verify)
             found += verdicts
             for name in images:
-                progressive[name] += sum(
-                    is_progressive(sample)
-                    for sample, verdict in zip(batch.contents.get(name, ()), verdicts, strict=False)
-                    if isinstance(sample, np.ndarray) and not isinstance(verdict, Rejection)
-                )
+                for sample, verdict in zip(batch.contents.get(name, ()), verdicts, strict=False):
+                    if isinstance(sample, np.ndarray) and not isinstance(verdict, Rejection):
+                        progressive[name] += is_progressive(sample)
             wanted.report(reporter, batch.positions)
         yield CheckedShard(found, progressive)
 
@@ -276,18 +262,102 @@ def check_here(
 def _verdicts(batch: CandidateBatch, wanted: CheckList, verify: Verify | None) -> Results:
     """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
     facts."""
-    results: dict[int, Mapping[str, Facts] | Rejection] = {}
-    for row, position in enumerate(batch.positions.tolist()):
+    positions, found = batch.positions.tolist(), dict[int, "Mapping[str, Facts] | Rejection"]()
+    for row, position in enumerate(positions):
         earlier = wanted.before.get(position)
         if earlier is not None and all(
             isinstance(sample := batch.contents[name][row], np.ndarray)
             and crc32c(sample) == facts.crc32c
             for name, facts in earlier.items()
         ):
-            results[row] = reusable_facts(wanted.candidates, position, earlier)
-    new = [row for row in range(len(batch.positions)) if row not in results]
-    results |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
-    return [results[row] for row in range(len(batch.positions))]
+            found[row] = reusable_facts(wanted.candidates, position, earlier)
+    new = [row for row in range(len(positions)) if row not in found]
+    found |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
+    return [found[row] for row in range(len(positions))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorFacts:
+    """Facts of an earlier index about the current candidates, by position.
+
+    same: of candidates whose files have the same listing, which needn't be read. before: of all
+    candidates whose files have the same size; the facts hold if the bytes have the same CRC-32Cs.
+    shared, gone: the number of samples of that index whose names still exist, or don't.
+    """
+
+    same: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
+    shared: int = 0
+    gone: int = 0
+
+    @classmethod
+    def of(cls, candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:
+        """Match the facts in all sidecars of an earlier index with the candidates. Raises the
+        errors of reading them."""
+        earlier: dict[bytes, _Earlier] = {}
+        for sidecar in sidecars:
+            earlier |= zip(sidecar.names, _earlier(sidecar, candidates.schema), strict=True)
+        same: dict[int, Mapping[str, Facts]] = {}
+        before: dict[int, Mapping[str, Facts]] = {}
+        shared = 0
+        for position, name in enumerate(candidates.names):
+            if name not in earlier:
+                continue
+            shared += 1
+            known, facts = earlier[name], _current_facts(earlier[name], candidates, position)
+            if facts is None:
+                continue
+            if all(
+                known[name][0] == candidates.files[candidates.spans[name].files[position]]
+                for name in facts
+            ):
+                same[position] = facts
+            if not any(each.start for each in facts.values()):  # a header has no CRC
+                before[position] = facts
+        return cls(same=same, before=before, shared=shared, gone=len(earlier) - shared)
+
+
+NO_FACTS = PriorFacts()
+
+
+def _earlier(sidecar: Sidecar, schema: Schema) -> list[_Earlier]:
+    """Return the file and the facts of each field of each sample in a sidecar. An image isn't
+    decoded like a mask, so a field of another type has no facts."""
+    files = list(sidecar.files.entries())
+    found: list[_Earlier] = [{} for _ in range(sidecar.samples)]
+    for name, notes in sidecar.spans.items():
+        was, now = sidecar.layout.schema[name], schema.get(name)
+        if now is None or type(was) is not type(now) or was.reference != now.reference:
+            continue
+        columns = [each.tolist() for each in (notes.files, notes.crcs, notes.starts, notes.sizes)]
+        shapes = [()] * sidecar.samples if notes.shapes is None else notes.shapes.tolist()
+        for sample, file, crc, start, size, shape, codec in zip(
+            found, *columns, shapes, notes.codecs, strict=True
+        ):
+            if file != MISSING:
+                sample[name] = files[file], Facts(crc, start, size, tuple(shape), codec)
+    return found
+
+
+def _current_facts(
+    known: _Earlier, candidates: Candidates, position: int
+) -> Mapping[str, Facts] | None:
+    """Return the facts relative to the current spans. Return None if the fields or their sizes have
+    changed."""
+    facts = {}
+    for name, spans in candidates.spans.items():
+        number, start = int(spans.files[position]), int(spans.starts[position])
+        if (number == MISSING) == (name in known):
+            return None
+        if number == MISSING:
+            continue
+        file, was = known[name]
+        skipped, size_bytes = was.start - start, candidates.files[number].size_bytes
+        is_alike = skipped >= 0 and skipped + was.size == spans.sizes[position]
+        if not is_alike or file.size_bytes != size_bytes:
+            return None
+        facts[name] = replace(was, start=skipped)
+    return facts if len(facts) == len(known) else None
 
 
 def reusable_facts(
@@ -342,61 +412,43 @@ class IndexWorkers:
     ) -> Iterator[CheckedShard]:
         """Check all samples, then yield the results of each shard, in order. key: identifies the
         listing. folder: of the index, which keeps the results until `finish`."""
-        positions = wanted.positions
         inputs = json.dumps([key, __version__, self.verify]).encode()
-        parts = _Parts(os.path.join(folder, _PARTS), hashlib.sha256(inputs).hexdigest()[:32])
-        left = []
-        for number, mine in enumerate(positions):
-            if parts.read(number, len(mine)) is None:
-                left.append(number)
-            else:
-                wanted.report(reporter, mine)
+        own = hashlib.sha256(inputs).hexdigest()[:32].encode()
+        parts = os.path.join(folder, _PARTS)
+        for name in os.listdir(parts) if os.path.isdir(parts) else ():
+            if name != own:
+                shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
+        make_folder(os.path.join(parts, own))
+        paths = [os.path.join(parts, own, b"%06d.json" % n) for n in range(len(wanted.positions))]
+
+        def known(shard: int) -> CheckedShard | None:
+            """Read the results of a shard; None if there are none that can be used."""
+            if not len(wanted.positions[shard]):
+                return CheckedShard([], {})
+            with suppress(FileNotFoundError, ValueError), open(paths[shard], "rb") as file:
+                return CheckedShard.of_json(file.read(), len(wanted.positions[shard]))
+            return None
+
+        left = [shard for shard in range(len(paths)) if known(shard) is None]
+        for shard in set(range(len(paths))).difference(left):
+            wanted.report(reporter, wanted.positions[shard])
         tasks = (
-            CheckTask(data=self.data, verify=self.verify, shard=number, wanted=wanted.part(number))
-            for number in left
+            CheckTask(data=self.data, verify=self.verify, shard=shard, wanted=wanted.part(shard))
+            for shard in left
         )
         for task, results in run_tasks(
             self.executor, check_task, tasks, check=check_worker, what="shards", total=len(left)
         ):
-            parts.write(task.shard, results)
-            wanted.report(reporter, positions[task.shard])
-        for number, mine in enumerate(positions):
-            known = parts.read(number, len(mine))
-            assert known is not None, number
-            yield known
+            write_bytes(paths[task.shard], results.to_json())
+            wanted.report(reporter, wanted.positions[task.shard])
+        for shard in range(len(paths)):
+            found = known(shard)
+            assert found is not None, shard
+            yield found
 
     def finish(self, folder: bytes) -> None:
         """Remove the files that only an unfinished index needs."""
         shutil.rmtree(os.path.join(folder, _PARTS), ignore_errors=True)
-
-
-class _Parts:
-    """The results of shards as files. key: identifies the index; files of other keys are
-    removed."""
-
-    def __init__(self, folder: bytes, key: str) -> None:
-        self._folder = os.path.join(folder, key.encode())
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
-            if name != key.encode():
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-        make_folder(self._folder)
-
-    def _path(self, shard: int) -> bytes:
-        return os.path.join(self._folder, b"%06d.json" % shard)
-
-    def read(self, shard: int, count: int) -> CheckedShard | None:
-        """Read the results of a shard; None if there are none that can be used."""
-        if not count:
-            return CheckedShard([], {})
-        try:
-            with open(self._path(shard), "rb") as file:
-                return CheckedShard.of_json(file.read(), count)
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def write(self, shard: int, results: CheckedShard) -> None:
-        """Write the results of a worker. Raises WriteError."""
-        write_bytes(self._path(shard), results.to_json())
 
 
 def selected_candidates(candidates: Candidates, positions: Ints) -> Candidates:
@@ -406,10 +458,10 @@ def selected_candidates(candidates: Candidates, positions: Ints) -> Candidates:
     numbers = numbers[numbers != MISSING]
 
     def moved(spans: Spans) -> Spans:
-        files = spans.files[positions]
-        new = np.where(files == MISSING, MISSING, np.searchsorted(numbers, files))
-        starts, sizes = spans.starts[positions], spans.sizes[positions]
-        return replace(spans, files=new.astype(np.int64), starts=starts, sizes=sizes)
+        taken = spans.take(positions)
+        places = np.searchsorted(numbers, taken.files)
+        files = np.where(taken.files == MISSING, MISSING, places)
+        return replace(taken, files=files.astype(np.int64))
 
     count = len(positions)
     return replace(

@@ -70,7 +70,10 @@ class DatasetDescription:
         check_format(self.format)
         if isinstance(self.url, list):  # the caller may change its list later
             object.__setattr__(self, "url", tuple(self.url))
-        self._arrangement(manifest=None)  # its place is checked when the dataset is opened
+        if self.manifest is None:
+            self.arrangement()
+        else:  # its place is checked when the dataset is opened
+            replace(self, manifest=None)
 
     @property
     def is_plain(self) -> bool:
@@ -86,17 +89,14 @@ class DatasetDescription:
 
     def arrangement(self) -> Arrangement:
         """Return how the files make up samples. Raises ConfigError."""
-        return self._arrangement(manifest=self.manifest)
-
-    def _arrangement(self, *, manifest: ManifestFile | None) -> Arrangement:
-        given = (manifest, self.fields, self.schema, self.sampling, self.max_pixels)
+        given = (self.manifest, self.fields, self.schema, self.sampling, self.max_pixels)
         if self.allow_empty is False and all(each is None for each in given):
             return DEFAULT_ARRANGEMENT
         from penstock.readers.formats import arrangement_of  # a plain dataset doesn't load it
 
         return arrangement_of(
             self.url,
-            manifest=manifest,
+            manifest=self.manifest,
             fields=self.fields,
             schema=self.schema,
             filesystem=self.filesystem,

@@ -9,9 +9,10 @@ cache.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,67 +24,117 @@ from penstock.readers.local_place import LocalPlace
 from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Traffic
+    from penstock.cache.base import Segment, Traffic
     from penstock.cache.blobs import Remote
     from penstock.readers.byte_source import ShardPlace
-    from penstock.readers.fieldtypes import ColumnCrop, Schema
-    from penstock.readers.formats import (
-        DecodedChunks,
-        FieldSummary,
-        Format,
-        OpenShard,
-        SampleLayout,
-        Sidecar,
-    )
-    from penstock.readers.index.blob_names import BlobNames
-    from penstock.readers.index.manifest import Manifest, ManifestHeader
-    from penstock.readers.index.repair import IndexRepair
+    from penstock.readers.fieldtypes import ColumnCrop
+    from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, Sidecar
+    from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.sidecars import Sidecars
-    from penstock.readers.origin import LeftOut, Origin, RemoteFolder, Scratch
+    from penstock.readers.origin import Origin, RemoteFolder, Scratch
     from penstock.readers.types import ImageRange
 
     Ints = NDArray[np.int64]
 
-
 _log = logging.getLogger("penstock")
 
 
-class IndexShards:
-    """Open the shards of one index by number. Thread-safe. sidecars: None for a pack. fields: for
-    data in chunks, the fields of remote shards whose bytes are cached; None means all."""
+class Index:
+    """The content of a dataset, by shard. It opens the shards. Thread-safe.
+
+    The sample in a shard's row has the id starts[shard] + row. url: of the data. place: the
+    manifest's folder, for messages. about: the facts that hold for all shards; kind, schema,
+    layout, samples, fingerprint and left_out are some of them. sizes: samples per shard. starts: id
+    of each shard's first sample. shard_bytes: bytes to read each shard; of chunks, only those of
+    the cached fields. All are int64, shape (shards,), and no shard is empty. remote: the reader of
+    a remote dataset, None for a local one.
+    """
 
     def __init__(
         self,
-        origin: Origin,
         manifest: Manifest,
-        sidecars: Sidecars | None,
         *,
+        origin: Origin,
+        scratch: Scratch,
+        sidecars: Sidecars | None = None,
         fields: tuple[str, ...] | None = None,
     ) -> None:
-        self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
-        self._fields = tuple(manifest.about.schema) if fields is None else fields
+        """scratch: kept alive as long as the index. sidecars: None for a pack. fields: for data in
+        chunks, the fields of remote shards whose bytes are cached; None means all."""
+        self.manifest, self.about, self.format = manifest, manifest.about, manifest.format
+        self.kind, self.schema, self.layout = self.about.kind, self.about.schema, self.about.layout
+        self.samples, self.fingerprint = self.about.samples, self.about.fingerprint
+        self.left_out = self.about.samples_left_out
+        self.origin, self.url, self.remote = origin, origin.url, origin.remote
+        own = f"{origin.url}/{OWN_FOLDER.decode()}"
+        self.place = own if sidecars is None else sidecars.shown
+        self.sizes = manifest.samples
+        self.starts: Ints = np.cumsum(self.sizes, dtype=np.int64) - self.sizes
+        self.shard_bytes = manifest.shard_bytes if fields is None else manifest.bytes_of(fields)
+        self._fields = tuple(self.schema) if fields is None else fields
+        self._sidecars, self._scratch = sidecars, scratch
         self._chunks: DecodedChunks | None = None
 
-    @cached_property
-    def _blobs(self) -> BlobNames:
-        """The names of a remote dataset's shards in a cache."""
-        from penstock.readers.index.blob_names import BlobNames
-
-        origin = cast("RemoteFolder", self._origin)
-        return BlobNames(origin, self._manifest, self._sidecar, self._fields)
-
-    def keeping(self, fields: tuple[str, ...]) -> IndexShards:
-        """Return the same shards, of which only the bytes of these fields are cached."""
-        return IndexShards(self._origin, self._manifest, self._sidecars, fields=fields)
+    @property
+    def is_self_contained(self) -> bool:
+        """Return True if the dataset carries this index, as a pack does."""
+        return self.format.has_own_index
 
     @property
-    def remote(self) -> Remote | None:
-        """Return the reader of a remote dataset, None for a local one."""
-        return self._origin.remote
+    def files(self) -> int:
+        """Return the number of files or objects that hold the samples."""
+        return int(self.manifest.files.sum())
+
+    @property
+    def images(self) -> dict[str, ImageRange]:
+        """Return the bounds of the oriented heights and widths of each image field. For images in
+        chunks, which aren't decoded for the index, the bounds allow any size."""
+        found = {}
+        for name in image_fields(self.schema, self.schema):
+            summary = self.summary(name)
+            range = summary.images or (ANY_SIZE if summary.storage == "chunks" else None)
+            if range is not None:
+                found[name] = range
+        return found
+
+    def summary(self, field: str) -> FieldSummary:
+        """Return the facts about one field over all samples."""
+        return self.about.fields[field]
+
+    @property
+    def units(self) -> list[Ints] | None:
+        """Return the rows of each decode unit, by shard; None if every sample can be read alone."""
+        if not any(self.manifest.units):
+            return None
+        return [self.manifest.units_of(shard) for shard in range(len(self.sizes))]
+
+    @property
+    def lacking(self) -> dict[str, int]:
+        """Return the number of samples without a field, for each field that some samples lack."""
+        return {name: each.missing for name, each in self.about.fields.items() if each.missing}
+
+    def keeping(self, fields: tuple[str, ...]) -> Index:
+        """Return the same index; of remote shards of chunks, only these fields' bytes are
+        prefetched and cached."""
+        if not self.manifest.is_of_chunks:
+            return self
+        return Index(
+            self.manifest,
+            origin=self.origin,
+            scratch=self._scratch,
+            sidecars=self._sidecars,
+            fields=self.format.stored_fields(self.schema, fields),
+        )
+
+    def shard_name(self, shard: int) -> str:
+        """Return the name of a shard's file, or of its part of the index, for messages."""
+        return printable(self.manifest.names[shard])
+
+    # -- shards
 
     def traffic(self) -> list[Traffic]:
         """Return the traffic of a remote dataset; nothing for a local one."""
@@ -92,10 +143,10 @@ class IndexShards:
     @property
     def chunks(self) -> DecodedChunks | None:
         """Return the cache of decoded chunks, None for a dataset without chunks."""
-        if self._chunks is None and self._manifest.about.layout.stored("chunks"):
+        if self._chunks is None and self.layout.stored("chunks"):
             from penstock.readers.formats import DecodedChunks
 
-            self._chunks = DecodedChunks(url=self._origin.url)
+            self._chunks = DecodedChunks(url=self.url)
         return self._chunks
 
     def keep_chunks(self, chunks: DecodedChunks) -> None:
@@ -108,8 +159,8 @@ class IndexShards:
         FetchError."""
         remote = self.remote
         if remote is None:
-            assert self._origin.folder is not None
-            return self._open(shard, LocalPlace(self._origin.folder))
+            assert self.origin.folder is not None
+            return self._open(shard, LocalPlace(self.origin.folder))
         try:
             return self._open_remote(shard, remote)
         except CorruptShardError as error:
@@ -117,9 +168,8 @@ class IndexShards:
         except PenstockError:  # of the network; some of these are OSErrors too
             raise
         except OSError as error:
-            url = self._origin.url
-            refuse_shortage(error, url)
-            _log.warning("%s: can't be read (%s); it is fetched again", url, error)
+            refuse_shortage(error, self.url)
+            _log.warning("%s: can't be read (%s); it is fetched again", self.url, error)
         self.drop(shard)
         return self._open_remote(shard, remote)
 
@@ -129,19 +179,18 @@ class IndexShards:
         return self._open(shard, BlobPlace(remote, remote.open(self.source(shard))))
 
     def _open(self, shard: int, place: ShardPlace) -> OpenShard:
-        manifest, chunks = self._manifest, self.chunks
-        entry = manifest.entry(shard, self._fields)
+        entry, chunks = self.manifest.entry(shard, self._fields), self.chunks
         if chunks is not None:
             entry = replace(entry, chunks=chunks.of(shard))
-        return manifest.format.open(entry, lambda: self._sidecar(shard), place)
+        return self.format.open(entry, lambda: self._sidecar(shard), place)
 
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
     ) -> float:
         """Return the share of the bytes of a shard's fields that is needed for parts of all its
         samples; see `Format.wanted_share`. Raises CorruptShardError, FetchError."""
-        entry, manifest = self._manifest.entry(shard, self._fields), self._manifest
-        return manifest.format.wanted_share(entry, lambda: self._sidecar(shard), fields, draw)
+        entry = self.manifest.entry(shard, self._fields)
+        return self.format.wanted_share(entry, lambda: self._sidecar(shard), fields, draw)
 
     def _sidecar(self, shard: int) -> Sidecar:
         if self._sidecars is None:
@@ -162,167 +211,60 @@ class IndexShards:
         """Return True if the shard can be opened without a request to the remote."""
         if self.remote is None:
             return True
-        if self._manifest.format.has_own_index:
+        if self._sidecars is None:
             return self.remote.is_whole(self.source(shard))
-        return self._sidecars is not None and self._sidecars.are_local
+        return isinstance(self._sidecars.place, bytes)
 
     def source(self, shard: int) -> BlobSource:
         """Describe a shard of a remote dataset as a blob, without I/O. Reading its segments may
         fetch its sidecar and raise FetchError or CorruptShardError."""
-        return self._blobs.source(shard)
+        from penstock.readers.origin import segment
+
+        manifest, origin = self.manifest, cast("RemoteFolder", self.origin)
+        name, size_bytes = manifest.names[shard], int(self.shard_bytes[shard])
+        segments: Sequence[Segment]
+        if self.is_self_contained:
+            # No version: the fill records the etag of the first answer, and the sums are checked.
+            segments, uri = (segment(name, size_bytes, ""),), origin.uri(name)
+        else:
+            may_lack = self.format.may_lack_objects
+            segments = _LazySegments(
+                lambda: self._sidecar(shard).segments(self._fields, may_lack=may_lack),
+                None if manifest.is_of_chunks else int(manifest.files[shard]),
+            )
+            uri = f"{origin.url}#{printable(name.rpartition(b'/')[2])}"
+        key = self._keys[shard]
+        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
-        return self._blobs.keys()
+        return self._keys
+
+    @cached_property
+    def _keys(self) -> tuple[str, ...]:
+        manifest, origin = self.manifest, cast("RemoteFolder", self.origin)
+        sums = manifest.crc32c.tolist(), manifest.columns_crc32c.tolist()
+        rows = zip(manifest.names, manifest.etags, *sums, strict=True)
+        if not manifest.is_of_chunks:
+            return tuple(
+                self.format.blob_key(origin, name=name, etag=etag, crc32c=crc, columns_crc32c=other)
+                for name, etag, crc, other in rows
+            )
+        import json  # parts of a file have no names: the facts in the index identify them
+
+        fields = json.dumps([name for name in self.schema if name in self._fields])
+        versions = (f"{etag}\0{crc:08x}{other:08x}\0{fields}" for _, etag, crc, other in rows)
+        return tuple(origin.blob_key(b"", version) for version in versions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Index:
-    """The content of a dataset, by shard. The sample in a shard's row has the id starts[shard] +
-    row.
+class _LazySegments(Sequence[Any]):
+    """Segments that are loaded on first access. count: their number, if it is known."""
 
-    sizes: samples per shard. starts: id of each shard's first sample. shard_bytes: bytes to read
-    each shard; of chunks, only those of the cached fields. All are int64, shape (shards,), and no
-    shard is empty. quarantined: the number of files that are left out. place: the manifest's
-    folder, for messages. shards: opens them. scratch: kept alive as long as the index.
-    """
+    def __init__(self, load: Callable[[], Sequence[Segment]], count: int | None) -> None:
+        self._load, self._count = cache(load), count
 
-    url: str
-    place: str
-    sizes: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    shard_bytes: NDArray[np.int64]
-    manifest: Manifest
-    shards: IndexShards
-    origin: Origin
-    scratch: Scratch
+    def __len__(self) -> int:
+        return len(self._load()) if self._count is None else self._count
 
-    @property
-    def about(self) -> ManifestHeader:
-        """Return the facts that hold for all shards."""
-        return self.manifest.about
-
-    @property
-    def format(self) -> Format:
-        """Return the dataset's format."""
-        return self.manifest.format
-
-    @property
-    def kind(self) -> str:
-        """Return the name of the format."""
-        return self.about.kind
-
-    @property
-    def is_self_contained(self) -> bool:
-        """Return True if the dataset carries this index, as a pack does."""
-        return self.format.has_own_index
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples."""
-        return self.about.samples
-
-    @property
-    def files(self) -> int:
-        """Return the number of files or objects that hold the samples."""
-        return int(self.manifest.files.sum())
-
-    @property
-    def schema(self) -> Schema:
-        """Return the fields of a sample, by name and in order, without its number."""
-        return self.about.schema
-
-    @property
-    def layout(self) -> SampleLayout:
-        """Return the storage of the samples' fields."""
-        return self.about.layout
-
-    @property
-    def images(self) -> dict[str, ImageRange]:
-        """Return the bounds of the oriented heights and widths of each image field. For images in
-        chunks, which aren't decoded for the index, the bounds allow any size."""
-        found = {}
-        for name in image_fields(self.schema, self.schema):
-            summary = self.summary(name)
-            range = summary.images or (ANY_SIZE if summary.storage == "chunks" else None)
-            if range is not None:
-                found[name] = range
-        return found
-
-    def summary(self, field: str) -> FieldSummary:
-        """Return the facts about one field over all samples."""
-        return self.about.fields[field]
-
-    @property
-    def units(self) -> list[NDArray[np.int64]] | None:
-        """Return the rows of each decode unit, by shard; None if every sample can be read alone."""
-        if not any(self.manifest.units):
-            return None
-        return [self.manifest.units_of(shard) for shard in range(len(self.sizes))]
-
-    @property
-    def lacking(self) -> dict[str, int]:
-        """Return the number of samples without a field, for each field that some samples lack."""
-        return {name: each.missing for name, each in self.about.fields.items() if each.missing}
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the content. It doesn't depend on the place of the data."""
-        return self.about.fingerprint
-
-    @property
-    def left_out(self) -> Mapping[str, LeftOut]:
-        """Return the left-out samples by reason."""
-        return self.about.samples_left_out
-
-    @property
-    def remote(self) -> Remote | None:
-        """Return the reader of a remote dataset, None for a local one."""
-        return self.shards.remote
-
-    def keeping(self, fields: tuple[str, ...]) -> Index:
-        """Return the same index; of remote shards of chunks, only these fields' bytes are
-        prefetched and cached."""
-        if not self.manifest.is_of_chunks:
-            return self
-        kept = self.format.stored_fields(self.schema, fields)
-        return replace(
-            self, shard_bytes=self.manifest.bytes_of(kept), shards=self.shards.keeping(kept)
-        )
-
-    def shard_name(self, shard: int) -> str:
-        """Return the name of a shard's file, or of its part of the index, for messages."""
-        return printable(self.manifest.names[shard])
-
-
-def index_of(
-    manifest: Manifest,
-    *,
-    origin: Origin,
-    place: bytes | Origin | None,
-    scratch: Scratch,
-    repair: IndexRepair | None = None,
-) -> Index:
-    """Build an index from its manifest. place: the folder of the manifest and the sidecars, local
-    or remote; None for a pack's own. scratch: kept alive as long as the index. repair: see
-    `Sidecars`."""
-    ends = np.cumsum(manifest.samples, dtype=np.int64)
-    sidecars: Sidecars | None = None
-    if place is None:
-        shown = f"{origin.url}/{OWN_FOLDER.decode()}"
-    else:
-        from penstock.readers.index.sidecars import Sidecars  # packs have none
-
-        sidecars = Sidecars(manifest, place, repair)
-        shown = printable(place) if isinstance(place, bytes) else place.url
-    return Index(
-        url=origin.url,
-        place=shown,
-        sizes=manifest.samples,
-        starts=ends - manifest.samples,
-        shard_bytes=manifest.shard_bytes,
-        manifest=manifest,
-        shards=IndexShards(origin, manifest, sidecars),
-        origin=origin,
-        scratch=scratch,
-    )
+    def __getitem__(self, i: Any) -> Any:
+        return self._load()[i]

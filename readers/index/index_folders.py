@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,6 @@ from penstock.cache import (
     OtherVersionError,
     PenstockWarning,
 )
-from penstock.cache.base import refuse_shortage
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import is_passed_over, make_folder, printable, write_bytes
 from penstock.readers.index.manifest import MANIFEST, read_manifest, read_manifest_of
@@ -43,9 +42,6 @@ _log = logging.getLogger("penstock")
 
 INDEXES = b"indexes"
 """The name of the folder of indexes in a cache folder and in the user's cache directory."""
-
-# At 1 GB/s or more, this takes at most 0.3 s.
-_MOST_CHECKED_BYTES = 256 * 2**20
 
 
 def read_index(place: bytes) -> Manifest | None:
@@ -63,11 +59,7 @@ def read_index(place: bytes) -> Manifest | None:
             raise
         _log.warning("%s The index is rebuilt.", error)
         return None
-    manifest = _of_no_pack(manifest, printable(place))
-    if is_cached(place) and (fault := _fault(manifest, place)) is not None:
-        _log.warning("%s: a part of the index %s. The index is rebuilt.", printable(place), fault)
-        return None
-    return manifest
+    return _of_no_pack(manifest, printable(place))
 
 
 def _of_no_pack(manifest: Manifest, place: str) -> Manifest:
@@ -95,32 +87,6 @@ def is_cached(place: bytes) -> bool:
     return os.path.basename(os.path.dirname(place)) == INDEXES
 
 
-def _fault(manifest: Manifest, place: bytes) -> str | None:
-    """Describe the damage to an index in a cache folder, or return None if all its parts are as
-    they were written. Very large indexes aren't read for this check, because that would delay the
-    start."""
-    from penstock.readers.formats import is_sidecar
-
-    paths = [os.path.join(place, name) for name in manifest.names]
-    try:
-        if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
-            return None
-        return None if all(map(is_sidecar, paths, manifest.etags)) else "is damaged"
-    except OSError as error:
-        refuse_shortage(error, printable(place))
-        return f"can't be read ({error.strerror})"
-
-
-def warn_of_damage(url: str, error: Exception) -> None:
-    """Warn that a part of an index in the cache was damaged."""
-    warnings.warn(
-        f"{url}: a part of its index in the cache was damaged or removed. It is fetched or "
-        f"rebuilt, and the job continues. {error}",
-        PenstockWarning,
-        stacklevel=6,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class IndexPlaces:
     """The folders that may hold one dataset's index, and the manifests there. index: the folder
@@ -128,7 +94,7 @@ class IndexPlaces:
 
     origin: Origin
     scratch: Scratch
-    index: Folder | None
+    index: Folder | None = None
 
     def candidates(self) -> list[bytes]:
         """Return the local folders that may hold the index, best first. There is at least one.
@@ -244,14 +210,11 @@ class IndexPlaces:
             return False
         return True
 
-    def for_upload(self) -> tuple[IndexPlaces, Origin | None]:
-        """Return the places to build an index in, and the remote folder to upload it to, or
-        None."""
-        if not self.origin.is_local and self.index is not None and self._named() is None:
-            return replace(self, index=None), self.remote()
-        if not self.origin.is_local and self.index is None and self.origin.folder is not None:
-            return self, self.remote()  # the place next to it is a path
-        return self, None
+    def for_upload(self) -> Origin | None:
+        """Return the remote folder to upload a new index to, or None."""
+        if self.index is None and self.origin.folder is None:  # else the place next to it is a path
+            return None
+        return self.remote()
 
     @property
     def manifest(self) -> Manifest | None:

@@ -10,23 +10,31 @@ contains a checksum of itself, because a flipped bit would silently change the d
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import re
 import shlex
 import stat
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, MissingDependencyError, OtherVersionError, ReadError
+from penstock.cache import (
+    CorruptShardError,
+    DatasetError,
+    MissingDependencyError,
+    OtherVersionError,
+    ReadError,
+)
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import (
@@ -64,7 +72,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats import Format
+    from penstock.readers.formats import Format, ShardSummary
     from penstock.readers.origin import Entry, LeftOut, Origin
 
     Ints = NDArray[np.int64]
@@ -85,12 +93,12 @@ _MAX_NAME = 4096
 _Check = Callable[[Any], bool]
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_SAMPLES
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
-def _is_text(value: Any, *, most: int = _MAX_NAME) -> bool:
-    return isinstance(value, str) and len(value) <= most
+def _is_text(most: int = _MAX_NAME) -> _Check:
+    return lambda value: isinstance(value, str) and len(value) <= most
 
 
 def _optional(is_right: _Check) -> _Check:
@@ -118,6 +126,9 @@ def _is_within(least: float, most: float) -> _Check:
     return lambda value: type(value) is int and least <= value <= most
 
 
+_is_count = _is_within(0, MAX_SAMPLES)
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float, bool) and (
         math.isfinite(value) if isinstance(value, float) else abs(value) < 2**64
@@ -137,11 +148,24 @@ def _is_range(value: Any) -> bool:
     return is_right(sides[:2]) and is_right(sides[2:])
 
 
-def _refuse(values: Mapping[str, Any], checks: Mapping[str, _Check], whose: str) -> None:
-    """Raise ValueError for a value that isn't right."""
+def _is_match(pattern: str) -> _Check:
+    is_text = re.compile(pattern).fullmatch
+    return lambda value: isinstance(value, str) and is_text(value) is not None
+
+
+def _checked(values: Any, checks: Mapping[str, _Check], whose: str) -> dict[str, Any]:
+    """Check untrusted values by name, and return them with tuples instead of lists. Raises
+    ValueError."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{whose} facts can't be {str(values)[:80]!r}")
     for name, is_right in checks.items():
         if name in values and not is_right(values[name]):
             raise ValueError(f"{whose} {name} can't be {str(values[name])[:80]!r}")
+    return {name: _frozen(value) for name, value in values.items()}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 _SUMMARY_CHECKS: dict[str, _Check] = {
@@ -149,7 +173,7 @@ _SUMMARY_CHECKS: dict[str, _Check] = {
     "missing": _is_count,
     "images": _optional(_is_range),
     "channels": _is_list(_is_within(0, 2**16), most=2**17),
-    "codecs": _is_list(partial(_is_text, most=64), most=2**10),
+    "codecs": _is_list(_is_text(64), most=2**10),
     "lengths": _is_list(_is_ascending(_is_within(0, MAX_SHARD_BYTES)), most=32),
     "bounds": _optional(_is_ascending(_is_number)),
     "progressive": _optional(_is_count),
@@ -158,20 +182,10 @@ _SUMMARY_CHECKS: dict[str, _Check] = {
 
 def check_summary(values: Any) -> FieldSummary:
     """Parse the summary of a field from untrusted JSON. Raises ValueError, TypeError."""
-    if not isinstance(values, dict):
-        raise ValueError(f"the summary of a field can't be {str(values)[:80]!r}")
-    _refuse(values, _SUMMARY_CHECKS, "a field's")
-    images, bounds = values.get("images"), values.get("bounds")
-    return FieldSummary(
-        **{
-            **values,
-            "images": None if images is None else ImageRange(**images),
-            "channels": tuple(values.get("channels", ())),
-            "codecs": tuple(values.get("codecs", ())),
-            "lengths": tuple((low, high) for low, high in values.get("lengths", ())),
-            "bounds": None if bounds is None else (bounds[0], bounds[1]),
-        }
-    )
+    found = _checked(values, _SUMMARY_CHECKS, "a field's")
+    if found.get("images") is not None:
+        found["images"] = ImageRange(**found["images"])
+    return FieldSummary(**found)
 
 
 def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
@@ -194,9 +208,11 @@ def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
 _MAX_TEXT_BYTES = 64 * 2**20
 # Enough for a million folders with their times. Each value takes 70 bytes of memory.
 _MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_LISTING = re.compile(r"[0-9a-f]{0,64}")
-_ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
+
+
+def _must(is_right: _Check) -> Mapping[str, _Check]:
+    """Return the metadata of a field of a header: the check of its value in JSON."""
+    return {"check": is_right}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,24 +229,39 @@ class ManifestHeader:
     samples_left_out: the number of left-out samples by reason, with an example.
     """
 
-    kind: str
-    schema: Schema
-    fields: Mapping[str, FieldSummary]
-    samples: int
-    fingerprint: str
-    icc: float | None
-    quarantined: int
-    shuffled: bool = False
-    seed: int | None = None
-    source: str = ""
-    arrangement: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    directories: tuple[tuple[str, int], ...] = ()
-    listing: str = ""
-    passed_over: dict[str, int] = field(default_factory=dict)
-    overhead_bytes: int | None = None
-    left_out: dict[str, str] = field(default_factory=dict)
-    samples_left_out: dict[str, LeftOut] = field(default_factory=dict)
+    kind: str = field(metadata=_must(lambda value: isinstance(value, str) and is_format(value)))
+    schema: Schema = field(metadata=_must(lambda value: isinstance(value, list)))
+    fields: Mapping[str, FieldSummary] = field(metadata=_must(_is_object))
+    samples: int = field(metadata=_must(_is_within(1, MAX_SAMPLES)))
+    fingerprint: str = field(metadata=_must(_is_match("[0-9a-f]{64}")))
+    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
+    icc: float | None = field(
+        metadata=_must(_optional(lambda x: type(x) in (int, float) and -1e9 <= x <= 1 + 1e-9))
+    )
+    quarantined: int = field(metadata=_must(_is_count))
+    shuffled: bool = field(default=False, metadata=_must(lambda value: isinstance(value, bool)))
+    seed: int | None = field(
+        default=None, metadata=_must(_optional(_is_within(1 - 2**64, 2**64 - 1)))
+    )
+    source: str = field(default="", metadata=_must(_is_text(2**16)))
+    arrangement: str = field(default="", metadata=_must(_is_match("([0-9a-f]{16})?")))
+    settings: dict[str, Any] = field(default_factory=dict, metadata=_must(_is_object))
+    directories: tuple[tuple[str, int], ...] = field(
+        default=(),
+        metadata=_must(
+            _is_list(_is_pair(_is_text(2 * _MAX_NAME), _is_within(1 - 2**63, 2**63 - 1)))
+        ),
+    )
+    listing: str = field(default="", metadata=_must(_is_match("[0-9a-f]{0,64}")))
+    passed_over: dict[str, int] = field(
+        default_factory=dict, metadata=_must(_is_mapping(_is_count))
+    )
+    overhead_bytes: int | None = field(default=None, metadata=_must(_optional(_is_count)))
+    left_out: dict[str, str] = field(default_factory=dict, metadata=_must(_is_mapping(_is_text())))
+    samples_left_out: dict[str, LeftOut] = field(
+        default_factory=dict,
+        metadata=_must(_optional(_is_mapping(_is_pair(_is_count, _is_text(4 * _MAX_NAME))))),
+    )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -287,9 +318,10 @@ def _refuse_constant(name: str) -> float:
 
 def check_header(values: dict[str, Any]) -> ManifestHeader:
     """Parse the header from untrusted JSON. Raises ValueError, TypeError."""
+    checks = {each.name: each.metadata["check"] for each in dataclass_fields(ManifestHeader)}
+    values = _checked(values, checks, "its") | {"schema": Schema.from_json(values["schema"])}
     values.pop("penstock", None)
-    _refuse(values, _ABOUT_CHECKS, "its")
-    schema = values["schema"] = Schema.from_json(values["schema"])
+    schema = values["schema"]
     fields = {name: check_summary(each) for name, each in values["fields"].items()}
     if fields.keys() != set(schema):
         raise ValueError("its summaries don't match the fields of its schema")
@@ -299,7 +331,6 @@ def check_header(values: dict[str, Any]) -> ManifestHeader:
 
         found = {reason: LeftOut(*each) for reason, each in counts.items()}
         values["samples_left_out"] = joined_left_out([found])
-    values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = ManifestHeader(**values)
     if unknown := schema.unsettled:
         raise ValueError(f"its schema doesn't define {unknown[0]!r} completely")
@@ -307,32 +338,6 @@ def check_header(values: dict[str, Any]) -> ManifestHeader:
         check_fit(each, schema[name], samples=about.samples)
     return about
 
-
-_ABOUT_CHECKS: dict[str, _Check] = {
-    "kind": lambda value: isinstance(value, str) and is_format(value),
-    "schema": lambda value: isinstance(value, list),
-    "fields": lambda value: isinstance(value, dict),
-    "samples": _is_within(1, MAX_SAMPLES),
-    "fingerprint": lambda value: _is_text(value) and bool(_FINGERPRINT.fullmatch(value)),
-    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
-    "icc": _optional(lambda value: type(value) in (int, float) and -1e9 <= value <= 1 + 1e-9),
-    "quarantined": _is_count,
-    "shuffled": lambda value: isinstance(value, bool),
-    "seed": _optional(_is_within(1 - 2**64, 2**64 - 1)),
-    "arrangement": lambda value: _is_text(value) and bool(_ARRANGEMENT.fullmatch(value)),
-    "source": partial(_is_text, most=2**16),
-    "settings": lambda value: isinstance(value, dict),
-    "directories": _is_list(
-        _is_pair(partial(_is_text, most=2 * _MAX_NAME), _is_within(1 - 2**63, 2**63 - 1))
-    ),
-    "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
-    "passed_over": _is_mapping(_is_count),
-    "overhead_bytes": _optional(_is_count),
-    "left_out": _is_mapping(_is_text),
-    "samples_left_out": _optional(
-        _is_mapping(_is_pair(_is_count, partial(_is_text, most=4 * _MAX_NAME)))
-    ),
-}
 
 _NAMES_AT_ONCE = 2**14  # names that are checked at a time, a compromise of memory and speed
 
@@ -403,14 +408,14 @@ def check_manifest(manifest: Manifest) -> None:
     about, samples, sizes = manifest.about, manifest.samples, manifest.shard_bytes
     if not len(samples):
         raise ValueError("it has no shards")
-    _check_bounds("samples", samples, MAX_SHARD_SAMPLES)
+    _check_bounds("samples", samples, 1, MAX_SHARD_SAMPLES)
     format = manifest.format
     # A shard whose samples are all in tables has no file; chunks of fill values may be absent.
     has_files = manifest.files > 0 if not format.has_own_index else np.ones(len(samples), bool)
-    _check_bounds("bytes", sizes[has_files] + manifest.is_of_chunks, MAX_SHARD_BYTES)
-    _check_bounds("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
-    _check_bounds("bytes", sizes[~has_files] + 1, 1)
-    _check_bounds("files", manifest.files[~has_files] + 1, 1)
+    _check_bounds("bytes", sizes[has_files], 1 - manifest.is_of_chunks, MAX_SHARD_BYTES)
+    _check_bounds("files", manifest.files[has_files], 1, MAX_SHARD_SAMPLES)
+    _check_bounds("bytes", sizes[~has_files], 0, 0)
+    _check_bounds("files", manifest.files[~has_files], 0, 0)
     least = format.least_sample_bytes
     if least and (sizes[has_files] // least < samples[has_files]).any():
         raise ValueError("a shard has more samples than its bytes can hold")
@@ -426,25 +431,33 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError("it has the bytes of fields without fields in chunks, or the reverse")
     seen: set[bytes] = set()
     for start in range(0, len(samples), _NAMES_AT_ONCE):
-        names = manifest.names[start : start + _NAMES_AT_ONCE]
-        _check_units(manifest, start)
-        _check_field_bytes(manifest, start)
+        some = slice(start, start + _NAMES_AT_ONCE)
+        names = manifest.names[some]
         if are_unsafe(names):
             raise ValueError("a shard's name isn't a path below the dataset")
         if not format.has_own_index and not all(map(is_sidecar_name, names)):
             raise ValueError("a shard's name isn't a sidecar's")
         seen.update(names)
+        for units, count in zip(manifest.units[some], samples[some].tolist(), strict=True):
+            if units and not _adds_up(np.frombuffer(units, "<u4"), count, least=1):
+                raise ValueError("a shard's decode units don't hold its samples")
+        if manifest.field_bytes is None:
+            continue
+        for row, count in zip(manifest.field_bytes[some], sizes[some].tolist(), strict=True):
+            if not _adds_up(_numbers(row, len(about.schema)), count, least=0):
+                raise ValueError("the bytes of a shard's fields don't add up to the shard's")
     if len(seen) != len(samples):
         raise ValueError("two shards have the same name")
 
 
-def _check_bounds(what: str, column: Ints, most: int) -> None:
-    if not len(column):
-        return
-    least, largest = int(column.min()), int(column.max())
-    if least < 1 or largest > most:
-        wrong = least if least < 1 else largest
-        raise ValueError(f"a shard has {wrong:,} {what}, wanted 1 to {most:,}")
+def _check_bounds(what: str, column: Ints, least: int, most: int) -> None:
+    wrong = column[(column < least) | (column > most)]
+    if len(wrong):
+        raise ValueError(f"a shard has {wrong[0]:,} {what}, wanted {least:,} to {most:,}")
+
+
+def _adds_up(numbers: NDArray[Any], total: int, *, least: int) -> bool:
+    return int(numbers.min()) >= least and sum(numbers.tolist()) == total
 
 
 def _numbers(row: bytes, fields: int) -> Ints:
@@ -454,25 +467,100 @@ def _numbers(row: bytes, fields: int) -> Ints:
     return np.frombuffer(row, "<u8" if len(row) == 8 * fields else "<u4").astype(np.int64)
 
 
-def _check_field_bytes(manifest: Manifest, start: int) -> None:
-    """Raise ValueError if the bytes of the fields don't add up to the bytes of their shard."""
-    if manifest.field_bytes is None:
-        return
-    fields = len(manifest.about.schema)
-    for place, row in enumerate(manifest.field_bytes[start : start + _NAMES_AT_ONCE], start):
-        each = _numbers(row, fields)
-        if each.min() < 0 or sum(each.tolist()) != int(manifest.shard_bytes[place]):
-            raise ValueError("the bytes of a shard's fields don't add up to the shard's")
+def join_manifest(
+    names: Sequence[bytes],
+    shards: Sequence[ShardSummary],
+    *,
+    kind: str,
+    schema: Schema,
+    quarantined: int,
+    etags: Sequence[str] | None = None,
+    **more: Any,
+) -> Manifest:
+    """Build the manifest of at least one shard, in their order. schema: settled. more: further
+    fields of the header. Raises DatasetError for more than a manifest may contain."""
+    labels = [s.labels for s in shards if s.labels is not None]
+    overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
+    samples = np.array([s.samples for s in shards], np.int64)
+    crcs = np.array([s.sums.samples for s in shards], np.uint32)
+    columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
+    about = ManifestHeader(
+        kind=kind,
+        schema=schema,
+        fields={name: FieldSummary.joined([s.fields[name] for s in shards]) for name in schema},
+        samples=int(samples.sum()),
+        fingerprint=fingerprint(
+            schema=schema, samples=samples, crcs=crcs, columns_crcs=columns_crcs
+        ),
+        icc=label_correlation(labels) if labels else None,
+        quarantined=quarantined,
+        overhead_bytes=max(overheads) if len(overheads) == len(shards) else None,
+        **more,
+    )
+    is_of_chunks = any(each.field_bytes for each in shards)
+    manifest = Manifest(
+        about=about,
+        names=names,
+        etags=etags if etags is not None else [""] * len(names),
+        shard_bytes=np.array([s.size_bytes for s in shards], np.int64),
+        samples=samples,
+        files=np.array([s.files for s in shards], np.int64),
+        units=[np.array(s.units, "<u4").tobytes() for s in shards],
+        crc32c=crcs,
+        columns_crc32c=columns_crcs,
+        field_bytes=[_packed(each.field_bytes) for each in shards] if is_of_chunks else None,
+    )
+    try:
+        check_manifest(manifest)
+    except ValueError as error:
+        raise DatasetError(
+            f"{about.source or 'The dataset'}: {error}. Use smaller shards or tar files, or "
+            "split it into several datasets."
+        ) from error
+    return manifest
 
 
-def _check_units(manifest: Manifest, start: int) -> None:
-    """Raise ValueError if the decode units of a shard don't hold its samples."""
-    for place, units in enumerate(manifest.units[start : start + _NAMES_AT_ONCE], start):
-        if not units:
-            continue
-        rows = manifest.units_of(place)
-        if int(rows.min()) < 1 or int(rows.sum()) != int(manifest.samples[place]):
-            raise ValueError("a shard's decode units don't hold its samples")
+def _packed(numbers: Sequence[int]) -> bytes:
+    return np.array(numbers, "<u8" if max(numbers) >= 2**32 else "<u4").tobytes()
+
+
+def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
+    """Measure how similar the labels of one shard are: 0 for a random mixture, 1 for one label per
+    shard.
+
+    The result is (P_within - P_total) / (1 - P_total). P is the probability that two distinct
+    random samples share their label, if both are drawn from one shard (pairs of all shards weigh
+    the same) or from the whole set. P is Simpson's index in its unbiased form (E. H. Simpson,
+    Measurement of Diversity, Nature 163, 1949); for indicator variables of the labels, summed over
+    labels, the ratio is the intraclass correlation of cluster sampling. It is slightly below 0 if
+    shards are more even than chance, and 0 if it is undefined: there is one label, or no shard of
+    two samples.
+    """
+    total: Counter[int] = Counter()
+    same = pairs = 0
+    for counts in shards:
+        total.update(counts)
+        n = sum(counts.values())
+        pairs += n * (n - 1)
+        same += sum(c * (c - 1) for c in counts.values())
+    n = total.total()
+    same_total = sum(c * (c - 1) for c in total.values())
+    if pairs == 0 or same_total == n * (n - 1):
+        return 0.0
+    p_within, p_total = same / pairs, same_total / (n * (n - 1))
+    return (p_within - p_total) / (1 - p_total)
+
+
+def fingerprint(
+    *, schema: Schema, samples: Ints, crcs: NDArray[np.uint32], columns_crcs: NDArray[np.uint32]
+) -> str:
+    """Return the fingerprint of the content, 64 hex digits: a hash of the schema, the shards' sizes
+    and their checksums. It doesn't depend on the place or the time of writing, so a folder and its
+    unshuffled pack of equal shards share it."""
+    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode("ascii"))
+    for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
+        digest.update(np.ascontiguousarray(column, kind).tobytes())
+    return digest.hexdigest()
 
 
 MANIFEST = b"manifest.arrow"
@@ -539,18 +627,10 @@ def read_manifest(
         form = values.pop("version")
         if type(form) is not int:
             raise ValueError("its version isn't a number")
-        by = str(values.get("penstock"))[:40]
-    except FileNotFoundError:
-        raise
-    except BROKEN as error:
-        raise _damaged(path, url, error, remedy) from error
-    if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
-        raise _other_version(url or printable(path), form, by, _remake(values) or remedy)
-    try:
-        if form != VERSION:
-            raise ValueError("its version was changed")
+        if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
+            raise _other_version(url or printable(path), form, values, remedy)
         batch = _batch(buffer)
-        if int(noted[_SUM], 16) != _checksum(text, batch):
+        if form != VERSION or int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         columns: dict[str, Any] = {
             _ATTRIBUTES.get(name, name): LazyColumn(each)
@@ -561,6 +641,8 @@ def read_manifest(
         manifest = Manifest(about=check_header(values), **columns)
         check_manifest(manifest)
         return manifest
+    except (FileNotFoundError, OtherVersionError):
+        raise
     except MissingDependencyError as error:  # a field of a type that isn't installed
         raise MissingDependencyError(f"{url or printable(path)}: {error}") from error
     except BROKEN as error:
@@ -584,18 +666,13 @@ def read_manifest_of(origin: Origin, entry: Entry, *, remedy: str) -> Manifest:
         return read()
 
 
-def _remake(values: Mapping[str, Any]) -> str | None:
-    """Return the command that makes a pack again, if its source is known."""
-    source = values.get("source")
-    if values.get("kind") not in _PACKS or not isinstance(source, str):
-        return None
-    if not 0 < len(source) <= _MAX_SOURCE:
-        return None
-    shown = shlex.quote(printable(os.fsencode(source)))
-    return f"Pack its source again: penstock pack {shown} DST"
-
-
-def _other_version(shown: str, form: int, by: str, remedy: str) -> OtherVersionError:
+def _other_version(
+    shown: str, form: int, values: Mapping[str, Any], remedy: str
+) -> OtherVersionError:
+    by, source = str(values.get("penstock"))[:40], values.get("source")
+    if values.get("kind") in _PACKS and isinstance(source, str) and 0 < len(source) <= _MAX_SOURCE:
+        again = shlex.quote(printable(os.fsencode(source)))
+        remedy = f"Pack its source again: penstock pack {again} DST"
     if form > VERSION:
         return OtherVersionError(
             f"{shown}: written by Penstock {by!r} in format {form}, which is newer than this "
@@ -609,14 +686,12 @@ def _other_version(shown: str, form: int, by: str, remedy: str) -> OtherVersionE
 
 def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
     """Return True if flipped bits changed the version number: the checksum is right with our
-    version, and wrong with theirs."""
+    version."""
+    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
     try:
-        batch = _batch(buffer)
-        wanted = int(checksum or b"", 16)
+        return int(checksum or b"", 16) == _checksum(ours, _batch(buffer))
     except BROKEN:
         return False
-    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
-    return _checksum(text, batch) != wanted == _checksum(ours, batch)
 
 
 def _damaged(

@@ -11,10 +11,12 @@ store except by `penstock index --out`.
 
 from __future__ import annotations
 
+import time
 import warnings
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,23 +37,24 @@ from penstock.readers.formats import (
     recognised_format,
     shows_own_index,
 )
-from penstock.readers.index.index import index_of
+from penstock.readers.index.dataset_description import DatasetDescription
+from penstock.readers.index.index import Index
 from penstock.readers.index.manifest import MANIFEST, read_manifest_of
-from penstock.readers.origin import DEFAULT_ARRANGEMENT
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Executor
 
-    from penstock.readers.formats import Format
+    from penstock.cache.disk import DiskCache
+    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import IndexBuilder
     from penstock.readers.index.candidate_checks import IndexWorkers
-    from penstock.readers.index.dataset_description import DatasetDescription, Folder
-    from penstock.readers.index.index import Index
+    from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index_folders import IndexPlaces
-    from penstock.readers.index.maintenance import IndexMaintenance
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin import Origin, Scratch
+    from penstock.readers.origin import Origin, Url
     from penstock.readers.types import Progress, Verify
 
 OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
@@ -125,20 +128,18 @@ class IndexOpener:
             progress=progress,
             executor=checker,
         )
-        if not arrangement.places:
+        if not (names := dict(arrangement.places)):
             return opener
-        from penstock.readers.formats import renamed_arrangement
-
         try:
-            if opener._own_manifest() is None:
-                format = opener.recognise()
-                if not (format.has_default_names(opener.origin)):
-                    return opener
+            own = opener.open_own()
+            if own is None and not opener.recognise().has_default_names(opener.origin):
+                return opener
         except BaseException:
             opener.origin.close()
             raise
         opener.origin.close()
-        names = dict(arrangement.places)
+        from penstock.readers.formats import renamed_arrangement
+
         origin = data.locate(scratch, renamed_arrangement(arrangement, names))
         return replace(opener, origin=origin, renames=names)
 
@@ -180,26 +181,31 @@ class IndexOpener:
             return None
         return manifest if manifest.format.has_own_index else None
 
-    def _own_manifest(self) -> Manifest | None:
-        """Return the manifest of a dataset that carries its index (a pack), None for any other.
-        Raises DatasetNotFoundError for an incomplete pack, and the same errors as `open_index`."""
+    def open_own(self) -> Index | None:
+        """Return the index that the dataset carries, as a pack does, or None. Raises
+        DatasetNotFoundError for an incomplete pack, and the same errors as `open_index`."""
         if self.format != AUTO and not format_named(self.format).has_own_index:
             return None
-        if self.own is not None:
-            self._check_large(self.own)
-            if self.index is not None:
-                raise ConfigError(
-                    f"{self.origin.url} is a pack and has its own index. Leave index= out."
-                )
-            return self.own
-        if self.format != AUTO or (self.places.manifest is None and shows_own_index(self.origin)):
+        origin, own = self.origin, self.own
+        if own is None:
+            if self.format == AUTO and (self.places.manifest or not shows_own_index(origin)):
+                return None
             raise DatasetNotFoundError(
-                f"{self.origin.url}: this pack isn't complete: its manifest "
+                f"{origin.url}: this pack isn't complete: its manifest "
                 f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
                 "`penstock pack` again to resume it, or copy the pack again with its `_penstock` "
                 "folder."
             )
-        return None
+        self._check_large(own)
+        if self.index is not None:
+            raise ConfigError(f"{origin.url} is a pack and has its own index. Leave index= out.")
+        # Places of fields in a pack are names; see `of`.
+        if replace(origin.arrangement, max_pixels=None, places=()) != DEFAULT_ARRANGEMENT:
+            raise ConfigError(
+                f"{origin.url} is a pack, which contains its schema: manifest=, schema= and "
+                "allow_empty= are for other data. Pass them when you pack that data."
+            )
+        return Index(own, origin=origin, scratch=self.scratch)
 
     def _check_large(self, own: Manifest) -> None:
         """Check that the files of very large shards exist, before anything is sized by the
@@ -239,14 +245,16 @@ class IndexOpener:
                     f'with {other}. Leave one out, or pass format="{FALLBACK}".'
                 )
             return format_named(FALLBACK)
-        if origin.selection is None:
-            if format != AUTO:
-                return format_named(format)
-            known = None if origin.is_local else self.places.manifest
-            return recognised_format(origin) if known is None else known.format
         # Formats of folders can't be chosen for files.
-        if format not in (AUTO, FALLBACK) and not format_named(format).has_own_index:
+        if format != AUTO and (
+            origin.selection is None
+            or not (format == FALLBACK or format_named(format).has_own_index)
+        ):
             return format_named(format)
+        if origin.selection is None and not origin.is_local:
+            known = self.places.manifest
+            if known is not None:
+                return known.format
         found = recognised_format(origin)
         if format not in (AUTO, found.name):
             raise ConfigError(
@@ -268,31 +276,16 @@ class IndexOpener:
                 PenstockWarning,
                 stacklevel=3,
             )
-        own = self.open_own()
-        if own is not None:
+        if (own := self.open_own()) is not None:
             return own
         found = self.recognise()
-        remote = self.places.remote_manifest
-        if remote is not None and remote.about.kind == found.name:
-            place = self.places.remote()
+        remote, place = self.places.remote_manifest, self.places.remote()
+        if remote is not None and place is not None and remote.about.kind == found.name:
             from penstock.readers.index.index_folders import check_arrangement
 
-            check_arrangement(remote, self.origin, shown="" if place is None else place.url)
+            check_arrangement(remote, self.origin, shown=place.url)
             return self._index(remote, place)
-        return self._index(*self._maintenance(found, self.places).open())
-
-    def open_own(self) -> Index | None:
-        """Return the index that the dataset carries, as a pack does, or None. Raises the same
-        errors as `open_index`."""
-        own = self._own_manifest()
-        if own is None:
-            return None
-        if replace(self.origin.arrangement, max_pixels=None) != DEFAULT_ARRANGEMENT:
-            raise ConfigError(
-                f"{self.origin.url} is a pack, which contains its schema: manifest=, schema= and "
-                "allow_empty= are for other data. Pass them when you pack that data."
-            )
-        return self._index(own, None)
+        return self._index(*self._builder(found).open())
 
     def rebuild(self) -> Index:
         """Build the index even if a valid one exists; see `index`."""
@@ -304,10 +297,11 @@ class IndexOpener:
             raise ConfigError(
                 f"{self.origin.url} is a pack, which has its own index: there is nothing to build."
             )
-        places, to = self.places.for_upload()
+        to = self.places.for_upload()
         # An existing index in `index=` is replaced, even if it is of another format.
         found = replace(self, index=None).recognise()
-        built, place = self._maintenance(found, places).build(reuse=False)
+        opener = self if to is None else replace(self, index=None)
+        built, place = opener._builder(found).build(reuse=False)
         if to is None:
             return self._index(built, place)
         from penstock.readers.index.index_folders import upload_index
@@ -319,7 +313,7 @@ class IndexOpener:
         from penstock.readers.index.building import IndexBuilder
 
         return IndexBuilder(
-            origin=self.origin,
+            places=self.places,
             format=format,
             verify=self.verify,
             workers=self.workers,
@@ -327,20 +321,135 @@ class IndexOpener:
             executor=self.executor,
         )
 
-    def _maintenance(self, format: Format, places: IndexPlaces) -> IndexMaintenance:
-        from penstock.readers.index.maintenance import IndexMaintenance
+    def _index(self, manifest: Manifest, place: bytes | Origin) -> Index:
+        from penstock.readers.index.index_folders import is_cached
+        from penstock.readers.index.sidecars import Sidecars
 
-        return IndexMaintenance(builder=self._builder(format), places=places)
+        is_repaired = isinstance(place, bytes) and is_cached(place)
+        rebuild = self._builder(manifest.format).rebuild if is_repaired else None
+        sidecars = Sidecars(manifest, place, url=self.origin.url, rebuild=rebuild)
+        return Index(manifest, origin=self.origin, scratch=self.scratch, sidecars=sidecars)
 
-    def _index(self, manifest: Manifest, place: bytes | Origin | None) -> Index:
-        repair = None
-        if isinstance(place, bytes):
-            from penstock.readers.index.index_folders import is_cached
 
-            if is_cached(place):
-                from penstock.readers.index.repair import IndexRepair
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSummary:
+    """The counts of a finished index.
 
-                repair = IndexRepair(manifest, builder=self._builder(manifest.format), place=place)
-        return index_of(
-            manifest, origin=self.origin, place=place, scratch=self.scratch, repair=repair
+    bytes: of all samples. quarantined: samples that are left out and listed in quarantine.jsonl.
+    seconds: wall time. place: the index's folder. left_out: the number of left-out samples by
+    reason.
+    """
+
+    samples: int
+    shards: int
+    bytes: int
+    quarantined: int
+    seconds: float
+    place: str
+    left_out: Mapping[str, int]
+
+
+def open_index(
+    url: Url,
+    *,
+    verify: Verify | str | None = None,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    **description: Any,
+) -> Index:
+    """Open the index of a dataset. The index of data that doesn't carry one is built on first use,
+    and updated if the data has changed.
+
+    verify: decodes images while the index is built; None means the installed decoder. workers:
+    threads for building; None means all cores. executor: its workers check the samples, one shard
+    per task (docs/packs.md lists what they must see); verify must then be importable, or a name.
+    description: the other arguments that identify a dataset; see `DatasetDescription`.
+
+    Raises DatasetNotFoundError, ConfigError, CorruptShardError for a damaged manifest of a pack,
+    DatasetError for a newer version, IndexChangedError if index= holds the index of another
+    dataset, FetchError, MissingDependencyError, WriteError.
+    """
+    data = DatasetDescription(url=url, **description)
+    scratch = Scratch(data.cache)
+    return IndexOpener.of(data, scratch, verify=verify, workers=workers, executor=executor).open()
+
+
+def index(
+    url: Url,
+    *,
+    out: Folder | None = None,
+    format: str = AUTO,
+    sample: WindowArgument | None = None,
+    stride: WindowArgument | None = None,
+    dtype: str | None = None,
+    documents: DocumentMode | None = None,
+    vocabulary: int | None = None,
+    manifest: ManifestFile | None = None,
+    fields: Mapping[str, str] | None = None,
+    schema: Mapping[str, FieldType] | None = None,
+    allow_empty: bool = False,
+    max_pixels: int | None = None,
+    workers: int | None = None,
+    cache: DiskCache | Folder | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any | None = None,
+    verify: Verify | str | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
+) -> IndexSummary:
+    """Build the index of a dataset, write it, and return a summary, as the command `penstock index`
+    does.
+
+    All data is read and checked, even if an index exists: the samples of image folders and tar
+    files are decoded once, and of formats with chunks (Zarr, Parquet, …) the metadata is read. A
+    Dataset builds the same index at its first use; this function does so before the job starts.
+
+    out: the folder for the index; for remote data also a URL of the same store. None means next to
+    local data, else the cache folder, else the user's cache directory. format, sample, stride,
+    dtype, documents, vocabulary, manifest, schema, allow_empty, max_pixels, cache, storage_options,
+    filesystem: as for Dataset. fields: the place of each field. workers: threads; None means all
+    usable cores. verify: decodes images; None means the installed decoder. progress: called as
+    progress(done samples, total samples, done bytes). executor: its workers check the samples, one
+    shard per task (docs/packs.md lists what they must see); verify must then be importable, or a
+    name.
+
+    Raises ConfigError for invalid arguments and for a pack, which carries its index;
+    DatasetNotFoundError and DatasetError for data that can't be read; FetchError;
+    MissingDependencyError; WriteError if the index can't be written.
+    """
+    from penstock.readers.formats import check_sampling
+
+    began = time.monotonic()
+    data = DatasetDescription(
+        url=url,
+        format=format,
+        index=out,
+        cache=cache,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        manifest=manifest,
+        fields=fields,
+        schema=schema,
+        sampling=check_sampling(sample, stride, dtype, documents, vocabulary),
+        allow_empty=allow_empty,
+        max_pixels=max_pixels,
+    )
+    with closing(Scratch(cache)) as scratch:
+        opener = IndexOpener.of(
+            data, scratch, verify=verify, workers=workers, progress=progress, executor=executor
         )
+        with closing(opener.origin):
+            built = opener.rebuild()
+            return IndexSummary(
+                samples=built.samples,
+                shards=len(built.sizes),
+                bytes=int(built.shard_bytes.sum()),
+                quarantined=built.about.quarantined,
+                seconds=time.monotonic() - began,
+                place=built.place,
+                left_out={reason: each.samples for reason, each in built.left_out.items()},
+            )
+
+
+build_index = index
+"""The name of `index` in `penstock.readers`, where `index` is a package."""

@@ -24,17 +24,9 @@ import zipfile
 import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache import (
-    DatasetError,
-    JobStore,
-    JobStoreError,
-    PenstockError,
-    StalledError,
-    Workers,
-    errors,
-)
+from penstock.cache import JobStore, JobStoreError, PenstockError, StalledError, Workers, errors
 from penstock.readers.files import make_folder, write_bytes
 from penstock.readers.index.manifest import MANIFEST, is_sidecar_name
 from penstock.readers.origin import QUARANTINE
@@ -63,10 +55,9 @@ _MOST_FILES_BYTES = 512 * 2**20
 _PIECE_BYTES = 256 * 2**10
 
 
-@dataclass(frozen=True, slots=True)
-class BuildReport:
-    """The result of a build. error: its message, "" on success. pieces: the number of pieces of the
-    index in the store, 0 if it was too large."""
+class BuildReport(NamedTuple):
+    """The result of a build. error: its message, "" on success. kind: the error's class. pieces:
+    the number of pieces of the index in the store, 0 if it was too large."""
 
     builder: str
     error: str = ""
@@ -76,15 +67,15 @@ class BuildReport:
 
     def check(self, url: str) -> None:
         """Raise the builder's error, if there is one."""
-        if self.error:
-            kind = getattr(errors, self.kind, DatasetError)
-            message = f"{url}: {self.builder} failed to build the index for the job: {self.error}"
-            try:
-                raised = kind(message)
-            except TypeError:
-                raised = DatasetError(message)
-            assert isinstance(raised, PenstockError)
-            raise raised
+        if not self.error:
+            return
+        message = f"{url}: {self.builder} failed to build the index for the job: {self.error}"
+        try:
+            raised = getattr(errors, self.kind)(message)
+        except (AttributeError, TypeError):
+            raised = errors.DatasetError(message)
+        assert isinstance(raised, PenstockError)
+        raise raised
 
 
 @dataclass(slots=True)
@@ -97,7 +88,9 @@ class SharedBuild:
     url: str
     progress: Progress | None = None
     _me: str = field(
-        default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        default_factory=lambda: (
+            f"process {os.getpid()} of {socket.gethostname()} {secrets.token_hex(4)}"
+        )
     )
     _done: tuple[int, int] = (0, 0)
     _attempt: str = "0"  # the number of builders that failed before
@@ -118,6 +111,10 @@ class SharedBuild:
         self._attempt = self.store.get(f"{self.key}/attempt") or "0"
         return self.store.set_once(self._name("builder"), self._me) == self._me
 
+    @property
+    def _shown(self) -> str:
+        return self._me.rpartition(" ")[0]
+
     def _name(self, what: str) -> str:
         return f"{self.key}/{self._attempt}/{what}"
 
@@ -137,16 +134,14 @@ class SharedBuild:
     def building(self) -> Iterator[None]:
         """Publish that this process lives while it builds, and its error if it fails."""
         ended, heartbeat = threading.Event(), Workers(1, name="index-beat")
-        self._beat(0)
         heartbeat.submit(self._beats, ended)
         try:
             yield
         except BaseException as error:
             kind = type(error).__name__ if isinstance(error, PenstockError) else ""
+            shown = f"{error}"[:2000] or kind or "interrupted"
             with suppress(JobStoreError):  # then only this process raises the error
-                self._end(
-                    BuildReport(self._shown(self._me), f"{error}" or kind or "interrupted", kind)
-                )
+                self._end(BuildReport(self._shown, shown, kind))
                 self._give_up()
             raise
         finally:
@@ -156,34 +151,28 @@ class SharedBuild:
     def _beats(self, ended: threading.Event) -> None:
         number = 0
         try:
-            while not ended.wait(BEAT_S):
+            while not number or not ended.wait(BEAT_S):
+                self.store.set(self._name("beat"), json.dumps([number, *self._done]))
                 number += 1
-                self._beat(number)
         except JobStoreError as error:  # the next request to the store raises it
             _log.warning("%s", error)
 
-    def _beat(self, number: int) -> None:
-        self.store.set(self._name("beat"), json.dumps([number, *self._done]))
-
     def _end(self, report: BuildReport) -> None:
-        values = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
-        self.store.set(self._name("done"), json.dumps(values))
+        self.store.set(self._name("done"), json.dumps(report))
 
     def publish(self, manifest: Manifest, place: bytes, *, is_own: bool = False) -> None:
         """Publish the finished index: its folder, and a copy if it is small enough. is_own: True if
         other nodes don't see the folder."""
-        pieces = 0
-        text = encode_index(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES)
-        if text is not None:
-            for start in range(0, len(text), _PIECE_BYTES):
-                self.store.set(self._name(f"piece{pieces}"), text[start : start + _PIECE_BYTES])
-                pieces += 1
-        self._end(BuildReport(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
+        text = encode_index(manifest, place, MOST_OWN_BYTES if is_own else MOST_PIECES_BYTES) or ""
+        starts = range(0, len(text), _PIECE_BYTES)
+        for number, start in enumerate(starts):
+            self.store.set(self._name(f"piece{number}"), text[start : start + _PIECE_BYTES])
+        self._end(BuildReport(self._shown, place=os.fsdecode(place), pieces=len(starts)))
 
     def wait(self) -> BuildReport:
         """Wait for the builder and return its report. Raises its error, and StalledError if it is
         dead."""
-        builder = self._shown(self.store.get(self._name("builder")) or "")
+        builder = (self.store.get(self._name("builder")) or "").rpartition(" ")[0]
         began = changed = logged = time.monotonic()
         beat = ""
         while self.store.wait([self._name("done")], timeout_s=BEAT_S):
@@ -200,22 +189,12 @@ class SharedBuild:
                 )
             if now - logged > 2 * BEAT_S:
                 logged = now
-                _, done, total = json.loads(beat) if beat else (0, 0, 0)
-                _log.info(
-                    "Waiting for the index of %s, which %s is building: %d of %d samples",
-                    self.url,
-                    builder,
-                    done,
-                    total,
-                )
+                _, done, total = json.loads(beat or "[0, 0, 0]")
+                text = "%s: waiting for %s, which is building the index: %d of %d samples"
+                _log.info(text, self.url, builder, done, total)
         report = BuildReport(*json.loads(self.store.get(self._name("done")) or "[]"))
         report.check(self.url)
         return report
-
-    @staticmethod
-    def _shown(me: str) -> str:
-        host, process, _ = [*me.split(":"), "", "", ""][:3]
-        return f"process {process} of {host}"
 
     def leave(self, report: BuildReport) -> None:
         """Count this process as served. The last one of the job removes the copy from the store."""
@@ -228,10 +207,8 @@ class SharedBuild:
     def receive(self, report: BuildReport, place: bytes) -> bool:
         """Write the copy of the index from the store into a folder. Return False if there is no
         copy. Raises WriteError."""
-        pieces = [self.store.get(self._name(f"piece{n}")) for n in range(report.pieces)]
-        files = (
-            decode_index("".join(each or "" for each in pieces)) if pieces and all(pieces) else None
-        )
+        pieces = [self.store.get(self._name(f"piece{n}")) or "" for n in range(report.pieces)]
+        files = decode_index("".join(pieces)) if all(pieces) else None
         if files is None:
             return False
         for name in sorted(files, key=lambda name: name == MANIFEST):  # the manifest last

@@ -76,13 +76,13 @@ class OpenShards:
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Open shards, those that need the remote concurrently."""
         index = self._index
-        far = [number for number in numbers if not index.shards.is_near(number)]
+        far = [number for number in numbers if not index.is_near(number)]
         new: dict[int, OpenShard] = {}
         if len(far) > 1:
             workers = min(len(far), OPENERS)
-            found = ordered(index.shards.open, far, workers=workers, ahead=workers, name="open")
+            found = ordered(index.open, far, workers=workers, ahead=workers, name="open")
             new |= zip(far, found, strict=True)
-        return new | {n: index.shards.open(n) for n in numbers if n not in new}
+        return new | {n: index.open(n) for n in numbers if n not in new}
 
     def release(self, numbers: Iterable[int]) -> None:
         """Close some shards; views of them stay valid."""
@@ -105,7 +105,7 @@ class OpenShards:
                 current = self._shards.get(number)
                 is_new = current is not None and not _same_bytes(current, shard)
             if not is_new:
-                self._index.shards.drop(number, opened=shard)
+                self._index.drop(number, opened=shard)
                 with self._lock:
                     self._drops[number] += 1
                     self._shards.pop(number, None)

@@ -106,7 +106,7 @@ def read_by_rows(
         small = tuple(name for name in small if name not in large)
         requests = [replace(request, dense=small) for request in requests]
     # Chunks that another thread is decoding come last.
-    chunks = reader.index.shards.chunks if choice.has_chunks and len(requests) > 1 else None
+    chunks = reader.index.chunks if choice.has_chunks and len(requests) > 1 else None
     numbers = visit.numbers
     order = range(len(requests)) if chunks is None else chunks.shards_in_order(numbers)
     parts: dict[str, dict[int, Column]] = {name: {} for name in choice.rows}

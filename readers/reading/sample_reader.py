@@ -58,7 +58,7 @@ class SampleReader:
         """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
         # Rows count as read from the disk: those of remote shards are fetched to it first.
         local = self._local.snapshot()
-        return joined_traffic([*self.index.shards.traffic(), local])
+        return joined_traffic([*self.index.traffic(), local])
 
     def read(
         self,
@@ -130,7 +130,7 @@ class SampleReader:
             return size_bytes
         if not choice.has_chunks:
             return 0
-        chunks = self.index.shards.chunks
+        chunks = self.index.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
         if visit.shards:
             self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))

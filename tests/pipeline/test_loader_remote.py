@@ -120,7 +120,7 @@ def test_a_warm_cache_trains_on_without_the_remote(
     ):
         assert dataset.remote is not None
         for shard in range(len(dataset.index.sizes)):
-            dataset.remote.fill(dataset.index.shards.source(shard))
+            dataset.remote.fill(dataset.index.source(shard))
         server.go_away()
         before = dataset.traffic().requests
         found = [(i.clone(), n.clone()) for _ in range(2) for i, n in one]

@@ -45,7 +45,7 @@ def locally(built: Path, kind: str, tmp_path: Path) -> list[tuple[bytes, int, li
 
 def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
     """Return the files of the dataset's shards in a cache."""
-    keys = dataset.index.shards.keys()
+    keys = dataset.index.keys()
     return [cache / "blobs" / key for key in keys]
 
 
@@ -54,7 +54,7 @@ def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
     found = everything(dataset)
     assert dataset.remote is not None
     for shard in range(len(dataset.index.sizes)):
-        source = dataset.index.shards.source(shard)
+        source = dataset.index.source(shard)
         dataset.remote.fill(source)
         assert dataset.remote.is_whole(source)
     return found

@@ -119,7 +119,7 @@ def test_a_fill_after_rows_fetches_only_the_gaps(
     assert remote is not None
     check(reads, packed[1], reads.rows(3))
     for shard in range(len(index.sizes)):
-        remote.fill(index.shards.source(shard))
+        remote.fill(index.source(shard))
     for path in {path for path, *_ in reads.spans}:
         spans = sorted((start, end) for one, start, end in reads.spans if one == path)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))

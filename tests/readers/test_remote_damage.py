@@ -21,7 +21,7 @@ from penstock.cache import (
     ordered,
 )
 from penstock.readers import Dataset, build_index
-from penstock.readers.index import IndexShards
+from penstock.readers.index import Index
 from penstock.readers.reading import OpenShards
 from tests import images
 from tests.readers.remote_sets import (
@@ -125,10 +125,10 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
         opened, begun, late = OpenShards(dataset.index), Event(), Event()
         (bad,) = opened.get([0])
         flip(blobs_of(cache, dataset)[0])
-        real_open, real_drop = IndexShards.open, IndexShards.drop
+        real_open, real_drop = Index.open, Index.drop
         openers: list[OpenShard] = []
 
-        def open_late(shards: IndexShards, number: int) -> OpenShard:
+        def open_late(shards: Index, number: int) -> OpenShard:
             shard = real_open(shards, number)
             if threading.current_thread() is other:
                 openers.append(shard)
@@ -136,7 +136,7 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
                 assert late.wait(30)
             return shard
 
-        def drop(shards: IndexShards, number: int, *, opened: OpenShard | None = None) -> None:
+        def drop(shards: Index, number: int, *, opened: OpenShard | None = None) -> None:
             opened_shards.release([number])
             other.start()
             assert begun.wait(30)
@@ -144,8 +144,8 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
 
         opened_shards = opened
         other = threading.Thread(target=opened.get, args=[[0]], name="late")
-        monkeypatch.setattr(IndexShards, "open", open_late)
-        monkeypatch.setattr(IndexShards, "drop", drop)
+        monkeypatch.setattr(Index, "open", open_late)
+        monkeypatch.setattr(Index, "drop", drop)
         fresh = opened.replace(0, bad)
         late.set()
         other.join(30)
@@ -214,7 +214,7 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
         Dataset(f"{server.url}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset,
     ):
         dataset.open()
-        segments = dataset.index.shards.source(0).segments
+        segments = dataset.index.source(0).segments
         victim = root / segments[0].path
         if change == "gone":
             victim.unlink()

@@ -16,7 +16,7 @@ from PIL import Image
 from penstock.cache import ConfigError, DatasetError, DiskCache, FetchError, PenstockWarning, base
 from penstock.cache.disk import FolderLayout, Lookup
 from penstock.readers import Dataset, concat, open_index, pack
-from penstock.readers.index import IndexShards
+from penstock.readers.index import Index
 from tests import images
 from tests.files import upload
 from tests.readers.remote_sets import (
@@ -75,7 +75,7 @@ def test_data_without_room_in_the_cache_is_read_past_it(
     with Dataset(f"{memory}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset:
         dataset.open(verify=images.verify)
         assert dataset.remote is not None
-        keys = dataset.index.shards.keys()
+        keys = dataset.index.keys()
         job = dataset.remote.join(keys, [2**60] * len(keys))
         assert job is not None
         for key in keys:  # building the index has filled the tar files
@@ -87,7 +87,7 @@ def test_data_without_room_in_the_cache_is_read_past_it(
         # Shards that are read past the cache are reopened once the cache has them.
         dataset.remote.leave(job)
         for number in range(len(keys)):
-            dataset.remote.fill(dataset.index.shards.source(number))
+            dataset.remote.fill(dataset.index.source(number))
         fetched = dataset.bytes_fetched
         assert everything(dataset) == expected
         assert dataset.bytes_fetched == fetched
@@ -183,11 +183,11 @@ def test_keys_are_computed_without_any_request(server: Server, tmp_path: Path) -
             shards = range(len(one.index.sizes))
             two.open()
             server.reset()
-            sources = [one.index.shards.source(shard) for shard in shards]
-            assert [source.key for source in sources] == list(one.index.shards.keys())
-            assert one.index.shards.keys() == two.index.shards.keys()
+            sources = [one.index.source(shard) for shard in shards]
+            assert [source.key for source in sources] == list(one.index.keys())
+            assert one.index.keys() == two.index.keys()
             assert [s.size_bytes for s in sources] == one.index.shard_bytes.tolist()
-            assert len({*one.index.shards.keys()}) == len(shards)
+            assert len({*one.index.keys()}) == len(shards)
             assert [len(s.segments) for s in sources] == (
                 [1] * len(shards) if kind != "set" else one.index.sizes.tolist()
             )
@@ -196,7 +196,7 @@ def test_keys_are_computed_without_any_request(server: Server, tmp_path: Path) -
                 s.size_bytes for s in sources
             )
     with Dataset(tmp_path) as local, pytest.raises(DatasetError):
-        local.index.shards.keys()
+        local.index.keys()
 
 
 def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
@@ -239,13 +239,13 @@ def test_released_shards_are_opened_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
-    real = IndexShards.open
+    real = Index.open
 
-    def open_shard(shards: IndexShards, number: int) -> OpenShard:
+    def open_shard(shards: Index, number: int) -> OpenShard:
         opened.append(number)
         return real(shards, number)
 
-    monkeypatch.setattr(IndexShards, "open", open_shard)
+    monkeypatch.setattr(Index, "open", open_shard)
     with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
         expected = everything(dataset)
         shards = list(range(len(dataset.index.sizes)))
@@ -334,14 +334,14 @@ def test_secrets_are_shown_nowhere(
             with Dataset(url, cache=cache, storage_options=options) as dataset:
                 everything(dataset)
                 server.go_away()
-                dataset.index.shards.drop(0)
+                dataset.index.drop(0)
                 dataset.release([0])
                 with pytest.raises(FetchError) as caught:
                     everything(dataset)
                 server.come_back()
                 index = dataset.index
                 shown += [str(caught.value), repr(caught.value), repr(dataset), dataset.url]
-                shown += [index.url, index.place, repr(index.shards.source(0)), repr(index.remote)]
+                shown += [index.url, index.place, repr(index.source(0)), repr(index.remote)]
                 assert caught.value.__cause__ is None
             for path in cache.rglob("*"):
                 shown.append(str(path))

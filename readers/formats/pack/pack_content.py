@@ -40,8 +40,7 @@ from penstock.readers.formats.pack.pack_forms import (
     sum_of_names,
     write_block_sums,
 )
-from penstock.readers.formats.shard_summary import VERSION, FieldNotes
-from penstock.readers.formats.summarising import summarise
+from penstock.readers.formats.shard_summary import VERSION, FieldNotes, ShardSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, Schema
     from penstock.readers.formats.pack.pack_forms import PackForm
-    from penstock.readers.formats.summarising import ShardSummary
 
     _Present = NDArray[np.bool_] | None
 
@@ -105,7 +103,7 @@ def write_shard(path: bytes, content: ShardContent) -> ShardSummary:
         for name, form in pack_forms(content.schema).items()
         if form.kind != "value" and not form.is_bits
     )
-    return summarise(
+    return ShardSummary.of(
         content.schema,
         notes,
         samples=len(batch),

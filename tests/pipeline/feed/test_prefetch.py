@@ -99,9 +99,7 @@ def test_every_byte_comes_once_and_the_loader_notices_that_all_is_here(
             assert len(np.unique(ids)) == len(ids) == 8 * len(loader)
         assert watched.bytes <= 1.02 * data_bytes(pack)
         index = remote.index
-        assert all(
-            store_of(remote).is_whole(index.shards.source(n)) for n in range(len(index.sizes))
-        )
+        assert all(store_of(remote).is_whole(index.source(n)) for n in range(len(index.sizes)))
         found = loader.statistics()
     assert found.hit_ratio > 0.5
     assert found.bytes_filled >= watched.bytes  # the manifest came before anybody watched
@@ -257,7 +255,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     def kept(dataset: Dataset) -> int:
         index = dataset.index
         sizes = enumerate(index.shard_bytes.tolist())
-        return sum(size for n, size in sizes if store_of(dataset).is_whole(index.shards.source(n)))
+        return sum(size for n, size in sizes if store_of(dataset).is_whole(index.source(n)))
 
     # One window over all shards: every batch has nearly all of them mapped.
     options: dict[str, Any] = {"order": Order(lanes=1, window=99), "augment": RECIPE}
@@ -290,7 +288,7 @@ def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
         for loader in (first, second):
             next(iter(loader))
         shares = [prefetch_of(loader)._share for loader in (first, second)]
-        keys = remote.index.shards.keys()
+        keys = remote.index.keys()
         for share in shares:
             kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
             assert kept == share.shards.tolist()

@@ -148,9 +148,7 @@ def test_only_what_fits_is_fetched(pack: Path, tmp_path: Path) -> None:
         result = warm(dataset, order=Order(lanes=1, window=1))
         assert dataset.remote is not None
         index = dataset.index
-        kept = [
-            n for n in range(len(index.sizes)) if dataset.remote.is_whole(index.shards.source(n))
-        ]
+        kept = [n for n in range(len(index.sizes)) if dataset.remote.is_whole(index.source(n))]
     assert 0 < result.kept_bytes < whole
     assert result.bytes == result.kept_bytes == int(index.shard_bytes[kept].sum())
     assert result.left_out == len(index.sizes) - len(kept)
@@ -175,7 +173,7 @@ def test_nodes_warm_their_shares_and_processes_of_a_node_parts_of_it(
                     process=(local, 2),
                 )
                 assert dataset.remote is not None
-                sources = [dataset.index.shards.source(n) for n in range(len(dataset.index.sizes))]
+                sources = [dataset.index.source(n) for n in range(len(dataset.index.sizes))]
                 mine.append({s.key for s in sources if dataset.remote.is_whole(s)})
         assert not mine[0] & mine[1]
         assert len(mine[0] | mine[1]) < len(sources)

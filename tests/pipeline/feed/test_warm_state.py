@@ -79,7 +79,7 @@ def test_another_order_of_lanes_is_another_share(pack: Path, tmp_path: Path) -> 
         with dataset_of(pack, tmp_path / str(number)) as dataset:
             warm(dataset, world=World(0, RANKS, local_rank=0, local_size=1), state=told)
             assert dataset.remote is not None
-            sources = [dataset.index.shards.source(n) for n in range(len(dataset.index.sizes))]
+            sources = [dataset.index.source(n) for n in range(len(dataset.index.sizes))]
             kept.append({one.key for one in sources if dataset.remote.is_whole(one)})
     assert kept[0] != kept[1]
 

@@ -26,7 +26,7 @@ from penstock.readers.formats import (
     read_candidates,
     read_sidecar,
 )
-from penstock.readers.index import IndexBuilder
+from penstock.readers.index import IndexBuilder, IndexPlaces
 from penstock.readers.origin import Scratch, locate
 from tests import images
 from tests.files import uploaded
@@ -94,7 +94,7 @@ class FormatConformance:
         assert len(index.sizes) > 1
         assert (index.shard_bytes // self.format.least_sample_bytes >= index.sizes).all()
         for number in range(len(index.sizes)):
-            entry, table = index.manifest.entry(number), index.shards.open(number).table
+            entry, table = index.manifest.entry(number), index.open(number).table
             assert table.shape == (entry.samples, index.layout.table.count)
             start, end, crc, *_ = index.layout.table.spans["image"]
             assert (table[:, start] < table[:, end]).all()
@@ -112,7 +112,7 @@ class FormatConformance:
     def test_every_way_of_reading_a_row_returns_its_bytes(self, root: Path) -> None:
         index = self.index(root)
         for number in range(len(index.sizes)):
-            shard = index.shards.open(number)
+            shard = index.open(number)
             assert shard.source.is_mapped != self.format.is_file_per_sample
             start, end, crc, *_ = index.layout.table.spans["image"]
             starts, ends = shard.table[:, start], shard.table[:, end]
@@ -135,7 +135,7 @@ class FormatConformance:
             self._read_first(index)
 
     def _read_first(self, index: Index) -> None:
-        shard, (start, end, *_) = index.shards.open(0), index.layout.table.spans["image"]
+        shard, (start, end, *_) = index.open(0), index.layout.table.spans["image"]
         read_spans(shard, shard.table[:, start], shard.table[:, end], "pread")
 
     @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
@@ -149,8 +149,8 @@ class FormatConformance:
         for cache in ("one", "two"):
             with Dataset(remote_url, cache=tmp_path / cache) as dataset:
                 assert everything(dataset) == expected
-                found.append(dataset.index.shards.keys())
-                sources = [dataset.index.shards.source(n) for n in range(len(found[0]))]
+                found.append(dataset.index.keys())
+                sources = [dataset.index.source(n) for n in range(len(found[0]))]
                 assert tuple(source.key for source in sources) == found[-1]
                 sizes = [sum(s.size_bytes for s in source.segments) for source in sources]
                 assert sizes == [source.size_bytes for source in sources]
@@ -195,7 +195,8 @@ class IndexedFormatConformance(FormatConformance):
 
     def test_a_sidecar_is_read_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
         format, origin = self.format, local(root)
-        builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
+        places = IndexPlaces(origin=origin, scratch=Scratch())
+        builder = IndexBuilder(places=places, format=self.format, verify=images.verify, workers=1)
         candidates = format.list(origin).candidates(workers=1)
         found = builder.rebuild_shard(candidates, 1)
         assert found is not None
@@ -222,7 +223,8 @@ class IndexedFormatConformance(FormatConformance):
 
     def test_a_shard_can_be_rebuilt_from_its_files(self, root: Path) -> None:
         format, origin, index = self.format, local(root), self.index(root)
-        builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
+        places = IndexPlaces(origin=origin, scratch=Scratch())
+        builder = IndexBuilder(places=places, format=self.format, verify=images.verify, workers=1)
         listing, total = format.list(origin), len(index.sizes)
         for number in range(total):
             entry = index.manifest.entry(number)

@@ -120,10 +120,10 @@ def test_a_blob_holds_the_selected_fields_and_others_can_still_be_read(
             manifest = index.manifest
             assert index.shard_bytes.tolist() == manifest.bytes_of(fields).tolist()
             assert dataset.contents.shard_bytes.tolist() == index.shard_bytes.tolist()
-            sources = [index.shards.source(shard) for shard in range(len(index.sizes))]
+            sources = [index.source(shard) for shard in range(len(index.sizes))]
             sizes[fields] = [source.size_bytes for source in sources]
             assert sizes[fields] == index.shard_bytes.tolist()
-            assert index.shards.keys() == tuple(source.key for source in sources)
+            assert index.keys() == tuple(source.key for source in sources)
             assert len({source.key for source in sources}) == len(blocks.SHARD_UNITS)
             for source in sources:
                 assert sum(each.size_bytes for each in source.segments) == source.size_bytes

@@ -167,7 +167,7 @@ def test_a_changed_archive_is_indexed_again_or_detected_when_read(folder: Path) 
     index = opened(folder).index
     path.write_bytes(data[:-512])
     with pytest.raises(IndexChangedError, match=r"train-000000\.tar: changed.*bytes"):
-        index.shards.open(0)
+        index.open(0)
 
 
 def test_an_index_of_another_set_is_not_overwritten(folder: Path, tmp_path: Path) -> None:

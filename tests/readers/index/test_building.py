@@ -19,8 +19,10 @@ from penstock.readers.fieldtypes import ClassLabel, DenseColumn, Image, Schema
 from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, format_named
 from penstock.readers.index import (
     MANIFEST,
+    NO_FACTS,
     SIDECARS,
     IndexBuilder,
+    IndexPlaces,
     PriorFacts,
     cut_into_batches,
     is_sidecar_name,
@@ -28,7 +30,7 @@ from penstock.readers.index import (
     read_manifest,
     sidecar_name,
 )
-from penstock.readers.origin import Entry, LocalFolder
+from penstock.readers.origin import Entry, LocalFolder, Scratch
 from tests import images
 from tests.images import CountingVerifier
 
@@ -92,15 +94,15 @@ def noted(memory: Memory) -> Candidates:
 
 
 def build(
-    place: Path, candidates: Memory, decoder: CountingVerifier, prior: PriorFacts | None = None
+    place: Path, candidates: Memory, decoder: CountingVerifier, prior: PriorFacts = NO_FACTS
 ) -> Manifest:
     builder = IndexBuilder(
-        origin=LocalFolder(os.fsencode(place / "data")),
+        places=IndexPlaces(origin=LocalFolder(os.fsencode(place / "data")), scratch=Scratch()),
         format=format_named("folder"),
         verify=decoder,
         workers=2,
     )
-    return builder.build(noted(candidates), SNAPSHOT, os.fsencode(place), prior=prior)
+    return builder.write(noted(candidates), SNAPSHOT, os.fsencode(place), prior=prior)
 
 
 def good(count: int) -> list[bytes | Rejection]:
@@ -170,7 +172,7 @@ def test_one_shard_is_rebuilt_like_the_whole_index(tmp_path: Path) -> None:
     candidates, decoder = Memory(good(5), [2, 3]), CountingVerifier()
     manifest = build(tmp_path, candidates, decoder)
     builder = IndexBuilder(
-        origin=LocalFolder(os.fsencode(tmp_path / "data")),
+        places=IndexPlaces(origin=LocalFolder(os.fsencode(tmp_path / "data")), scratch=Scratch()),
         format=format_named("folder"),
         verify=decoder,
         workers=1,

@@ -278,10 +278,10 @@ def test_an_incomplete_sidecar_is_found(folder: Path) -> None:
     (sidecar,) = (beside(folder) / "sidecars").iterdir()
     sidecar.write_bytes(sidecar.read_bytes()[:-200])
     with pytest.raises(CorruptShardError, match="penstock index"):
-        index.shards.open(0)
+        index.open(0)
     sidecar.unlink()
     with pytest.raises(IndexChangedError, match="Open the dataset again"):
-        index.shards.open(0)
+        index.open(0)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -341,7 +341,7 @@ def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
     assert str(tmp_path) in summary.place
     assert set(memory.find("/")) == before
     assert verify.decoded == 8
-    assert index.shards.open(0).name(0) == "a/0.jpg"
+    assert index.open(0).name(0) == "a/0.jpg"
 
 
 def test_without_a_decoder_the_remedy_is_named(

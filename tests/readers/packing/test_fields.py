@@ -268,7 +268,7 @@ def test_a_remote_pack_gives_all_fields(
     ):
         rows = dataset.contents.rows(np.arange(len(dataset)))
         batch = dataset.read(rows[::-1])
-        assert dataset.index.shards.open(0).source.is_kept == kept
+        assert dataset.index.open(0).source.is_kept == kept
         order = list(open_index(tmp_path / "pack").schema)
         for place, name in enumerate(reversed(dataset.names(range(SAMPLES)))):
             for field in names:

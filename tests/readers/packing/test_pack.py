@@ -71,7 +71,7 @@ def sources(path: Path) -> list[int]:
     index = open_index(path)
     found = []
     for shard in range(len(index.sizes)):
-        found += pack_shard(index.shards.open(shard)).columns.source().tolist()
+        found += pack_shard(index.open(shard)).columns.source().tolist()
     return found
 
 

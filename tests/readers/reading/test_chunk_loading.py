@@ -129,7 +129,7 @@ def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
 ) -> None:
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset))
-        keys = dataset.index.shards.keys()
+        keys = dataset.index.keys()
     with (tmp_path / "cache" / "blobs" / keys[1]).open("r+b") as file:
         head = file.read(1)
         file.seek(0)
@@ -146,7 +146,7 @@ def test_a_cached_blob_that_was_truncated_under_a_reader_is_fetched_again_with_p
 ) -> None:
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset))
-        os.truncate(tmp_path / "cache" / "blobs" / dataset.index.shards.keys()[2], 10)
+        os.truncate(tmp_path / "cache" / "blobs" / dataset.index.keys()[2], 10)
         check(dataset, rows_of(dataset), mode="pread")
 
 
@@ -157,14 +157,14 @@ def test_local_extents_are_views_of_a_map_unless_the_mode_is_pread(
     root = blocks.write(tmp_path / "set", UNITS)
     with Dataset(root) as dataset:
         check(dataset, rows_of(dataset), mode=mode)
-        shard = dataset.index.shards.open(1)
+        shard = dataset.index.open(1)
         assert isinstance(shard, ChunkShard)
         data = shard.data.in_mode(mode)
         extents = list(range(2 * len(blocks.FIELDS)))
         read, views = data.read(extents), [data.view(extent) for extent in extents]
         assert [view is None for view in views] == [mode == "pread"] * len(extents)
         whole = (root / "1.blocks").read_bytes()
-        recorded = dataset.index.shards._sidecars.read(1).extents
+        recorded = dataset.index._sidecars.read(1).extents
         assert recorded is not None
         for extent, (one, view) in enumerate(zip(read, views, strict=True)):
             start = int(recorded.starts[extent])
@@ -214,7 +214,7 @@ def test_a_missing_object_may_stand_for_fill_values(
                 assert x[place_].tolist() == ([0.0] * 3 if is_gone else blocks.value("x", i))
                 assert y[place_] == (0 if is_gone else blocks.value("y", i))
         assert len(calls) == (1 if max_bytes > 1 else 2)
-        shard = dataset.index.shards.open(2)
+        shard = dataset.index.open(2)
         assert isinstance(shard, ChunkShard)
         assert [len(each) for each in shard.data.read([0, 4])] == [0, 0]
         assert [len(each) for each in shard.data.read_parts([0], [3], [7])] == [0]

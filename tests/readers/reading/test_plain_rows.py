@@ -95,7 +95,7 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
         if len(calls) > 1:
             return get(self, numbers)
         inner.append(dataset.read(rows))  # the other thread's whole read, inside this one's
-        return [dataset.index.shards.open(number) for number in numbers]
+        return [dataset.index.open(number) for number in numbers]
 
     with Dataset(root, **SETTINGS) as dataset:
         rows = rows_of(dataset)

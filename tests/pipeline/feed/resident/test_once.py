@@ -46,9 +46,7 @@ class TestOnce:
         dataset = Dataset(str(pack), fields=FIELDS)
         size = sum(
             int(table[:, 1].sum() - table[:, 0].sum())
-            for table in (
-                dataset.index.shards.open(n).table for n in range(len(dataset.index.sizes))
-            )
+            for table in (dataset.index.open(n).table for n in range(len(dataset.index.sizes)))
         )
         with DataLoader(
             dataset, 16, shuffle=True, seed=7, augment=RECIPES["train"], resident=True

@@ -136,7 +136,7 @@ def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     wanted = np.concatenate([windows(array, window, stride) for array in arrays])
     with Dataset(root, sample=window, stride=stride, index=f"{root}-index") as dataset:
         check_rows(dataset, {"array": wanted})
-        shard: Any = dataset.index.shards.open(0)
+        shard: Any = dataset.index.open(0)
         first = slice(0, dataset.index.sizes[0])
         low = [data.draw(st.integers(0, length - 1)) for length in window]
         size = [data.draw(st.integers(1, w - at)) for w, at in zip(window, low, strict=True)]

@@ -162,9 +162,7 @@ def test_a_member_is_decoded_once(root: Path, opened: Opened) -> None:
     _, rows = shuffled(dataset)
     for first in range(0, 60, 7):
         dataset.read(rows[first : first + 7])
-    counts = (
-        dataset.index.shards.chunks.counts() if hasattr(dataset.index.shards, "chunks") else None
-    )
+    counts = dataset.index.chunks.counts() if hasattr(dataset.index, "chunks") else None
     assert counts is None or counts.chunks == 2
 
 

@@ -388,11 +388,11 @@ def test_only_the_chunks_of_crops_are_needed(tmp_path: Path) -> None:
             def draw(rows: np.ndarray) -> dict[str, ColumnCrop]:
                 return {"x": ColumnCrop(np.tile(np.array(corner), (len(rows), 1)), (4, 4, 4))}
 
-            return dataset.index.shards.wanted_share(0, ("x",), draw)
+            return dataset.index.wanted_share(0, ("x",), draw)
 
         assert share(0, 0, 0) == 1 / 12
         assert share(0, 1, 1) == 4 / 12
-        assert dataset.index.shards.wanted_share(0, ("x",), lambda _: {}) == 1
+        assert dataset.index.wanted_share(0, ("x",), lambda _: {}) == 1
 
 
 @pytest.fixture(scope="module")

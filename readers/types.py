@@ -111,7 +111,7 @@ class Facts:
     the header of an .npy file, or the byte order mark of a text). shape: height, width (upright)
     and channels of an image or a mask, the shape of an array, else (). codec: an image's codec; for
     arrays numpy's `dtype.str`, with ":F" at its end if columns come first; "utf-8" for text; the
-    container of sound and video; "bytes".
+    container of sound and video; "bytes". is_progressive: True for a progressive JPEG.
     """
 
     crc32c: int
@@ -119,6 +119,7 @@ class Facts:
     size: int
     shape: tuple[int, ...]
     codec: str
+    is_progressive: bool = False
 
     @classmethod
     def of(

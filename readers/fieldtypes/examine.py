@@ -8,6 +8,7 @@ batch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,6 +165,7 @@ def _images(
     samples: Sequence[Encoded | Rejection | None], verify: Verify | None, *, max_pixels: int
 ) -> list[Facts | Rejection | None]:
     """Return the facts of the images of one field, decoded together."""
+    from penstock.readers.fieldtypes.sniff import is_progressive
     from penstock.readers.fieldtypes.verification import image_verdicts
 
     given = [sample for sample in samples if sample is not None]
@@ -178,7 +180,10 @@ def _images(
             shape = (height, width, verdict.channels)
             found.append(
                 pixel_refusal(width, height, max_pixels=max_pixels)
-                or Facts.of(sample, shape=shape, codec=verdict.codec)
+                or replace(
+                    Facts.of(sample, shape=shape, codec=verdict.codec),
+                    is_progressive=is_progressive(sample),
+                )
             )
         else:
             assert not isinstance(verdict, ImageFacts), sample

@@ -127,10 +127,9 @@ class Extents:
 
     def field_bytes(self, fields: int) -> tuple[int, ...]:
         """Return the bytes of each field of a schema with this number of fields."""
-        found: list[int] = [0] * fields
-        for field_number in np.unique(self.fields).tolist():
-            found[field_number] = int(self.sizes[self.fields == field_number].sum())
-        return tuple(found)
+        found = np.zeros(fields, np.int64)
+        np.add.at(found, self.fields, self.sizes)
+        return tuple(found.tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,20 +245,13 @@ class BlobExtents:
         small = extents.sizes[self._chosen] < LEAST_ABSENT_BYTES
         required = set(extents.files[self._chosen][small].tolist())
         found: list[tuple[int, int, int]] = []
-        rows = zip(
-            extents.files[self._chosen].tolist(),
-            extents.starts[self._chosen].tolist(),
-            extents.sizes[self._chosen].tolist(),
-            strict=True,
-        )
-        for file, start, size in rows:
-            if found:
-                before, begin, end = found[-1]
-                # Parts of a segment can be fetched singly, at multiples of this many bytes.
-                if (before, end) == (file, start) and start + size - begin <= _JOINED_BYTES:
-                    found[-1] = before, begin, start + size
-                    continue
-            if size:
+        columns = (extents.files, extents.starts, extents.sizes)
+        for file, start, size in zip(*(c[self._chosen].tolist() for c in columns), strict=True):
+            before, begin, end = found[-1] if found else (NOT_IN_BLOB, 0, 0)
+            # Parts of a segment can be fetched singly, at multiples of this many bytes.
+            if (before, end) == (file, start) and start + size - begin <= _JOINED_BYTES:
+                found[-1] = file, begin, start + size
+            elif size:
                 found.append((file, start, start + size))
         return tuple(
             segment(

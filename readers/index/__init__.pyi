@@ -1,9 +1,11 @@
 from . import shared_build as shared_build
 from .building import IndexBuilder as IndexBuilder, sidecar_name as sidecar_name
-from .candidate_checks import CandidateBatch as CandidateBatch, CheckedShard as CheckedShard
+from .candidate_checks import CandidateBatch as CandidateBatch
 from .candidate_checks import NO_FACTS as NO_FACTS, PriorFacts as PriorFacts
 from .candidate_checks import check_units as check_units, cut_into_batches as cut_into_batches
 from .candidate_checks import read_candidate_batches as read_candidate_batches
+from .candidate_checks import results_of_json as results_of_json
+from .candidate_checks import results_to_json as results_to_json
 from .candidate_checks import selected_candidates as selected_candidates
 from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
 from .dataset_description import check_indexes as check_indexes

@@ -13,10 +13,8 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
-from penstock.readers.fieldtypes import Settling
+from penstock.readers.fieldtypes import Settling, image_fields
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import Snapshot, make_chunked_sidecar, make_sidecar
 from penstock.readers.index.candidate_checks import (
@@ -25,7 +23,6 @@ from penstock.readers.index.candidate_checks import (
     PriorFacts,
     check_here,
     check_units,
-    reusable_facts,
 )
 from penstock.readers.index.index_folders import check_arrangement, read_index
 from penstock.readers.index.manifest import (
@@ -47,7 +44,10 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from penstock.readers.formats import (
         Candidates,
@@ -57,13 +57,14 @@ if TYPE_CHECKING:
         ShardSummary,
         Sidecar,
     )
-    from penstock.readers.index.candidate_checks import CheckedShard, IndexWorkers, Results
+    from penstock.readers.index.candidate_checks import IndexWorkers, Results
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import Origin
-    from penstock.readers.types import Facts, Progress, Verify
+    from penstock.readers.types import Progress, Verify
 
+    Ints = NDArray[np.int64]
     _Found = tuple[Manifest, bytes]
     _Part = tuple[Sidecar, ShardSummary]
 
@@ -262,21 +263,24 @@ class IndexBuilder:
         bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
+        shards = [candidates.shards.positions(n) for n in range(candidates.shards.shards)]
+        wanted = CheckList(candidates=candidates, positions=shards, prior=prior)
+        if self.executor is None:
+            checked = self._check(wanted, reporter)
+        else:
+            key = f"{snapshot.fingerprint}{self.origin.variant}"
+            checked = self.executor.check(wanted, key=key, folder=folder, reporter=reporter)
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""
-            for positions, results, progressive in self._checked(
-                candidates, prior, reporter, folder, snapshot
-            ):
-                for position, result in zip(positions, results, strict=True):
+            for positions, results in zip(shards, checked, strict=True):
+                for position, result in zip(positions.tolist(), results, strict=True):
                     name = candidates.names[position]
                     if isinstance(result, Rejection):
                         bad.append(QuarantineEntry(name=name, reason=result.reason))
                     elif not settling.is_done:
                         settling.add(result, sample=printable(name))
-                part = self._part(
-                    candidates, positions, results, candidates.layout, progressive=progressive
-                )
+                part = self._part(candidates, positions, results, candidates.layout)
                 if part is not None:
                     yield part
             for number in range(len(candidates.chunked)):
@@ -350,7 +354,7 @@ class IndexBuilder:
         candidates = self._limited(candidates)
         positions = candidates.shards.positions(number)
         (checked,) = self._check(CheckList(candidates=candidates, positions=[positions]))
-        return self._part(candidates, positions.tolist(), checked.found, layout)
+        return self._part(candidates, positions, checked, layout)
 
     def rebuild(self, manifest: Manifest, shard: int) -> Sidecar | None:
         """Rebuild the sidecar of a shard of an open index from the current files; None if they have
@@ -379,7 +383,7 @@ class IndexBuilder:
 
     def _check(
         self, wanted: CheckList, reporter: ProgressReporter | None = None
-    ) -> Iterator[CheckedShard]:
+    ) -> Iterator[Results]:
         """Check candidates on threads of this process."""
         return check_here(
             self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
@@ -390,65 +394,27 @@ class IndexBuilder:
         return candidates if most is None else replace(candidates, max_pixels=most)
 
     def _part(
-        self,
-        candidates: Candidates,
-        positions: Iterable[int],
-        results: Results,
-        layout: SampleLayout,
-        *,
-        progressive: Mapping[str, int] | None = None,
+        self, candidates: Candidates, positions: Ints, results: Results, layout: SampleLayout
     ) -> _Part | None:
         """Make the sidecar of a shard and summarise it; None if no sample is good."""
-        facts: dict[int, Mapping[str, Facts]] = {
-            position: result
-            for position, result in zip(positions, results, strict=True)
-            if not isinstance(result, Rejection)
-        }
+        facts = [each for each in results if not isinstance(each, Rejection)]
         if not facts:
             return None
+        is_good = [not isinstance(each, Rejection) for each in results]
         sidecar = make_sidecar(
             candidates,
-            np.array(list(facts), np.int64),
-            list(facts.values()),
+            positions[is_good],
+            facts,
             layout=layout,
             is_file_per_sample=self.format.is_file_per_sample,
         )
+        if self.format.keeps_facts:  # facts of an earlier index don't have it
+            return sidecar, sidecar.summary()
+        progressive = {
+            name: sum(each[name].is_progressive for each in facts if name in each)
+            for name in image_fields(layout.schema, layout.schema)
+        }
         return sidecar, sidecar.summary(progressive=progressive)
-
-    def _checked(
-        self,
-        candidates: Candidates,
-        prior: PriorFacts,
-        reporter: ProgressReporter,
-        folder: bytes,
-        snapshot: Snapshot,
-    ) -> Iterator[tuple[list[int], Results, Mapping[str, int]]]:
-        """Check the candidates that aren't known. Yield the positions of each shard, the results in
-        their order, and the number of progressive JPEGs by field."""
-        shards = [candidates.shards.positions(n) for n in range(candidates.shards.shards)]
-        same, unread = prior.same, shards
-        if same:
-            unread = [each[[i not in same for i in each.tolist()]] for each in shards]
-        wanted = CheckList(
-            candidates=candidates,
-            positions=unread,
-            before=prior.before,
-            counts_progressive=not self.format.keeps_facts,
-        )
-        if self.executor is None:
-            checked = self._check(wanted, reporter)
-        else:
-            key = f"{snapshot.fingerprint}{self.origin.variant}"
-            checked = self.executor.check(wanted, key=key, folder=folder, reporter=reporter)
-        for positions, read, each in zip(shards, unread, checked, strict=True):
-            if len(positions) > len(read):
-                reporter.done(len(positions) - len(read), 0)
-            found = dict(zip(read.tolist(), each.found, strict=True))
-            results = [
-                found[i] if i in found else reusable_facts(candidates, i, same[i])
-                for i in positions.tolist()
-            ]
-            yield positions.tolist(), results, each.progressive
 
 
 def _chunked_part(candidates: Candidates, number: int, layout: SampleLayout) -> _Part:

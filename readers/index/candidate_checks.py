@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +28,6 @@ from penstock.readers.fieldtypes import (
     check_noted,
     check_slow,
     examine,
-    image_fields,
-    is_progressive,
     named_verify,
     verify_for,
 )
@@ -163,119 +161,6 @@ def read_candidate_batches(
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckList:
-    """The candidates to check. positions: of the candidates, by shard. before: facts of an earlier
-    index about some of them, by position, which hold if their bytes have the same CRC-32Cs.
-    counts_progressive: True if progressive JPEGs are counted."""
-
-    candidates: Candidates
-    positions: Sequence[Ints]
-    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
-    counts_progressive: bool = False
-
-    def report(self, reporter: ProgressReporter | None, positions: Ints) -> None:
-        """Report the progress of these candidates."""
-        if reporter is not None:
-            reporter.done(len(positions), int(self.candidates.sizes[positions].sum()))
-
-    def part(self, shard: int) -> CheckList:
-        """Return the list of one shard, for a worker: it holds no other candidates."""
-        mine = self.positions[shard]
-        return CheckList(
-            candidates=replace(selected_candidates(self.candidates, mine), chunked=()),
-            positions=[np.arange(len(mine), dtype=np.int64)],
-            before={i: self.before[p] for i, p in enumerate(mine.tolist()) if p in self.before},
-            counts_progressive=self.counts_progressive,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedShard:
-    """The results of a shard's samples, in their order. progressive: the number of progressive
-    JPEGs by field, if they were counted."""
-
-    found: Results
-    progressive: Mapping[str, int]
-
-    def to_json(self) -> bytes:
-        """Encode the results for a file; `of_json` decodes them."""
-        found = [
-            each.reason
-            if isinstance(each, Rejection)
-            else {n: [f.crc32c, f.start, f.size, f.shape, f.codec] for n, f in each.items()}
-            for each in self.found
-        ]
-        return json.dumps([found, dict(self.progressive)]).encode("ascii")
-
-    @classmethod
-    def of_json(cls, data: bytes, count: int) -> CheckedShard:
-        """Decode the results of so many samples. Raises ValueError for anything else."""
-        try:
-            results, progressive = json.loads(data)
-            found: Results = [
-                Rejection(each)
-                if isinstance(each, str)
-                else {n: Facts(a, b, c, tuple(shape), e) for n, (a, b, c, shape, e) in each.items()}
-                for each in results
-            ]
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"not the results of a shard: {error}") from error
-        if len(found) != count:
-            raise ValueError(f"got {len(found)} samples, wanted {count}")
-        return cls(found, progressive)
-
-
-def check_here(
-    origin: Origin,
-    wanted: CheckList,
-    *,
-    verify: Verify | None,
-    workers: int,
-    reporter: ProgressReporter | None = None,
-) -> Iterator[CheckedShard]:
-    """Check the candidates of each shard on threads of this process, in order. verify: decodes
-    images; None means the installed decoder. Raises errors of reading."""
-    candidates = wanted.candidates
-    if not candidates.chunked:  # samples in chunks aren't decoded
-        verify = verify_for(
-            candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
-        )
-    images = image_fields(candidates.schema, candidates.schema) if wanted.counts_progressive else ()
-    shards = iter(enumerate(wanted.positions))
-    batches = read_candidate_batches(origin, candidates, shards, workers=workers)
-    for mine in wanted.positions:
-        found: Results = []
-        progressive = dict.fromkeys(images, 0)
-        while len(found) < len(mine):
-            batch = next(batches)
-            verdicts = _verdicts(batch, wanted, verify)
-            found += verdicts
-            for name in images:
-                for sample, verdict in zip(batch.contents.get(name, ()), verdicts, strict=False):
-                    if isinstance(sample, np.ndarray) and not isinstance(verdict, Rejection):
-                        progressive[name] += is_progressive(sample)
-            wanted.report(reporter, batch.positions)
-        yield CheckedShard(found, progressive)
-
-
-def _verdicts(batch: CandidateBatch, wanted: CheckList, verify: Verify | None) -> Results:
-    """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
-    facts."""
-    positions, found = batch.positions.tolist(), dict[int, "Mapping[str, Facts] | Rejection"]()
-    for row, position in enumerate(positions):
-        earlier = wanted.before.get(position)
-        if earlier is not None and all(
-            isinstance(sample := batch.contents[name][row], np.ndarray)
-            and crc32c(sample) == facts.crc32c
-            for name, facts in earlier.items()
-        ):
-            found[row] = reusable_facts(wanted.candidates, position, earlier)
-    new = [row for row in range(len(positions)) if row not in found]
-    found |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
-    return [found[row] for row in range(len(positions))]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorFacts:
     """Facts of an earlier index about the current candidates, by position.
@@ -360,6 +245,119 @@ def _current_facts(
     return facts if len(facts) == len(known) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckList:
+    """The candidates to check. positions: of the candidates, by shard. prior: facts of an earlier
+    index about some of them."""
+
+    candidates: Candidates
+    positions: Sequence[Ints]
+    prior: PriorFacts = NO_FACTS
+
+    def unread(self, shard: int) -> Ints:
+        """Return the positions of the candidates of a shard that must be read."""
+        mine, same = self.positions[shard], self.prior.same
+        return mine[[position not in same for position in mine.tolist()]] if same else mine
+
+    def report(self, reporter: ProgressReporter | None, positions: Ints) -> None:
+        """Report the progress of these candidates."""
+        if reporter is not None:
+            reporter.done(len(positions), int(self.candidates.sizes[positions].sum()))
+
+    def joined(self, shard: int, read: Results, reporter: ProgressReporter | None) -> Results:
+        """Return the results of a shard, given those of the candidates that were read."""
+        same, mine = self.prior.same, self.positions[shard].tolist()
+        if reporter is not None and len(read) < len(mine):
+            reporter.done(len(mine) - len(read), 0)
+        rest = iter(read)
+        return [
+            reusable_facts(self.candidates, position, same[position])
+            if position in same
+            else next(rest)
+            for position in mine
+        ]
+
+    def part(self, shard: int) -> CheckList:
+        """Return the list of one shard, for a worker: it holds no other candidates."""
+        mine, before = self.unread(shard), self.prior.before
+        earlier = {i: before[p] for i, p in enumerate(mine.tolist()) if p in before}
+        return CheckList(
+            candidates=replace(selected_candidates(self.candidates, mine), chunked=()),
+            positions=[np.arange(len(mine), dtype=np.int64)],
+            prior=PriorFacts(before=earlier),
+        )
+
+
+def results_to_json(results: Results) -> bytes:
+    """Encode the results of a shard for a file; `results_of_json` decodes them."""
+    found = [
+        each.reason
+        if isinstance(each, Rejection)
+        else {name: astuple(facts) for name, facts in each.items()}
+        for each in results
+    ]
+    return json.dumps(found).encode("ascii")
+
+
+def results_of_json(data: bytes, count: int) -> Results:
+    """Decode the results of so many samples. Raises ValueError for anything else."""
+    try:
+        found: Results = [
+            Rejection(each)
+            if isinstance(each, str)
+            else {n: Facts(a, b, c, tuple(d), *rest) for n, (a, b, c, d, *rest) in each.items()}
+            for each in json.loads(data)
+        ]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not the results of a shard: {error}") from error
+    if len(found) != count:
+        raise ValueError(f"got {len(found)} samples, wanted {count}")
+    return found
+
+
+def check_here(
+    origin: Origin,
+    wanted: CheckList,
+    *,
+    verify: Verify | None,
+    workers: int,
+    reporter: ProgressReporter | None = None,
+) -> Iterator[Results]:
+    """Check the candidates of each shard on threads of this process, in order. verify: decodes
+    images; None means the installed decoder. Raises errors of reading."""
+    candidates = wanted.candidates
+    if not candidates.chunked:  # samples in chunks aren't decoded
+        verify = verify_for(
+            candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
+        )
+    unread = [wanted.unread(shard) for shard in range(len(wanted.positions))]
+    batches = read_candidate_batches(origin, candidates, iter(enumerate(unread)), workers=workers)
+    for shard, mine in enumerate(unread):
+        read: Results = []
+        while len(read) < len(mine):
+            batch = next(batches)
+            read += _verdicts(batch, wanted, verify)
+            wanted.report(reporter, batch.positions)
+        yield wanted.joined(shard, read, reporter)
+
+
+def _verdicts(batch: CandidateBatch, wanted: CheckList, verify: Verify | None) -> Results:
+    """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
+    facts."""
+    positions, found = batch.positions.tolist(), dict[int, "Mapping[str, Facts] | Rejection"]()
+    for row, position in enumerate(positions):
+        earlier = wanted.prior.before.get(position)
+        if earlier is not None and all(
+            isinstance(sample := batch.contents[name][row], np.ndarray)
+            and crc32c(sample) == facts.crc32c
+            for name, facts in earlier.items()
+        ):
+            found[row] = reusable_facts(wanted.candidates, position, earlier)
+    new = [row for row in range(len(positions)) if row not in found]
+    found |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
+    return [found[row] for row in range(len(positions))]
+
+
 def reusable_facts(
     candidates: Candidates, position: int, facts: Mapping[str, Facts]
 ) -> Mapping[str, Facts] | Rejection:
@@ -391,7 +389,7 @@ def check_worker(task: CheckTask) -> None:
     verify_for(task.wanted.candidates.schema, task.decoder(), workers=1)
 
 
-def check_task(task: CheckTask) -> CheckedShard:
+def check_task(task: CheckTask) -> Results:
     """Check the samples of a task. Raises errors of reading."""
     origin, _ = task.data.open_files()
     (checked,) = check_here(origin, task.wanted, verify=task.decoder(), workers=1)
@@ -409,7 +407,7 @@ class IndexWorkers:
 
     def check(
         self, wanted: CheckList, *, key: str, folder: bytes, reporter: ProgressReporter
-    ) -> Iterator[CheckedShard]:
+    ) -> Iterator[Results]:
         """Check all samples, then yield the results of each shard, in order. key: identifies the
         listing. folder: of the index, which keeps the results until `finish`."""
         inputs = json.dumps([key, __version__, self.verify]).encode()
@@ -419,19 +417,21 @@ class IndexWorkers:
             if name != own:
                 shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
         make_folder(os.path.join(parts, own))
-        paths = [os.path.join(parts, own, b"%06d.json" % n) for n in range(len(wanted.positions))]
+        shards = range(len(wanted.positions))
+        paths = [os.path.join(parts, own, b"%06d.json" % shard) for shard in shards]
+        unread = [wanted.unread(shard) for shard in shards]
 
-        def known(shard: int) -> CheckedShard | None:
+        def known(shard: int) -> Results | None:
             """Read the results of a shard; None if there are none that can be used."""
-            if not len(wanted.positions[shard]):
-                return CheckedShard([], {})
+            if not len(unread[shard]):
+                return []
             with suppress(FileNotFoundError, ValueError), open(paths[shard], "rb") as file:
-                return CheckedShard.of_json(file.read(), len(wanted.positions[shard]))
+                return results_of_json(file.read(), len(unread[shard]))
             return None
 
-        left = [shard for shard in range(len(paths)) if known(shard) is None]
-        for shard in set(range(len(paths))).difference(left):
-            wanted.report(reporter, wanted.positions[shard])
+        left = [shard for shard in shards if known(shard) is None]
+        for shard in set(shards).difference(left):
+            wanted.report(reporter, unread[shard])
         tasks = (
             CheckTask(data=self.data, verify=self.verify, shard=shard, wanted=wanted.part(shard))
             for shard in left
@@ -439,12 +439,12 @@ class IndexWorkers:
         for task, results in run_tasks(
             self.executor, check_task, tasks, check=check_worker, what="shards", total=len(left)
         ):
-            write_bytes(paths[task.shard], results.to_json())
-            wanted.report(reporter, wanted.positions[task.shard])
-        for shard in range(len(paths)):
+            write_bytes(paths[task.shard], results_to_json(results))
+            wanted.report(reporter, unread[task.shard])
+        for shard in shards:
             found = known(shard)
             assert found is not None, shard
-            yield found
+            yield wanted.joined(shard, found, reporter)
 
     def finish(self, folder: bytes) -> None:
         """Remove the files that only an unfinished index needs."""

@@ -576,9 +576,10 @@ COLUMNS = {
     "units": "binary",
     "crc32c": "uint32",
     "columns_crc32c": "uint32",
+    "field_bytes": "binary",
 }
-"""The Arrow type of each column, in order."""
-_OF_CHUNKS = {"field_bytes": "binary"}  # an additional column for data in chunks
+"""The Arrow type of each column, in order. Only data in chunks has the last one."""
+_OPTIONAL = frozenset(("field_bytes",))
 _ATTRIBUTES = {"uri": "names", "etag": "etags", "bytes": "shard_bytes"}  # others have equal names
 
 # A manifest has 112 bytes per shard and the names of the listed folders.
@@ -592,9 +593,11 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     from penstock.readers.files import write_whole  # readers of datasets need none of it
 
     columns = {}
-    for name, type in (COLUMNS | (_OF_CHUNKS if manifest.is_of_chunks else {})).items():
+    for name, type in COLUMNS.items():
         column = getattr(manifest, _ATTRIBUTES.get(name, name))
-        columns[name] = pa.array(column if isinstance(column, np.ndarray) else list(column), type)
+        if column is not None:
+            values = column if isinstance(column, np.ndarray) else list(column)
+            columns[name] = pa.array(values, type)
     about = {"version": VERSION, "penstock": __version__, **manifest.about.to_json()}
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
@@ -718,17 +721,16 @@ def _is_web_page(path: bytes) -> bool:
 
 
 def _batch(buffer: Any) -> Any:
-    return only_batch(buffer, COLUMNS | _OF_CHUNKS, optional=frozenset(_OF_CHUNKS))
+    return only_batch(buffer, COLUMNS, optional=_OPTIONAL)
 
 
 def _is_text_column(name: str) -> bool:
-    return (COLUMNS | _OF_CHUNKS)[name] in ("binary", "string")
+    return COLUMNS[name] in ("binary", "string")
 
 
 def _checksum(text: bytes, batch: Any) -> int:
     total = crc32c(text)
-    names = [name for name in (*COLUMNS, *_OF_CHUNKS) if name in batch.schema.names]
-    for name in sorted(names, key=_is_text_column):  # numbers first
+    for name in sorted(batch.schema.names, key=_is_text_column):  # numbers first
         column = batch.column(name)
         if not _is_text_column(name):
             total = crc32c(np.ascontiguousarray(column.to_numpy()), total)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.cache import ConfigError, DatasetNotFoundError, WorkerError
 from penstock.readers import Facts, Rejection, build_index, open_index
-from penstock.readers.index import CheckedShard
+from penstock.readers.index import results_of_json, results_to_json
 from tests import executors, images
 from tests.files import files_below
 from tests.tars import archive
@@ -128,13 +129,14 @@ def test_refused_arguments_and_a_worker_without_the_data(
 
 def test_the_results_of_a_shard_survive_a_file() -> None:
     facts = Facts(crc32c=7, start=2, size=9, shape=(3, 4, 5), codec="<f4:F")
-    found = CheckedShard([{"a": facts, "b": facts}, Rejection("bad\udcff"), {}], {"a": 2})
-    assert CheckedShard.of_json(found.to_json(), 3) == found
-    for data in (b"", b"[]", b"[[3], {}]", b'[[{"a": [1]}], {}]', b"\xff"):
+    found = [{"a": facts, "b": replace(facts, is_progressive=True)}, Rejection("bad\udcff"), {}]
+    data = results_to_json(found)
+    assert results_of_json(data, 3) == found
+    for wrong in (b"", b"3", b"[3]", b'[{"a": [1]}]', b"\xff"):
         with pytest.raises(ValueError):  # noqa: PT011
-            CheckedShard.of_json(data, 1)
+            results_of_json(wrong, 1)
     with pytest.raises(ValueError, match="wanted 2"):
-        CheckedShard.of_json(found.to_json(), 2)
+        results_of_json(data, 2)
 
 
 class Odd(Executor):

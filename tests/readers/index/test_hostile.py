@@ -46,7 +46,7 @@ def columns_of(path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the header and the columns of a manifest."""
     batch = pa.ipc.open_file(path).get_batch(0)
     about = json.loads(batch.schema.metadata[b"penstock"])
-    return about, {name: batch.column(name).to_pylist() for name in COLUMNS}
+    return about, {name: batch.column(name).to_pylist() for name in batch.schema.names}
 
 
 def write(path: Path, batch: Any, options: Any) -> None:

@@ -350,7 +350,7 @@ def test_any_manifest_gives_samples_or_an_error(
         if data.draw(st.booleans()):
             about[data.draw(st.sampled_from(sorted(about)))] = data.draw(values)
             continue
-        name = data.draw(st.sampled_from(sorted(COLUMNS)))
+        name = data.draw(st.sampled_from(sorted(columns)))
         row = data.draw(st.integers(0, len(columns[name]) - 1))
         columns[name][row] = data.draw(
             {

@@ -4,7 +4,8 @@ from . import devices as devices
 from . import graph as graph
 from . import image_checks as image_checks
 from . import resample_operator as resample_operator
-from .argument_checks import boolean as boolean, only as only, optional as optional
+from .argument_checks import argument as argument, boolean as boolean, only as only
+from .argument_checks import optional as optional
 from .argument_checks import fill_value as fill_value, numbers as numbers, one_of as one_of
 from .argument_checks import probability as probability, range_around as range_around
 from .argument_checks import whole_number as whole_number
@@ -42,10 +43,10 @@ from .graph import SubBatchSizer as SubBatchSizer, select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
 from .graph_definition import decode_options as decode_options, define_outputs as define_outputs
 from .image_checks import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
-from .image_checks import jpeg2000_refusal as jpeg2000_refusal, read_header as read_header
-from .image_followers import follow as follow
+from .image_checks import pillow_refusal as pillow_refusal, read_header as read_header
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves
-from .image_moves import OUTSIDE as OUTSIDE, ScaleMove as ScaleMove, WarpMove as WarpMove
+from .image_moves import follow as follow, OUTSIDE as OUTSIDE, ScaleMove as ScaleMove
+from .image_moves import WarpMove as WarpMove
 from .mixing import CutMix as CutMix, MIX_DRAWS as MIX_DRAWS, Mix as Mix, MixUp as MixUp
 from .mixing import Mixer as Mixer, MixingOperation as MixingOperation
 from .mixing import mix_in_kernels as mix_in_kernels, class_count as class_count
@@ -64,7 +65,7 @@ from .pixel_operations import RandomEqualize as RandomEqualize, RandomErasing as
 from .pixel_operations import RandomGrayscale as RandomGrayscale
 from .pixel_operations import RandomPosterize as RandomPosterize, Solarize as Solarize
 from .policies import AutoAugment as AutoAugment, KINDS as KINDS, Policy as Policy
-from .policies import PolicyChoice as PolicyChoice, RandAugment as RandAugment
+from .policies import RandAugment as RandAugment, strengths as strengths
 from .policies import TrivialAugmentWide as TrivialAugmentWide, learnt_pairs as learnt_pairs
 from .policies import tabulate as tabulate
 from .recipe import CIFAR_MEAN as CIFAR_MEAN, CIFAR_STD as CIFAR_STD

@@ -1,7 +1,8 @@
 """Check the arguments of an operation.
 
 A check is a function of (what, value). It returns the checked value, or raises a RecipeError that
-names the argument (`what`), what it got and what it wanted. Some functions return a check.
+names the argument (`what`), what it got and what it wanted. Some functions return a check. A class
+declares the check of an argument by `argument`, next to the name.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, field
 from numbers import Real
-from types import MappingProxyType
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar
 
 from penstock.cache import RecipeError
 
@@ -19,6 +20,12 @@ Check = Callable[[str, Any], Any]
 T = TypeVar("T")
 MAX_SIZE_PX = 65_535  # libjpeg's own limit; a larger output is a typing error
 MAX_LENGTH, MAX_AXES = 2**40, 32  # of arrays
+
+
+def argument(check: Check, *, default: Any = MISSING, hash: bool | None = None) -> Any:
+    """Declare an argument of an operation with its check and its default value, if it has one.
+    hash: as in `dataclasses.field`."""
+    return field(default=default, hash=hash, metadata={"check": check})
 
 
 def expect(convert: Callable[[Any], T], wanted: str) -> Callable[[str, Any], T]:
@@ -32,6 +39,17 @@ def expect(convert: Callable[[Any], T], wanted: str) -> Callable[[str, Any], T]:
             raise RecipeError(f"{what}: got {value!r}, wanted {wanted}.") from None
 
     return check
+
+
+def expect_that(test: Callable[[Any], object], wanted: str) -> Check:
+    """Return the check of values for which `test` is true. wanted: as in `expect`."""
+
+    def convert(value: Any) -> Any:
+        if not test(value):
+            raise ValueError(value)
+        return value
+
+    return expect(convert, wanted)
 
 
 def is_finite_number(value: object) -> TypeGuard[float]:
@@ -96,25 +114,13 @@ def one_of(*allowed: str) -> Check:
 
 def only(supported: object, remedy: str) -> Check:
     """Return the check of an argument that torchvision also has, with its only supported value."""
-
-    def check(what: str, value: Any) -> Any:
-        if value is supported:
-            return value
-        raise RecipeError(f"{what}: got {value!r}, and only {supported!r} is supported: {remedy}.")
-
-    return check
+    wanted = f"{supported!r}, as only {supported!r} is supported: {remedy}"
+    return expect_that(lambda value: value is supported, wanted)
 
 
 def optional(check: Check) -> Check:
     """Return the check of an argument that may be None."""
     return lambda what, value: None if value is None else check(what, value)
-
-
-def boolean(what: str, value: object) -> bool:
-    """Return the value if it is a bool."""
-    if isinstance(value, bool):
-        return value
-    raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
 
 
 def whole_number(low: int, high: int) -> Check:
@@ -178,18 +184,13 @@ def _names(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _function(value: Any) -> Callable[..., Any]:
-    if not callable(value):
-        raise TypeError(value)
-    return cast("Callable[..., Any]", value)
+boolean = expect_that(lambda value: isinstance(value, bool), "True or False")
+"""The check of a bool."""
 
-
-_PIXELS = f"pixels as a whole number from 1 to {MAX_SIZE_PX}, or a pair of them: (height, width)"
-
-pixels = expect(lambda value: whole(value, 1, MAX_SIZE_PX), _PIXELS)
-"""The check of a length in pixels."""
-
-height_width = expect(_height_width, _PIXELS)
+height_width = expect(
+    _height_width,
+    f"pixels as a whole number from 1 to {MAX_SIZE_PX}, or a pair of them: (height, width)",
+)
 """The check of (height, width) in pixels; a single number is used for both."""
 
 axis_lengths = expect(
@@ -205,7 +206,7 @@ numbers = expect(_numbers, "a number per channel")
 probability = expect(lambda value: real(value, 0, 1), "a probability from 0 to 1")
 """The check of a number from 0 to 1."""
 
-function = expect(_function, "a function")
+function = expect_that(callable, "a function")
 """The check of something to call."""
 
 fill_value = expect(
@@ -218,16 +219,11 @@ field_names = optional(expect(_names, "names of fields, or None for all"))
 """The check of field names; None stays None: all fields that the operation applies to."""
 
 
-def checks(**by_name: Check) -> Mapping[str, Check]:
-    """Return the checks of an operation's arguments by name."""
-    return MappingProxyType(by_name)
-
-
-COMMON_CHECKS = checks(
-    p=probability,
-    fill=fill_value,
-    mask_fill=whole_number(-(2**31), 2**31 - 1),
-    fields=field_names,
-    inplace=boolean,
-)
+COMMON_CHECKS: Mapping[str, Check] = {
+    "p": probability,
+    "fill": fill_value,
+    "mask_fill": whole_number(-(2**31), 2**31 - 1),
+    "fields": field_names,
+    "inplace": boolean,
+}
 """The checks of arguments that mean the same in each operation."""

@@ -24,12 +24,9 @@ from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from penstock.augment.draw_keys import Ints
     from penstock.augment.field_recipes import FieldLists
     from penstock.readers.fieldtypes import Column, FieldType, SampleBatch, Schema
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,18 +82,14 @@ def check_array_crops(
         for index, op in enumerate(operations_of(recipe)):
             if not isinstance(op, FixedCrop):
                 continue
-            names = _cropped_fields(op, of, schema, fields)
-            if not names and of is op.fields is None and not _has_images(schema, fields):
-                raise RecipeError(
-                    f"{op}: no selected array has {len(op.lengths)} axes or more. Pass another "
-                    f"size. Selected: { {name: schema.get(name) for name in fields} }."
-                )
-            for name in names:
+            crops: dict[str, ArrayCrop] = {}
+            for name in _cropped_fields(op, of, schema, fields):
                 if name in found:
                     raise RecipeError(f'{found[name].op} and {op} both crop "{name}": keep one.')
-                crop = _checked_crop(op, index, name, schema[name])
-                found[name] = replace(crop, salt=(salts or {}).get(name, 0))
-            _check_equal_sides(op, {name: found[name] for name in names})
+                salt = (salts or {}).get(name, 0)
+                crops[name] = _checked_crop(op, name, schema[name], index=index, salt=salt)
+            _check_equal_sides(op, crops)
+            found |= crops
     return found
 
 
@@ -116,26 +109,28 @@ def _cropped_fields(
 ) -> list[str]:
     """Return the names of the arrays that an operation crops. of: the field whose list contains
     it."""
-    arrays = [name for name in selected if name in schema and schema[name].can_crop]
+    types = {name: schema[name] for name in selected if name in schema}
+    arrays = [name for name, type in types.items() if type.can_crop and of in (None, name)]
     if op.fields is not None:
-        return [name for name in arrays if name in op.fields and of in (None, name)]
+        return [name for name in arrays if name in op.fields]
     if of is not None:
-        return [name for name in arrays if name == of]
-    if _has_images(schema, selected):
+        return arrays
+    if any(type.is_image for type in types.values()):
         return []
-    return [name for name in arrays if _fits(op, schema[name])]
-
-
-def _has_images(schema: Mapping[str, FieldType], selected: Sequence[str]) -> bool:
-    return any(name in schema and schema[name].is_image for name in selected)
+    fitting = [name for name in arrays if types[name].reference is None and _fits(op, types[name])]
+    if not fitting:
+        raise RecipeError(
+            f"{op}: no selected array has {len(op.lengths)} axes or more. Pass another size. "
+            f"Selected: {types}."
+        )
+    return fitting
 
 
 def _fits(op: FixedCrop, type: FieldType) -> bool:
-    form = type.form
-    return type.reference is None and form is not None and len(form.shape) >= len(op.lengths)
+    return type.form is not None and len(type.form.shape) >= len(op.lengths)
 
 
-def _checked_crop(op: FixedCrop, index: int, name: str, type: FieldType) -> ArrayCrop:
+def _checked_crop(op: FixedCrop, name: str, type: FieldType, *, index: int, salt: int) -> ArrayCrop:
     if op.padding_px or op.pad_if_needed:
         raise RecipeError(
             f'{op}: only images can be padded, and "{name}" is {type}. Leave the padding out, or '
@@ -146,15 +141,13 @@ def _checked_crop(op: FixedCrop, index: int, name: str, type: FieldType) -> Arra
             f'{op}: "{name}" has a row for each of "{type.reference}", and follows them. Leave it '
             "out of the crop's fields."
         )
-    form = type.form
-    if form is None or len(form.shape) < len(op.lengths):
+    if type.form is None or not _fits(op, type):
         raise RecipeError(
             f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths for the last '
             "axes of a sample. Pass a size with as many lengths or fewer."
         )
-    sides = form.shape
+    sides = type.form.shape
     lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
-    shape: list[int] = []
     for axis, (side, length) in enumerate(zip(sides, lengths, strict=True)):
         if length is None and side is None:
             raise RecipeError(
@@ -166,8 +159,8 @@ def _checked_crop(op: FixedCrop, index: int, name: str, type: FieldType) -> Arra
                 f'{op}: wanted {length} along axis {axis} of "{name}", and its samples have the '
                 f"shape {sides}. Make the crop smaller."
             )
-        shape.append(length or side or 1)
-    return ArrayCrop(op=op, index=index, sides=sides, shape=tuple(shape))
+    shape = tuple(length or side or 1 for side, length in zip(sides, lengths, strict=True))
+    return ArrayCrop(op=op, index=index, sides=sides, shape=shape, salt=salt)
 
 
 def _check_equal_sides(op: FixedCrop, crops: Mapping[str, ArrayCrop]) -> None:

@@ -1,20 +1,24 @@
-"""Load DALI, keep its decoders from writing to standard error, and survive a fork.
+"""Load DALI at its first use, keep its decoders from writing to standard error, and survive a fork.
 
 libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, again in
 each epoch. None of them exports its error handler, and descriptor 2 belongs to the user: other
 threads write there. So OpenCV and nvImageCodec get a log level from environment variables, which
 are set only while they are loaded. And in nvImageCodec's libraries the addresses of C's `stderr`
-and C++'s `std::cerr` are replaced by those of streams that drop all output. An address is replaced
-only if it has the expected value: with another version or system the libraries still print.
+and C++'s `std::cerr` are replaced by those of streams that drop all output, wherever the dynamic
+loader wrote them. With another system the libraries still print.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import mmap
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.cache import MissingDependencyError, keep_forever, watch
 from penstock.cache.base import refuse_shortage
@@ -26,40 +30,34 @@ if TYPE_CHECKING:
 
     from penstock.readers import Encoded
 
+
+class _LazyModule:
+    """A module that is imported when an attribute of it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+fn: Any = _LazyModule("nvidia.dali.fn")
+"""DALI's operators, for definitions of pipelines."""
+
+types: Any = _LazyModule("nvidia.dali.types")
+"""DALI's types and constants, for definitions of pipelines."""
+
 _LEVELS = {
     b"OPENCV_LOG_LEVEL": b"SILENT",
     b"DALI_NVIMGCODEC_LOG_LEVEL": b"0",
     b"PYNVIMGCODEC_VERBOSITY": b"0",
 }
-_LIBRARIES = b"/nvimgcodec/"
-_STDERR, _CERR = b"stderr", b"_ZSt4cerr"
+_LIBRARIES = "/nvimgcodec/"
 _NEW_OSTREAM = "_ZNSoC1EPSt15basic_streambufIcSt11char_traitsIcEE"
 _OSTREAM_BYTES = 1024  # more than any libstdc++ needs
-_PT_DYNAMIC = 2
-_STRTAB, _SYMTAB, _RELA, _RELASZ = 5, 6, 7, 8
-_GLOB_DAT = (6, 1025)  # of x86_64, of aarch64
 
 _load_lock = threading.Lock()
 _kept_alive: list[Any] = []  # objects to which the libraries have pointers
-
-
-class _Segment(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("offset", ctypes.c_uint64),
-        ("vaddr", ctypes.c_uint64),
-        ("others", ctypes.c_uint64 * 4),
-    )
-
-
-class _Library(ctypes.Structure):
-    _fields_ = (
-        ("base", ctypes.c_uint64),
-        ("name", ctypes.c_char_p),
-        ("segments", ctypes.POINTER(_Segment)),
-        ("count", ctypes.c_uint16),
-    )
 
 
 def load_quietly(load: Callable[[], object]) -> None:
@@ -79,19 +77,22 @@ def load_quietly(load: Callable[[], object]) -> None:
                 libc.unsetenv(name)
         _kept_alive.append(libc)
         streams = _silent_streams(libc)
-        for slot, now, silent in _slots(libc, streams):
-            if ctypes.c_uint64.from_address(slot).value == now:
-                _write(libc, slot, silent)
+        for begin, end in _data_segments():
+            segment = (ctypes.c_char * (end - begin)).from_address(begin)
+            words = np.frombuffer(memoryview(segment), np.uint64)
+            for loud, silent in streams:
+                for place in np.flatnonzero(words == loud).tolist():
+                    _write(libc, begin + 8 * place, silent)
 
 
-def _silent_streams(libc: Any) -> dict[bytes, tuple[int, int]]:
-    """Return, for each name, its address and the address of its silent replacement."""
+def _silent_streams(libc: Any) -> list[tuple[int, int]]:
+    """Return the address of each stream, and that of its silent replacement."""
     libc.fopen.restype = ctypes.c_void_p
     sink = ctypes.c_void_p(libc.fopen(b"/dev/null", b"w"))
-    streams: dict[bytes, tuple[int, int]] = {}
+    streams: list[tuple[int, int]] = []
     if sink.value:
         _kept_alive.append(sink)
-        streams[_STDERR] = _address(libc, _STDERR), ctypes.addressof(sink)
+        streams.append((_address(libc, "stderr"), ctypes.addressof(sink)))
     try:
         cxx = ctypes.CDLL("libstdc++.so.6")
         stream = ctypes.create_string_buffer(_OSTREAM_BYTES)
@@ -99,50 +100,29 @@ def _silent_streams(libc: Any) -> dict[bytes, tuple[int, int]]:
         make.restype, make.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
         make(stream, None)  # without a buffer it drops all output
         _kept_alive.append(stream)
-        streams[_CERR] = _address(cxx, _CERR), ctypes.addressof(stream)
+        streams.append((_address(cxx, "_ZSt4cerr"), ctypes.addressof(stream)))
     except (OSError, AttributeError, ValueError):
         pass
     return streams
 
 
-def _address(library: Any, name: bytes) -> int:
-    return ctypes.addressof(ctypes.c_char.in_dll(library, name.decode()))
+def _address(library: Any, name: str) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name))
 
 
-def _slots(libc: Any, streams: dict[bytes, tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Yield, for nvImageCodec's libraries, the location of an address, its expected value, and the
-    value to write."""
-    libraries: list[tuple[int, int]] = []
-
-    def see(library: Any, _size: int, _data: object) -> int:
-        found = library.contents
-        if found.name and _LIBRARIES in found.name:
-            libraries.extend(
-                (found.base, found.base + found.segments[i].vaddr)
-                for i in range(found.count)
-                if found.segments[i].type == _PT_DYNAMIC
-            )
-        return 0
-
-    kind = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.POINTER(_Library), ctypes.c_size_t, ctypes.c_void_p
-    )
-    libc.dl_iterate_phdr(kind(see), None)
-    for base, dynamic in libraries:
-        tags: dict[int, int] = {}
-        while (tag := ctypes.c_int64.from_address(dynamic).value) != 0:
-            tags[tag] = ctypes.c_uint64.from_address(dynamic + 8).value
-            dynamic += 16
-        if not {_STRTAB, _SYMTAB, _RELA, _RELASZ} <= tags.keys():
-            continue
-        for at in range(tags[_RELA], tags[_RELA] + tags[_RELASZ], 24):
-            info = ctypes.c_uint64.from_address(at + 8).value
-            if info & 0xFFFFFFFF not in _GLOB_DAT:
-                continue
-            symbol = tags[_SYMTAB] + 24 * (info >> 32)
-            name = ctypes.string_at(tags[_STRTAB] + ctypes.c_uint32.from_address(symbol).value)
-            if name in streams:
-                yield base + ctypes.c_uint64.from_address(at).value, *streams[name]
+def _data_segments() -> list[tuple[int, int]]:
+    """Return begin and end of each data segment of nvImageCodec's libraries, and of the part in
+    front of it that the dynamic loader filled with addresses and made read-only."""
+    found: list[tuple[int, int]] = []
+    data = 0  # where the last data segment begins
+    for line in reversed(Path("/proc/self/maps").read_text().splitlines()):
+        place, mode, *_, path = line.split(maxsplit=5)
+        begin, end = (int(each, 16) for each in place.split("-"))
+        is_data = mode == "rw-p"
+        if _LIBRARIES in path and (is_data or (mode == "r--p" and end == data)):
+            found.append((begin, end))
+            data = begin if is_data else 0
+    return found
 
 
 def _write(libc: Any, slot: int, value: int) -> None:
@@ -208,8 +188,6 @@ class EncodedPipeline:
         in the GPU's memory.
         """
         tensors = load_dali().tensors
-        from nvidia.dali import fn, types
-
         self._device_id = device_id
         self._tensor, self._tensors = tensors.TensorCPU, tensors.TensorListCPU
         self._resident = tensors.TensorListGPU if resident else None
@@ -296,10 +274,9 @@ def decode_runs(pixels: Sequence[int], most_pixels: int = RUN_PIXELS) -> Iterato
 
 def _load_decoders() -> None:
     """Build a pipeline, since DALI then loads the libraries that decode."""
-    from nvidia import nvimgcodec
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia import nvimgcodec  # noqa: F401  # it is loaded, too
+    from nvidia.dali import Pipeline
 
-    del nvimgcodec
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
     with pipe:
         encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)

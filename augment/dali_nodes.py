@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import new_pipeline
+from penstock.augment.dali_library import fn, new_pipeline, types
 from penstock.augment.decode_failures import check_machine, reason_of
 from penstock.augment.draw_keys import Uniform
 from penstock.cache import RecipeError
@@ -40,9 +40,7 @@ def if_else(
 
     It splits and merges batches as DALI's own `if`, without copying pixels.
     """
-    from nvidia.dali import fn
-
-    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    conditional: Any = fn._conditional
     true, false = {}, {}
     for name, node in nodes.items():
         true[name], false[name] = conditional.split(node, predicate=predicate, _if_stmt=True)
@@ -51,29 +49,21 @@ def if_else(
 
 def uint8(images: Any) -> Any:
     """Return pixels that are rounded and clipped to 0..255."""
-    from nvidia.dali import fn, types
-
     return fn.cast(images, dtype=types.UINT8)
 
 
 def int16(pixels: Any, factor: Any = 1.0) -> Any:
     """Return factor * pixels, rounded."""
-    from nvidia.dali import fn, types
-
     return fn.brightness_contrast(pixels, brightness=factor, dtype=types.INT16)
 
 
 def luma(images: Any) -> Any:
     """Return the luma, one channel: 0.299 R + 0.587 G + 0.114 B."""
-    from nvidia.dali import fn, types
-
     return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
 
 
 def as_rgb(gray: Any) -> Any:
     """Return grey images with three channels."""
-    from nvidia.dali import fn, types
-
     return fn.color_space_conversion(gray, image_type=types.GRAY, output_type=types.RGB)
 
 
@@ -89,8 +79,6 @@ def contrast(images: Any, factor: Any, gray: Any, *, arithmetic: bool | None = N
     other operators come from the CPU, so with an argument computed from pixels on the GPU the host
     would wait for the device in each batch.
     """
-    from nvidia.dali import fn
-
     if arithmetic or (arithmetic is None and images.device == "gpu"):
         factor = on_device_of(images, factor)
         middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
@@ -107,16 +95,12 @@ def level(images: Any, value: Any) -> Any:
 def solarize(images: Any, threshold: Any) -> Any:
     """Replace values x of at least the threshold by 255 - x, which is x ^ 255. threshold: a `level`
     or a constant, uint8."""
-    from nvidia.dali import types
-
     return images ^ ((images >= threshold) * types.Constant(_MAX_LEVEL, dtype=types.UINT8))
 
 
 def autocontrast(images: Any, *, arithmetic: bool | None = None) -> Any:
     """Stretch each channel to 0..255; a channel of a single level isn't changed. arithmetic: as in
     `contrast`."""
-    from nvidia.dali import fn, types
-
     low = fn.reductions.min(images, axes=[0, 1], keep_dims=True)
     spread = fn.reductions.max(images, axes=[0, 1], keep_dims=True) - low
     full = types.Constant(_MAX_LEVEL, dtype=types.UINT8)
@@ -136,23 +120,17 @@ def warp(images: Any, matrix: Any, *, fill: float, interpolation: str) -> Any:
     fill: value where the result shows nothing of the image. interpolation: "nearest" or "bilinear".
     On the CPU it takes a third of the time of DALI's warp_affine.
     """
-    from nvidia.dali import fn
-
     options = {"fill_value": fill, "interp_type": interpolation_type(interpolation)}
     return fn.experimental.warp_perspective(images, matrix=matrix, **options)
 
 
 def interpolation_type(name: str) -> Any:
     """Return DALI's constant for "nearest" or "bilinear"."""
-    from nvidia.dali import types
-
     return {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}[name]
 
 
 def source(name: str, dtype: str, ndim: int) -> Any:
     """Return an input of a pipeline on the CPU. dtype: "int32", "float32", "bool" or "uint8"."""
-    from nvidia.dali import fn, types
-
     kinds = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
     kind = kinds.get(dtype, types.UINT8)
     return fn.external_source(name=name, no_copy=True, dtype=kind, ndim=ndim)
@@ -166,7 +144,7 @@ def foreign_node(
     It is tried on one black image: in the graph itself a failing node would look like samples that
     don't decode. Raises RecipeError if it fails, or returns another shape.
     """
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import Pipeline
 
     size = (shape.height, shape.width, shape.channels)
 

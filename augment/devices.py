@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import subprocess
 import sys
 import threading
@@ -18,23 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache import ConfigError
+from penstock.cache import ConfigError, describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.augment.graph_definition import Device
     from penstock.augment.recipe import CheckedRecipe
 
 
-def checked_device(device: str, device_id: int | None) -> tuple[Device, int | None]:
-    """Return the checked device and its CUDA ordinal, None on the CPU. device_id: None: torch's
+def checked_device(device: str, device_id: int | None) -> int | None:
+    """Return the CUDA ordinal of a checked device; None for the CPU. device_id: None: torch's
     current one.
 
     Raises ConfigError for a device that doesn't exist.
     """
     if device == "cpu":
-        return "cpu", None
+        return None
     if device != "cuda":
         raise ConfigError(f'device: got {device!r}, wanted "cpu" or "cuda".')
     import torch
@@ -48,7 +46,7 @@ def checked_device(device: str, device_id: int | None) -> tuple[Device, int | No
     number = torch.cuda.current_device() if device_id is None else device_id
     if not 0 <= number < count:
         raise ConfigError(f'device="cuda:{number}": this process sees {count} GPU(s), from 0.')
-    return "cuda", number
+    return number
 
 
 WindowDecoding = Literal["decoder", "slice"]
@@ -70,13 +68,13 @@ class WindowTrial:
     report: str
 
 
-def window_decoding(recipe: CheckedRecipe, device: str, device_id: int | None) -> WindowDecoding:
+def window_decoding(recipe: CheckedRecipe, device_id: int | None) -> WindowDecoding:
     """Return how windows of this recipe are decoded: as in `Decode(windows=)`; "auto" runs a trial
-    at the first use on each GPU. On the CPU the decoder decodes windows correctly."""
+    at the first use on each GPU. On the CPU (None) the decoder decodes windows correctly."""
     choice = recipe.decode.windows
     if choice != "auto":
         return choice
-    return usable_decoding(device_id or 0) if device == "cuda" else "decoder"
+    return "decoder" if device_id is None else usable_decoding(device_id)
 
 
 def usable_decoding(device_id: int) -> WindowDecoding:
@@ -114,8 +112,6 @@ def try_window_decoding(
         return WindowTrial(False, f"no process could be started to try it ({error})")
     if done.returncode == 0:
         return WindowTrial(True, done.stdout.strip() or "it was tried")
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    last_line = f" ({lines[-1]})" if lines else ""
-    code = done.returncode
-    end = f"with {code}" if code >= 0 else f"by signal {-code}, {signal.strsignal(-code)}"
-    return WindowTrial(False, f"a process that tried it ended {end}{last_line}")
+    last_line = done.stderr.strip().rpartition("\n")[2]
+    end = describe_exit(done.returncode)
+    return WindowTrial(False, f"a process that tried it {end} ({last_line or 'it wrote nothing'})")

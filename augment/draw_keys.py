@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    Bools = NDArray[np.bool_]
     Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
 
 _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32
 

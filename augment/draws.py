@@ -24,10 +24,8 @@ from penstock.augment.image_moves import CropMove, FlipMove, ImageMove, ImageMov
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.recipe import CheckedRecipe, GeometryStage, Window
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from penstock.augment.draw_keys import Bools, Floats, Ints
+    from penstock.augment.recipe import CheckedRecipe, GeometryStage, PlacedWindow
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
 UNFILTERED_SHRINK = 2
@@ -53,41 +51,25 @@ outside geometry K's input, int32, (n, 2). Operations on pixels add theirs: <cla
 class _View:
     """The current window on the image of each sample, while operations are applied one by one.
 
-    image: heights and widths of the images. top, left, height, width: the window, relative to
-    `image`. flip, upend: True if the next operation gets the window mirrored left to right, and
-    upside down; upend is None if no operation of the recipe flips upside down.
+    image: heights and widths of the images, int64, (2, n). start: top and left of the window,
+    relative to `image`. length: its height and width. flips: True if the next operation gets the
+    window upside down, and mirrored left to right, bool, (2, n).
     """
 
-    image: tuple[Ints, Ints]
-    top: Ints
-    left: Ints
-    height: Ints
-    width: Ints
-    flip: NDArray[np.bool_]
-    upend: NDArray[np.bool_] | None
+    image: Ints
+    start: Ints
+    length: Ints
+    flips: Bools
 
     @classmethod
-    def whole(
-        cls,
-        height: Ints,
-        width: Ints,
-        flip: NDArray[np.bool_],
-        upend: NDArray[np.bool_] | None = None,
-    ) -> _View:
-        zero = np.zeros_like(height)
-        return cls((height, width), zero, zero, height, width, flip, upend)
+    def whole(cls, image: Ints, flips: Bools) -> _View:
+        """Return the view of full images."""
+        return cls(image, np.zeros_like(image), image, flips)
 
-    def alone(self) -> _View:
-        """Return the view of the full window, as an image of its own."""
-        return _View.whole(self.height, self.width, self.flip, self.upend)
-
-    def crop(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
+    def crop(self, start: Ints, length: Ints) -> None:
         """Crop the window, by coordinates in the mirrored window that the operation gets."""
-        left = np.where(self.flip, self.width - left - width, left)
-        if self.upend is not None:
-            top = np.where(self.upend, self.height - top - height, top)
-        self.top, self.left = self.top + top, self.left + left
-        self.height, self.width = height, width
+        self.start = self.start + np.where(self.flips, self.length - start - length, start)
+        self.length = length
 
 
 def draw(
@@ -108,33 +90,32 @@ def draw(
     base = None
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
-    height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
-    view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
+    sides = _sides(dims)
+    view = _View.whole(sides, np.zeros(sides.shape, np.bool_))
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is the output of the stage before it
-            view = view.alone()
+            view = _View.whole(view.length, view.flips)
         _apply_windows(view, geometry.before, base, moves)
         if geometry.padding is not None:
             _pad_inputs(inputs, number, view)
-            view = view.alone()
+            view = _View.whole(view.length, view.flips)
         if geometry.size is None:
             if geometry.padding is None and recipe.decodes_window:
-                _set_window(inputs, view.top, view.left, view.height, view.width)
+                _set_window(inputs, view.start, view.length)
             continue
         source = view
-        view = _View.whole(*_resized(geometry, source), source.flip, source.upend)
+        view = _View.whole(_resized(geometry.size, source.length), source.flips)
         if moves is not None:
-            moves.append(ScaleMove(size=(source.height, source.width), to=view.image))
+            moves.append(ScaleMove(size=source.length, to=view.image))
         _apply_windows(view, geometry.after, base, moves)
         _resize_inputs(inputs, recipe, number, source, view)
-    flipped = view.flip, view.upend
     for step in recipe.steps:
         assert base is not None  # recipe.random is true: it draws
-        values = step.values(base, recipe.image, flipped)
+        values = step.values(base, recipe.image, view.flips)
         inputs |= values
         if moves is not None:
-            moves += step.moves(values, recipe.image, flipped)
+            moves += step.moves(values, recipe.image, view.flips)
     return inputs
 
 
@@ -148,7 +129,7 @@ def draw_with_moves(
     """
     moves: list[ImageMove] = []
     inputs = draw(recipe, ids=ids, dims=dims, seed=seed, epoch=epoch, moves=moves)
-    height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
+    height, width = _sides(dims)
     return inputs, ImageMoves(
         size=(height, width),
         moves=tuple(moves),
@@ -165,38 +146,38 @@ def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
     return {name: (values.dtype.name, values.ndim - 1) for name, values in inputs.items()}
 
 
+def _sides(dims: NDArray[np.int32]) -> Ints:
+    """Return heights and widths, int64, (2, n)."""
+    return np.ascontiguousarray(dims.T, np.int64)
+
+
 def _apply_windows(
     view: _View,
-    windows: tuple[Window, ...],
+    windows: tuple[PlacedWindow, ...],
     base: NDArray[np.uint64] | None,
     moves: list[ImageMove] | None,
 ) -> None:
-    for window in windows:
-        op, size = window.op, (view.height, view.width)
-        uniform = _NO_DRAWS if base is None else Uniform(base, window.index)
+    for index, op in windows:
+        size = view.length
+        uniform = _NO_DRAWS if base is None else Uniform(base, index)
         if isinstance(op, FlipOperation):
             on = op.on(uniform)
-            if op.is_vertical:
-                view.upend = on if view.upend is None else view.upend ^ on
-            else:
-                view.flip = view.flip ^ on
+            view.flips[op.axis] ^= on
             if moves is not None:
-                moves.append(FlipMove(size=size, on=on, vertical=op.is_vertical))
+                moves.append(FlipMove(size=size, on=on, axis=op.axis))
             continue
-        top, left, height, width = op.window(*size, uniform)
-        view.crop(top, left, height, width)
+        window = np.stack(op.window(size[0], size[1], uniform))
+        view.crop(window[:2], window[2:])
         if moves is not None:
-            moves.append(CropMove(size=size, top=top, left=left, height=height, width=width))
+            moves.append(CropMove(size=size, start=window[:2], length=window[2:]))
 
 
-def _resized(geometry: GeometryStage, source: _View) -> tuple[Ints, Ints]:
-    """Return heights and widths after the geometry's resize, before its `after` windows."""
-    size = geometry.size
-    assert size is not None
+def _resized(size: int | tuple[int, int], length: Ints) -> Ints:
+    """Return heights and widths after a resize. length: before it."""
     if isinstance(size, tuple):
-        return np.full_like(source.height, size[0]), np.full_like(source.width, size[1])
-    short = np.minimum(source.height, source.width)
-    return size * source.height // short, size * source.width // short
+        return np.repeat(np.array(size)[:, None], length.shape[1], axis=1)
+    resized: Ints = size * length // length.min(axis=0)
+    return resized
 
 
 def _resize_inputs(
@@ -205,72 +186,54 @@ def _resize_inputs(
     """Add the arguments of one geometry's resize, and of decoding before the first one."""
     geometry = recipe.geometries[number]
     if geometry.out is None:
-        inputs[f"size{number}"] = _pairs(view.height, view.width, np.float32)
+        inputs[f"size{number}"] = _rows(view.length, np.float32)
     if geometry.antialias == "auto":
-        rows, columns = (UNFILTERED_SHRINK * side for side in view.image)
-        inputs[f"filter{number}"] = (source.height > rows) | (source.width > columns)
+        shrinks = source.length > UNFILTERED_SHRINK * view.image
+        inputs[f"filter{number}"] = shrinks[0] | shrinks[1]
     # A padded window is complete already, and `_pad_inputs` sets what is decoded.
-    first = number == 0 and geometry.padding is None
-    if not geometry.crops_after:
-        if first and recipe.decodes_window:
-            _set_window(inputs, source.top, source.left, source.height, source.width)
-        return
-    top, bottom = _region(source.top, source.height, view.image[0], view.top, view.height)
-    left, right = _region(source.left, source.width, view.image[1], view.left, view.width)
-    if first:
-        first_y, rows = _reach(geometry, source.top, source.height, view.image[0], top, bottom)
-        first_x, columns = _reach(geometry, source.left, source.width, view.image[1], left, right)
-        _set_window(inputs, first_y, first_x, rows, columns)
-        top, bottom, left, right = top - first_y, bottom - first_y, left - first_x, right - first_x
-    inputs[f"low{number}"] = _pairs(top, left, np.float32)
-    inputs[f"high{number}"] = _pairs(bottom, right, np.float32)
+    is_first = number == 0 and geometry.padding is None
+    start, length = source.start, source.length
+    if geometry.crops_after:  # the part of the source that the last window shows
+        scale = source.length / view.image
+        low = source.start + view.start * scale
+        high = source.start + (view.start + view.length) * scale
+        if is_first:
+            start, length = _reach(geometry, source, scale, low, high)
+            low, high = low - start, high - start
+        inputs[f"low{number}"] = _rows(low, np.float32)
+        inputs[f"high{number}"] = _rows(high, np.float32)
+    if is_first and recipe.decodes_window:
+        _set_window(inputs, start, length)
 
 
 def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
     """Add the arguments of a crop that may reach outside, and of decoding before the first
     geometry."""
-    top, left, height, width = view.top, view.left, view.height, view.width
-    inputs[f"extent{number}"] = _pairs(height, width, np.int32)
+    start = view.start
+    inputs[f"extent{number}"] = _rows(view.length, np.int32)
     if number == 0:  # decode the part inside the image, at least one pixel
-        first_y, rows = _inside(top, height, view.image[0])
-        first_x, columns = _inside(left, width, view.image[1])
-        _set_window(inputs, first_y, first_x, rows, columns)
-        top, left = top - first_y, left - first_x
-    inputs[f"anchor{number}"] = _pairs(top, left, np.int32)
-
-
-def _inside(start: Ints, length: Ints, side: Ints) -> tuple[Ints, Ints]:
-    """Return the first pixel and the number of pixels of a window that are on a side."""
-    first = np.clip(start, 0, side - 1)
-    return first, np.clip(start + length, first + 1, side) - first
-
-
-def _region(
-    start: Ints, length: Ints, resized: Ints, offset: Ints, shown: Ints
-) -> tuple[Floats, Floats]:
-    """Return the part of the source that [offset, offset + shown) of a side resized to `resized`
-    shows."""
-    scale = length / resized
-    return start + offset * scale, start + (offset + shown) * scale
+        first = np.clip(start, 0, view.image - 1)
+        _set_window(inputs, first, np.clip(start + view.length, first + 1, view.image) - first)
+        start = start - first
+    inputs[f"anchor{number}"] = _rows(start, np.int32)
 
 
 def _reach(
-    geometry: GeometryStage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
+    geometry: GeometryStage, source: _View, scale: Floats, low: Floats, high: Floats
 ) -> tuple[Ints, Ints]:
-    """Return the first pixel and the number of pixels that resizing [low, high) of a side reads."""
+    """Return the first pixels and the numbers of pixels that resizing [low, high) reads."""
     # With "auto" only some samples are filtered, and others decode a few pixels more than needed.
-    support = np.ceil(np.maximum(length / resized, 1.0)) if geometry.antialias else 1.0
-    first = np.maximum(np.floor(low) - support - _SPARE_PX, start).astype(np.int64)
-    end = np.minimum(np.ceil(high) + support + _SPARE_PX, start + length).astype(np.int64)
+    support = np.ceil(np.maximum(scale, 1.0)) if geometry.antialias else 1.0
+    first = np.maximum(np.floor(low) - support - _SPARE_PX, source.start).astype(np.int64)
+    most = source.start + source.length
+    end = np.minimum(np.ceil(high) + support + _SPARE_PX, most).astype(np.int64)
     return first, end - first
 
 
-def _set_window(inputs: Draws, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
-    inputs["start"] = _pairs(top, left, np.int32)
-    inputs["shape"] = _pairs(height, width, np.int32)
+def _set_window(inputs: Draws, start: Ints, length: Ints) -> None:
+    inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
 
 
-def _pairs(first: NDArray[Any], second: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    pairs = np.empty((len(first), 2), dtype)
-    pairs[:, 0], pairs[:, 1] = first, second
-    return pairs
+def _rows(values: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return (2, n) values as an input of the graph, (n, 2)."""
+    return np.ascontiguousarray(values.T, dtype)

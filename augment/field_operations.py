@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.augment import argument_checks as arg
+from penstock.augment.argument_checks import argument
 from penstock.augment.operation import FieldOperation, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
 from penstock.readers.fieldtypes import (
@@ -49,13 +51,12 @@ def _map_fields(what: str, fields: Any) -> tuple[str, ...] | None:
     return names
 
 
-def _map_returns(what: str, returns: object) -> dict[str, FieldType]:
-    if isinstance(returns, Mapping) and returns:
-        return dict(returns)
-    raise RecipeError(
-        f"{what}: got {returns!r}, wanted the type of each field that fn returns, such as "
-        '{"tokens": Tokens("int64")}.'
+_map_returns = arg.optional(
+    arg.expect_that(
+        lambda value: isinstance(value, Mapping) and value,
+        'the type of each field that fn returns, such as {"tokens": Tokens("int64")}',
     )
+)
 
 
 @operation
@@ -81,21 +82,14 @@ class Map(Operation):
     Raises RecipeError for invalid arguments.
     """
 
-    fn: Callable[..., Any]
-    fields: str | Sequence[str] | None = None
+    fn: Callable[..., Any] = argument(arg.function)
+    fields: str | Sequence[str] | None = argument(_map_fields, default=None)
     _: KW_ONLY
-    returns: Mapping[str, FieldType] | None = field(default=None, hash=False)
-    batched: bool = False
-    processes: int = 0
+    returns: Mapping[str, FieldType] | None = argument(_map_returns, default=None, hash=False)
+    batched: bool = argument(arg.boolean, default=False)
+    processes: int = argument(arg.whole_number(0, MAX_PROCESSES), default=0)
 
     stage = Stage.MAP
-    checks = arg.checks(
-        fn=arg.function,
-        fields=_map_fields,
-        returns=arg.optional(_map_returns),
-        batched=arg.boolean,
-        processes=arg.whole_number(0, MAX_PROCESSES),
-    )
 
     @property
     def name(self) -> str:
@@ -164,29 +158,29 @@ def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple
 
 
 def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[list[Map], Any]:
-    """Return the Maps at the front of a list of operations, and the others. of: its field."""
+    """Return the Maps of a list of operations, and the others. of: its field."""
     if isinstance(operations, Map):
         operations = (operations,)
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         return [], operations
-    early = 0
-    while early < len(operations) and is_early(operations[early], of):
-        early += 1
-    count = early
-    while count < len(operations) and isinstance(operations[count], Map):
-        count += 1
-    for place, late in enumerate(operations[count:], start=count):
-        if isinstance(late, Map):
+    maps: list[Map] = []
+    others: list[Any] = []
+    late: list[Any] = []  # operations that no Map may follow
+    for each in operations:
+        if not isinstance(each, Map):
+            others.append(each)
+            if is_early(each, of):
+                _check_untouched(each, of, maps)
+            else:
+                late.append(each)
+        elif late:
             raise RecipeError(
-                f"{late.name} comes after {operations[place - 1]}: a Map works on stored values, "
-                "before images are decoded. Put it in front of all other operations. To change "
-                "pixels, use Apply, or change the batch in your own code."
+                f"{each.name} comes after {late[0]}: a Map works on stored values, before images "
+                "are decoded. Put it in front of all other operations. To change pixels, use "
+                "Apply, or change the batch in your own code."
             )
-    maps = [_with_fields(each, of) for each in operations[early:count]]
-    for late in operations[count:]:
-        if is_early(late, of):
-            _check_untouched(late, of, maps)
-    others = operations[count:] if not early else (*operations[:early], *operations[count:])
+        else:
+            maps.append(_with_fields(each, of))
     return maps, (others or None) if maps else operations
 
 
@@ -209,7 +203,7 @@ def _with_fields(op: Map, of: str | None) -> Map:
                 f"{op.name}: got no fields, wanted those that its function gets, such as "
                 'fields="caption".'
             )
-        return Map(op.fn, (of,), returns=op.returns, batched=op.batched, processes=op.processes)
+        return replace(op, fields=(of,))
     if of is not None and of not in op.fields:
         raise RecipeError(
             f'{op.name} has fields={list(op.fields)} and is in the list of "{of}". Leave its '
@@ -274,7 +268,7 @@ def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None
 MAX_PADDED_LENGTH = 2**31
 
 
-class ColumnOperation(FieldOperation):
+class ColumnOperation(FieldOperation, ABC):
     """Base class of operations that change the form of one field's column, on any thread. It has
     the argument `field`."""
 
@@ -286,39 +280,26 @@ class ColumnOperation(FieldOperation):
         """Return True for the list of its own field."""
         return name == self.field
 
+    @abstractmethod
     def check_types(self, selected: Mapping[str, FieldType], /) -> None:
         """Raise RecipeError for fields of other types than it needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def column(self, content: SampleBatch, names: Names, /) -> DenseColumn | RaggedColumn:
         """Return the changed column of a batch. names: returns names of samples by id."""
-        raise NotImplementedError
 
 
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(value)
-    return value
-
-
-def _lengths(value: Any) -> int | tuple[int | None, ...] | None:
-    if many := arg.as_tuple(value):
-        return tuple(
-            None if each is None else arg.whole(each, 1, MAX_PADDED_LENGTH) for each in many
-        )
+def _length(value: Any) -> int | None:
     return None if value is None else arg.whole(value, 1, MAX_PADDED_LENGTH)
 
 
-def _number(value: Any) -> Any:
-    if not arg.is_finite_number(value) and not isinstance(value, bool):
-        raise ValueError(value)
-    return value
-
-
-_field_name = arg.expect(_name, "a field's name")
-_padding_value = arg.expect(_number, "a number")
+_field_name = arg.expect_that(lambda value: isinstance(value, str) and value, "a field's name")
+_padding_value = arg.expect_that(
+    lambda value: isinstance(value, bool) or arg.is_finite_number(value), "a number"
+)
 _padded_lengths = arg.expect(
-    _lengths, "a length of 1 or more, None for the longest of each batch, or a tuple of these"
+    lambda value: tuple(map(_length, arg.as_tuple(value))) or _length(value),
+    "a length of 1 or more, None for the longest of each batch, or a tuple of these",
 )
 
 
@@ -334,12 +315,10 @@ class Pad(ColumnOperation):
     loader or of the field. It doesn't change images.
     """
 
-    field: str
+    field: str = argument(_field_name)
     _: KW_ONLY
-    to: int | tuple[int | None, ...] | None = None
-    value: float = 0
-
-    checks = arg.checks(field=_field_name, to=_padded_lengths, value=_padding_value)
+    to: int | tuple[int | None, ...] | None = argument(_padded_lengths, default=None)
+    value: float = argument(_padding_value, default=0)
 
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless samples of the field differ in length."""
@@ -421,11 +400,9 @@ class Unpack(ColumnOperation):
     variable lengths expect. It doesn't change other fields.
     """
 
-    field: str
+    field: str = argument(_field_name)
     _: KW_ONLY
-    by: str = "document"
-
-    checks = arg.checks(field=_field_name, by=_field_name)
+    by: str = argument(_field_name, default="document")
 
     def __post_init__(self) -> None:
         Operation.__post_init__(self)
@@ -470,13 +447,12 @@ class SanitizeBoxes(FieldOperation):
     operation boxes are only clipped, and keep their number.
     """
 
-    min_size: float = 1.0
-    min_area: float = 1.0
+    min_size: float = argument(_least_pixels, default=1.0)
+    min_area: float = argument(_least_pixels, default=1.0)
     _: KW_ONLY
     fields: str | Sequence[str] | None = None
 
     needs_final_boxes = True
-    checks = arg.checks(min_size=_least_pixels, min_area=_least_pixels)
 
     def fits_field(self, _name: str, type: FieldType) -> bool:
         """Return True for the list of boxes."""

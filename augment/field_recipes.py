@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.augment.checked_recipes import FieldRecipes, Follower
 from penstock.augment.field_operations import ColumnOperation, Map, SanitizeBoxes
@@ -32,6 +32,9 @@ Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 FieldLists = Recipe | Mapping[str, Recipe]
 """Recipes with a list for each field of a tuple, as returned by `by_field`."""
 
+Lists = Mapping[str, Sequence[Operation]]
+"""The operations of each field that has any; one entry for "" if no image is selected."""
+Types = Mapping[str, "FieldType"]
 
 _log = logging.getLogger("penstock")
 
@@ -63,7 +66,7 @@ def by_field(augment: Recipes | None) -> FieldLists | None:
 
 def check_recipes(
     augment: FieldLists | None,
-    schema: Mapping[str, FieldType],
+    schema: Types,
     fields: Sequence[str],
     ranges: Mapping[str, ImageRange],
     salts: Mapping[str, int] | None = None,
@@ -85,29 +88,29 @@ def check_recipes(
         recipe = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
-    _warn_of_coordinates(lists, selected)
-    _warn_of_undeclared_masks(lists, selected)
-    followers = {
-        name: _follower(name, type, images, ranges)
-        for name, type in selected.items()
-        if type.follows
-    }
-    for name, type in selected.items():
-        if (type.refers_to == "image" or type.follows) and type.reference in images:
-            _check_followed(name, type, images[type.reference])
+    _warn_of_untyped_fields(lists, selected, names)
     return FieldRecipes(
         fields=tuple(fields),
         images=images,
-        followers=_sanitized(lists, selected, followers),
+        followers=_followers(lists, selected, images, ranges),
         columns=_column_operations(lists, selected),
     )
 
 
-def _warn_of_coordinates(
-    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
-) -> None:
-    """Warn about selected arrays that may be boxes or points, and don't follow their image."""
-    images = [name for name, type in selected.items() if type.is_image]
+def _each(lists: Lists, kind: type) -> list[Any]:
+    """Return the different operations of a kind."""
+    return [*dict.fromkeys(op for ops in lists.values() for op in ops if isinstance(op, kind))]
+
+
+def _not_selected(op: Operation, name: str, wanted: str, known: Sequence[str]) -> RecipeError:
+    return RecipeError(
+        f'{op}: "{name}" is no selected {wanted}. Selected: {list(known)}. Name one of these, or '
+        "leave the operation out."
+    )
+
+
+def _warn_of_untyped_fields(lists: Lists, selected: Types, images: Sequence[str]) -> None:
+    """Warn about selected fields that may be boxes, points or masks, and don't follow an image."""
     moving = [
         op
         for ops in lists.values()
@@ -124,16 +127,9 @@ def _warn_of_coordinates(
             type(moving[0]).__name__,
             name,
         )
-
-
-def _warn_of_undeclared_masks(
-    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
-) -> None:
-    """Warn about images that may be class numbers, and are resized and changed as pictures."""
-    images = [name for name, type in selected.items() if type.is_image]
     others = [name for name in images if not is_mask_name(name, ())]
-    for name in images:
-        if others and name not in others and lists.get(name):
+    for name in images if others else ():
+        if name not in others and lists.get(name):
             _log.warning(
                 '"%s" is Image, and the recipe treats its pixels as colours. If they are class '
                 'numbers, declare it to the Dataset: schema={"%s": Mask(of="%s")}.',
@@ -144,10 +140,7 @@ def _warn_of_undeclared_masks(
 
 
 def _lists(
-    augment: FieldLists | None,
-    schema: Mapping[str, FieldType],
-    selected: Mapping[str, FieldType],
-    fields: tuple[str, ...],
+    augment: FieldLists | None, schema: Types, selected: Types, fields: tuple[str, ...]
 ) -> dict[str, tuple[Operation, ...]]:
     """Return the operations of each field that has any, with Decode at the front of an image's."""
     images = [name for name, type in selected.items() if type.is_image]
@@ -160,15 +153,11 @@ def _lists(
         return {name: ops for name in images} or {"": ops}
     lists = {}
     for name, recipe in augment.items():
-        if name not in schema:
-            raise RecipeError(
-                f"augment: got operations for {name!r}, which is no field of this dataset. Fields: "
-                f"{list(schema)}."
-            )
         if name not in selected:
             raise RecipeError(
-                f"augment: got operations for {name!r}, but fields={fields!r} leaves it out. Leave "
-                "its operations out too, or select it."
+                f"augment: got operations for {name!r}, which isn't selected. Selected: "
+                f"{list(fields)}, of the fields {list(schema)}. Leave its operations out, or "
+                "select it."
             )
         lists[name] = operations_of(recipe)
         if name not in images:
@@ -176,7 +165,7 @@ def _lists(
     return lists
 
 
-def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
+def _is_about_fields(ops: tuple[Operation, ...], selected: Types) -> bool:
     """Return True if none of the operations works on images."""
     has_arrays = any(type.can_crop for type in selected.values())
     return bool(ops) and all(
@@ -184,7 +173,7 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldTyp
     )
 
 
-def _image_remedy(schema: Mapping[str, FieldType]) -> str:
+def _image_remedy(schema: Types) -> str:
     images = [name for name, type in schema.items() if type.is_image]
     plain = [name for name, type in schema.items() if type.kind == "bytes"]
     if not images and plain:
@@ -226,21 +215,16 @@ def _checked(
         raise RecipeError(f'augment, of "{name}": {error}') from error
 
 
-def _check_crops(
-    lists: Mapping[str, tuple[Operation, ...]], selected: Mapping[str, FieldType]
-) -> None:
+def _check_crops(lists: Lists, selected: Types) -> None:
     """Raise RecipeError for crops of fields that aren't selected images or arrays."""
     known = [name for name, type in selected.items() if type.is_image or type.can_crop]
-    for ops in lists.values():
-        for op in ops:
-            for name in (op.fields or ()) if isinstance(op, FixedCrop) else ():
-                if name not in known:
-                    raise RecipeError(
-                        f'{op}: "{name}" is no selected image or array. Selected: {known}.'
-                    )
+    for op in _each(lists, FixedCrop):
+        for name in op.fields or ():
+            if name not in known:
+                raise _not_selected(op, name, "image or array", known)
 
 
-def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, FieldType]) -> None:
+def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Types) -> None:
     for recipe in images.values():
         if not recipe.mixing:
             continue
@@ -260,27 +244,70 @@ def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, Fi
             )
 
 
-def _follower(
+def _followers(
+    lists: Lists,
+    selected: Types,
+    images: Mapping[str, CheckedRecipe],
+    ranges: Mapping[str, ImageRange],
+) -> dict[str, Follower]:
+    """Return the fields that follow images, including arrays that lose rows with their boxes."""
+    sanitizers, drops_boxes = _sanitizers(lists, selected), bool(_each(lists, SanitizeBoxes))
+    found: dict[str, Follower] = {}
+    for name, type in selected.items():
+        of = type.reference
+        if of is not None and of in images and (type.follows or type.refers_to == "image"):
+            _check_followed(name, type, images[of])
+        if of is not None and type.follows:
+            moves, shape = of in images, _shape_of(name, type, images, ranges)
+            sanitize = sanitizers.get(name)
+            found[name] = Follower(type=type, of=of, moves=moves, shape=shape, sanitize=sanitize)
+        elif of in sanitizers:
+            image = selected[of].reference or ""
+            moves, sanitize = image in images, sanitizers[of]
+            found[name] = Follower(type=type, of=image, moves=moves, boxes=of, sanitize=sanitize)
+        elif type.refers_to == "boxes" and of not in (None, *selected) and drops_boxes:
+            raise RecipeError(
+                f'SanitizeBoxes drops boxes of "{of}", which isn\'t selected, and "{name}" has a '
+                f'row for each of them. Select "{of}" too.'
+            )
+    return found
+
+
+def _sanitizers(lists: Lists, selected: Types) -> dict[str, SanitizeBoxes]:
+    """Return the operation that drops boxes, by field of boxes."""
+    boxes = {name: type.reference for name, type in selected.items() if type.is_boxes}
+    found: dict[str, SanitizeBoxes] = {}
+    for op in _each(lists, SanitizeBoxes):
+        keys = {key for key, ops in lists.items() if op in ops}
+        affected = [name for name, of in boxes.items() if keys & {"", name, of}]
+        for name in op.fields or affected:
+            if name not in affected:
+                wanted = "field of boxes of the image in whose list it is"
+                raise _not_selected(op, name, wanted, affected)
+            if name in found:
+                raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
+            found[name] = op
+    return found
+
+
+def _shape_of(
     name: str,
     type: FieldType,
     images: Mapping[str, CheckedRecipe],
     ranges: Mapping[str, ImageRange],
-) -> Follower:
-    of = type.reference
-    assert of is not None, type
+) -> tuple[int, int] | None:
+    """Return the height and width of a follower's image in a batch, if it is known."""
+    of = type.reference or ""
     if of in images:
-        _, height, width = images[of].shape
-        return Follower(type=type, of=of, moves=True, shape=(height, width))
-    sizes = ranges.get(of)
-    shape = None if sizes is None else sizes.fixed
-    if shape is None and type.needs_size:
-        has = "has" if sizes is not None and sizes != ANY_SIZE else "may have"
+        return images[of].shape[1:]
+    sizes = ranges.get(of, ANY_SIZE)
+    if sizes.fixed is None and type.needs_size:
         raise RecipeError(
-            f'"{name}" is {type!r}, and "{of}" isn\'t selected and {has} different sizes, so a '
-            f'batch can\'t have it: select "{of}" too, whose recipe it follows, and add Resize or '
-            "a crop to that."
+            f'"{name}" is {type!r}, and "{of}" isn\'t selected and '
+            f"{'may have' if sizes == ANY_SIZE else 'has'} different sizes, so a batch can't have "
+            f'it: select "{of}" too, whose recipe it follows, and add Resize or a crop to that.'
         )
-    return Follower(type=type, of=of, moves=False, shape=shape)
+    return sizes.fixed
 
 
 def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
@@ -295,80 +322,13 @@ def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
             )
 
 
-def _sanitized(
-    lists: Mapping[str, tuple[Operation, ...]],
-    selected: Mapping[str, FieldType],
-    followers: Mapping[str, Follower],
-) -> dict[str, Follower]:
-    """Return the followers with their SanitizeBoxes, including arrays that lose rows with boxes."""
-    found = dict(followers)
-    for key, ops in lists.items():
-        for op in ops:
-            if isinstance(op, SanitizeBoxes):
-                for name in _boxes_of(op, key, selected, followers):
-                    if found[name].sanitize not in (None, op):
-                        raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
-                    found[name] = replace(found[name], sanitize=op)
-    for name, type in selected.items():
-        if type.refers_to == "boxes" and type.reference is not None:
-            boxes = found.get(type.reference)
-            if boxes is not None and boxes.sanitize is not None:
-                found[name] = Follower(
-                    type=type,
-                    of=boxes.of,
-                    moves=boxes.moves,
-                    sanitize=boxes.sanitize,
-                    boxes=type.reference,
-                )
-            elif boxes is None and any(
-                isinstance(op, SanitizeBoxes) for ops in lists.values() for op in ops
-            ):
-                raise RecipeError(
-                    f'SanitizeBoxes drops boxes of "{type.reference}", which isn\'t selected, and '
-                    f'"{name}" has a row for each of them. Select "{type.reference}" too.'
-                )
-    return found
-
-
-def _boxes_of(
-    op: SanitizeBoxes,
-    key: str,
-    selected: Mapping[str, FieldType],
-    followers: Mapping[str, Follower],
-) -> list[str]:
-    """Return the boxes to which an operation in the list of a field applies."""
-    boxes = [name for name, each in followers.items() if each.type.is_boxes and each.boxes is None]
-    affected = [name for name in boxes if key in ("", name, followers[name].of)]
-    for name in op.fields or ():
-        if name not in boxes:
-            known = f"fields of boxes that are selected: {boxes}"
-            what = "isn't selected" if name not in selected else "isn't one of boxes"
-            raise RecipeError(f'{op}: "{name}" {what}; {known}. Name one of these.')
-        if name not in affected:
-            raise RecipeError(
-                f'{op} is in the list of "{key}", and "{name}" is of "{followers[name].of}". '
-                "Put it into the list of that, and select it."
-            )
-    return [name for name in affected if op.fields is None or name in op.fields]
-
-
-def _column_operations(
-    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
-) -> dict[str, ColumnOperation]:
+def _column_operations(lists: Lists, selected: Types) -> dict[str, ColumnOperation]:
     found: dict[str, ColumnOperation] = {}
-    several: list[Sequence[Operation]] = []
-    for ops in lists.values():
-        if ops not in several:  # the fields of a tuple share a list
-            several.append(ops)
-    for op in (op for ops in several for op in ops if isinstance(op, ColumnOperation)):
-        kind = op.__class__.__name__
+    for op in _each(lists, ColumnOperation):
         if op.field not in selected:
-            raise RecipeError(
-                f'{op}: "{op.field}" isn\'t selected. Leave {kind} out, or select it. Selected: '
-                f"{list(selected)}."
-            )
+            raise _not_selected(op, op.field, "field", [*selected])
         if op.field in found:
-            raise RecipeError(f'Two {kind} for "{op.field}": keep one.')
+            raise RecipeError(f'Two {op.__class__.__name__} for "{op.field}": keep one.')
         op.check_types(selected)
         found[op.field] = op
     return found

@@ -9,6 +9,7 @@ what the last window shows is decoded and resized; masks, boxes and keypoints fo
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 
 from penstock.augment import argument_checks as arg
+from penstock.augment.argument_checks import argument
 from penstock.augment.operation import Antialias, GeometricOperation, Size, operation
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from penstock.augment.draw_keys import Floats, Uniform
+    from penstock.augment.draw_keys import Bools, Floats, Ints, Uniform
     from penstock.readers.fieldtypes import FieldType
 
-    Ints = NDArray[np.int64]
-
 RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
+
+
+_BILINEAR = arg.one_of("bilinear")
 
 
 def _resize_size(what: str, value: Any) -> Size:
@@ -49,17 +50,10 @@ class Resize(GeometricOperation):
     may differ by 20 of 255.
     """
 
-    size: Size
-    interpolation: str = "bilinear"
-    max_size: None = None
-    antialias: bool = True
-
-    checks = arg.checks(
-        size=_resize_size,
-        interpolation=arg.one_of("bilinear"),
-        max_size=arg.only(None, "crop or pad to one size instead"),
-        antialias=arg.boolean,
-    )
+    size: Size = argument(_resize_size)
+    interpolation: str = argument(_BILINEAR, default="bilinear")
+    max_size: None = argument(arg.only(None, "crop or pad to one size instead"), default=None)
+    antialias: bool = argument(arg.boolean, default=True)
 
     @property
     def resize(self) -> tuple[Size, Antialias]:
@@ -92,7 +86,7 @@ def fixed_size(size: tuple[int, int]) -> ImageRange:
     return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
 
 
-class FixedCrop(GeometricOperation):
+class FixedCrop(GeometricOperation, ABC):
     """Base class of crops of a fixed size, which crop images or arrays.
 
     An operation has the arguments `size` and `fields`. Without `padding_px` and `pad_if_needed` a
@@ -123,9 +117,9 @@ class FixedCrop(GeometricOperation):
         """Height and width in pixels."""
         return arg.height_width(f"{type(self).__name__}(size=...)", self.size)
 
+    @abstractmethod
     def corner(self, side: Ints, length: int, place: Floats, /) -> Ints:
         """Return the first index of the part on one axis, int64, (n,). place: draws in [0, 1)."""
-        raise NotImplementedError
 
     def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the windows; with padding top and left may be negative."""
@@ -140,14 +134,14 @@ class FixedCrop(GeometricOperation):
         if self.pad_if_needed or self._is_inside(sizes):
             return fixed_size(self.height_width)
         height, width = self.height_width
-        found, remedies = "of sizes that aren't known before they are read", ""
-        if sizes != ANY_SIZE:
-            found = f"as small as {sizes.min_height} x {sizes.min_width}"
-            remedies = ", or crop less"
-        remedies += ", or pass pad_if_needed=True" if self.is_random else ""
+        found = (
+            "of sizes that aren't known before they are read"
+            if sizes == ANY_SIZE
+            else f"as small as {sizes.min_height} x {sizes.min_width}"
+        )
         raise RecipeError(
             f"{type(self).__name__}: wanted {height} x {width} (height x width) of images {found}. "
-            f"Put a Resize in front of it{remedies}."
+            "Put a Resize in front of it, crop less, or use RandomCrop(pad_if_needed=True)."
         )
 
     def pads(self, sizes: ImageRange) -> bool:
@@ -162,7 +156,6 @@ class FixedCrop(GeometricOperation):
         return not self.fields or name in self.fields
 
     def fits_field(self, name: str, type: FieldType) -> bool:
-
         return type.can_crop and self.fields in (None, (name,))
 
 
@@ -175,11 +168,9 @@ class CenterCrop(FixedCrop):
     fields for arrays: as in `RandomCrop`.
     """
 
-    size: int | Sequence[int | None]
+    size: int | Sequence[int | None] = argument(arg.axis_lengths)
     _: KW_ONLY
     fields: str | Sequence[str] | None = None
-
-    checks = arg.checks(size=arg.axis_lengths)
 
     def corner(self, side: Ints, length: int, _place: Floats) -> Ints:
         """Return the first index of torchvision's center_crop, which rounds half to even, as
@@ -214,22 +205,16 @@ class RandomCrop(FixedCrop):
     have enough axes. The operation must come before Maps of these fields.
     """
 
-    size: int | Sequence[int | None]
-    padding: int | Sequence[int] | None = 0
-    pad_if_needed: bool = False
+    size: int | Sequence[int | None] = argument(arg.axis_lengths)
+    padding: int | Sequence[int] | None = argument(_padding, default=0)
+    pad_if_needed: bool = argument(arg.boolean, default=False)
     fill: float = 0.0
-    padding_mode: str = "constant"
+    padding_mode: str = argument(arg.one_of("constant"), default="constant")
     _: KW_ONLY
     mask_fill: int = 0
     fields: str | Sequence[str] | None = None
 
     is_random = True
-    checks = arg.checks(
-        size=arg.axis_lengths,
-        padding=_padding,
-        pad_if_needed=arg.boolean,
-        padding_mode=arg.one_of("constant"),
-    )
 
     @property
     def padding_px(self) -> int:
@@ -257,21 +242,14 @@ class RandomResizedCrop(GeometricOperation):
     sampling skips pixels, and saves a fifth of the CPU time of photographs of ImageNet's size.
     """
 
-    size: Size
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    interpolation: str = "bilinear"
-    antialias: bool | Literal["auto"] = "auto"
+    size: Size = argument(arg.height_width)
+    scale: tuple[float, float] = argument(arg.positive_range(1.0), default=(0.08, 1.0))
+    ratio: tuple[float, float] = argument(arg.positive_range(1e4), default=(3 / 4, 4 / 3))
+    interpolation: str = argument(_BILINEAR, default="bilinear")
+    antialias: bool | Literal["auto"] = argument(_antialias, default="auto")
 
     is_random = True
     crops = True
-    checks = arg.checks(
-        size=arg.height_width,
-        scale=arg.positive_range(1.0),
-        ratio=arg.positive_range(1e4),
-        interpolation=arg.one_of("bilinear"),
-        antialias=_antialias,
-    )
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -318,9 +296,7 @@ class RandomResizedCrop(GeometricOperation):
         root = np.exp(low / 2 + (high - low) / 2 * ratio)
         return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)
 
-    def _first_fit(
-        self, height: Ints, width: Ints, draws: Floats
-    ) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    def _first_fit(self, height: Ints, width: Ints, draws: Floats) -> tuple[Ints, Ints, Bools]:
         """Return the height and width of the first fitting window of several attempts, or of the
         middle one, and True if one fitted.
 
@@ -342,7 +318,7 @@ class RandomResizedCrop(GeometricOperation):
         )
 
 
-def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bool_]:
+def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> Bools:
     # One comparison for both bounds: as unsigned, 0 - 1 is larger than any image.
     most_y, most_x = (height - 1).view(np.uint64), (width - 1).view(np.uint64)
     inside = (rows - 1).view(np.uint64) <= most_y
@@ -351,15 +327,15 @@ def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bo
 
 
 class FlipOperation(GeometricOperation):
-    """Base class of flips with probability p. is_vertical: upside down, not left to right."""
+    """Base class of flips with probability p. axis: 0 flips upside down, 1 left to right."""
 
     __slots__ = ()
 
     is_random = True
-    is_vertical: ClassVar[bool] = False
+    axis: ClassVar[Literal[0, 1]]
     p: float
 
-    def on(self, uniform: Uniform) -> NDArray[np.bool_]:
+    def on(self, uniform: Uniform) -> Bools:
         """Return True for the samples to flip."""
         return np.asarray(uniform(1)[0] < self.p)
 
@@ -370,6 +346,8 @@ class RandomHorizontalFlip(FlipOperation):
 
     p: float = 0.5
 
+    axis = 1
+
 
 @operation
 class RandomVerticalFlip(FlipOperation):
@@ -377,4 +355,4 @@ class RandomVerticalFlip(FlipOperation):
 
     p: float = 0.5
 
-    is_vertical = True
+    axis = 0

@@ -72,12 +72,8 @@ class DecodedBatch:
     bad: dict[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SubBatch:
-    """The rows of one run. inputs: objects that DALI reads until the run is complete."""
-
-    rows: list[int]
-    inputs: tuple[Any, ...]
+Run = tuple[list[int], tuple[Any, ...]]
+"""The rows of one run, and the objects that DALI reads until the run is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class BatchInFlight:
     batch: EncodedBatch
     draws: Draws
     marks: dict[int, str]
-    runs: list[SubBatch]
+    runs: list[Run]
 
 
 FailedRun = tuple[list[int], str | None]
@@ -153,7 +149,7 @@ class DaliPipeline(EncodedPipeline):
             threads=plan.threads,
             device_id=plan.device_id,
             pixels=plan.pixels,
-            resident=plan.resident and plan.device == "cuda",
+            resident=plan.resident and plan.is_cuda,
         )
         self._constant = self.empty(plan.batch_size).zero_() if plan.constant else None
 
@@ -175,10 +171,9 @@ class DaliPipeline(EncodedPipeline):
         """Return uninitialised memory for images."""
         import torch
 
-        plan = self._plan
-        device = plan.device if plan.device_id is None else f"{plan.device}:{plan.device_id}"
-        dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
-        return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
+        recipe, device = self._plan.recipe, self._plan.device
+        dtype: torch.dtype = getattr(torch, recipe.dtype)
+        return torch.empty((samples, *recipe.shape), dtype=dtype, device=device)
 
 
 _SIDE_THREADS = 4
@@ -270,7 +265,7 @@ class FailedRunDecoder:
         """Keep tensors on CUDA until the copies that read them are complete."""
         while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
             self._copies.popleft()
-        if taken and self._plan.device == "cuda":
+        if taken and self._plan.is_cuda:
             import torch
 
             event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -317,21 +312,20 @@ class Graph:
             raise ConfigError(
                 f"Graph: got batch_size={batch_size} and threads={threads}, wanted at least 1."
             )
-        on, number = checked_device(device, device_id)
+        number = checked_device(device, device_id)
         by_windows = recipe.decodes_window and not (pixels or resident or constant_decode)
         self._plan = GraphPlan(
             recipe=recipe,
             batch_size=batch_size,
-            device=on,
             device_id=number,
             threads=threads,
             deterministic=deterministic,
             check_headers=check_headers,
             constant=constant_decode,
             pixels=pixels or resident,
-            compiled=device == "cpu" and not constant_decode and resample_operator.is_compiled(),
+            compiled=number is None and not constant_decode and resample_operator.is_compiled(),
             resident=resident,
-            windows=window_decoding(recipe, on, number) if by_windows else "decoder",
+            windows=window_decoding(recipe, number) if by_windows else "decoder",
         )
         self._pipe: DaliPipeline | None = DaliPipeline(self._plan)
         self._flights: deque[BatchInFlight] = deque()
@@ -364,7 +358,7 @@ class Graph:
         if self._plan.check_headers:
             marks |= bad_headers(batch)
         runs = [
-            SubBatch(rows, pipe.schedule(*select_rows(batch, draws, rows)))
+            (rows, pipe.schedule(*select_rows(batch, draws, rows)))
             for rows in self._sizer.cut(batch, marks)
         ]
         self._flights.append(BatchInFlight(batch, draws, marks, runs))
@@ -399,19 +393,19 @@ class Graph:
         failed: list[FailedRun] = []
         taken: list[torch.Tensor] = []
         broken: DeviceError | None = None
-        for run in flight.runs:  # all of them, or later batches would get their results
+        for rows, _ in flight.runs:  # all of them, or later batches would get their results
             try:
-                taken.append(pipe.take(len(run.rows)))
+                taken.append(pipe.take(len(rows)))
             except RuntimeError as error:
                 try:
-                    failed.append((run.rows, failure_reason(error)))
+                    failed.append((rows, failure_reason(error)))
                 except DeviceError as machine:
                     broken = broken or machine
                 continue
-            if len(run.rows) == samples:
+            if len(rows) == samples:
                 return DecodedBatch(taken[0], {})
             images = pipe.empty(samples) if images is None else images
-            images[run.rows] = taken[-1]
+            images[rows] = taken[-1]
         if broken is not None:
             raise broken
         images = pipe.empty(samples) if images is None else images

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from penstock.augment import resample_operator
+from penstock.augment.dali_library import fn, types
 from penstock.augment.dali_nodes import if_else, source
 from penstock.augment.draws import input_kinds
 
@@ -17,36 +20,42 @@ if TYPE_CHECKING:
     from penstock.augment.operation import DType
     from penstock.augment.recipe import CheckedRecipe, GeometryStage
 
-Device = Literal["cpu", "cuda"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
     """The checked arguments of a `Graph`, from which its pipeline is built.
 
-    pixels: samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were
-    decoded by `decoded`. compiled: resize on the CPU by `resample_kernels`. windows:
-    "decoder" decodes only the windows, "slice" crops them from full images.
+    device_id: CUDA ordinal; None: the CPU. constant: as `constant_decode` of the graph. pixels:
+    samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were decoded
+    by `decoded`. compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes only
+    the windows, "slice" crops them from full images.
     """
 
     recipe: CheckedRecipe
     batch_size: int
     threads: int
-    device: Device
-    device_id: int | None
-    deterministic: bool
-    check_headers: bool
-    constant: bool
+    device_id: int | None = None
+    deterministic: bool = False
+    check_headers: bool = False
+    constant: bool = False
     pixels: bool = False
     compiled: bool = False
     resident: bool = False
     windows: Literal["decoder", "slice"] = "decoder"
 
+    @property
+    def is_cuda(self) -> bool:
+        """True if images are decoded on a GPU."""
+        return self.device_id is not None
+
+    @property
+    def device(self) -> str:
+        """The device, as torch names it."""
+        return "cpu" if self.device_id is None else f"cuda:{self.device_id}"
+
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    from nvidia.dali import fn
-
     inputs = {name: source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
@@ -80,9 +89,7 @@ def last_pass_dtype(recipe: CheckedRecipe) -> DType:
 
 def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
     """Return the window of decoded images, on the device and in the recipe's colours."""
-    from nvidia.dali import fn, types
-
-    if plan.device == "cuda" and not plan.resident:
+    if plan.is_cuda and not plan.resident:
         images = images.gpu()
     if plan.recipe.decodes_window:
         images = fn.slice(images, inputs["start"], inputs["shape"], axes=[0, 1])
@@ -94,15 +101,11 @@ def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
 
 def decoded(plan: GraphPlan, encoded: Any) -> Any:
     """Return full images, upright and in the recipe's colours, HWC."""
-    from nvidia.dali import fn
-
     return fn.decoders.image(encoded, **decode_options(plan))
 
 
 def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     """Decode upright images, HWC; only the window if the recipe has one."""
-    from nvidia.dali import fn
-
     if not plan.recipe.decodes_window:
         return decoded(plan, encoded)
     window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
@@ -113,15 +116,13 @@ def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
 
 def decode_options(plan: GraphPlan) -> dict[str, Any]:
     """Return the arguments of DALI's decoders."""
-    from nvidia.dali import types
-
     # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
     gray = plan.recipe.decode.color == "gray"
     options: dict[str, Any] = {
         "output_type": types.GRAY if gray else types.RGB,
         "adjust_orientation": True,  # the windows are in upright coordinates
     }
-    if plan.device == "cuda":
+    if plan.is_cuda:
         decode = plan.recipe.decode
         options["device"] = "mixed"
         if decode.hw_decoder_load is not None:
@@ -138,14 +139,13 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
 def _is_one_pass(plan: GraphPlan) -> bool:
     """Return True if one compiled pass does the last resize, the flip, Normalize and HWC to CHW."""
     recipe = plan.recipe
-    last = recipe.geometries[-1]
     has_room = resample_operator.fits_planes(recipe.shape)
-    return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels and has_room
+    is_last = recipe.dtype != "uint8" and not recipe.pixels
+    return _is_compiled(plan, recipe.geometries[-1]) and is_last and has_room
 
 
 def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
-    fixed = geometry.size is not None and geometry.out is not None
-    return fixed and plan.compiled and plan.device == "cpu"
+    return plan.compiled and geometry.size is not None and geometry.out is not None
 
 
 def _resized(
@@ -153,25 +153,20 @@ def _resized(
 ) -> Any:
     """Resize images by the geometry of a number. to_the_end: flip, normalise and turn to CHW,
     too."""
-    from nvidia.dali import fn, types
-
     recipe, geometry = plan.recipe, plan.recipe.geometries[number]
     if not _is_compiled(plan, geometry):
         return _resized_by_dali(images, geometry, number, inputs)
     assert geometry.out is not None
     region = (inputs[f"low{number}"], inputs[f"high{number}"]) if geometry.crops_after else None
     filtered = inputs[f"filter{number}"] if geometry.antialias == "auto" else geometry.antialias
+    options: dict[str, Any] = {"region": region, "filtered": filtered}
     if not to_the_end:
-        shape = (*geometry.out, recipe.decode.channels)
-        return resample_operator.resize_to_pixels(images, shape, region=region, filtered=filtered)
-    images = resample_operator.resize_to_planes(
-        images,
-        recipe.shape,
-        region=region,
-        filtered=filtered,
-        mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
-        scaling=(recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None,
-    )
+        like = np.zeros((*geometry.out, recipe.decode.channels), np.uint8)
+        return fn.reshape(resample_operator.resize(images, like, **options), layout="HWC")
+    scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
+    options["mirror"] = inputs[recipe.mirror.name] if recipe.mirror else None
+    planes = resample_operator.planes_like(recipe.shape, scaling)
+    images = resample_operator.resize(images, planes, **options)
     if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
         images = fn.reshape(images, layout="CHW")
     if last_pass_dtype(recipe) == "float16":
@@ -182,8 +177,6 @@ def _resized(
 def _resized_by_dali(
     images: Any, geometry: GeometryStage, number: int, inputs: dict[str, Any]
 ) -> Any:
-    from nvidia.dali import fn, types
-
     names = {} if geometry.out else {"size": f"size{number}"}
     if geometry.crops_after:
         names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
@@ -206,8 +199,6 @@ def _resized_by_dali(
 
 def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
     """Flip, normalise, cast and HWC to CHW in one pass."""
-    from nvidia.dali import fn
-
     options: dict[str, Any] = {
         "dtype": _dali_dtype(last_pass_dtype(recipe)),
         "output_layout": "CHW",
@@ -221,6 +212,4 @@ def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> An
 
 
 def _dali_dtype(name: DType) -> Any:
-    from nvidia.dali import types
-
     return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[name]

@@ -42,49 +42,18 @@ def is_jpeg2000(sample: Encoded) -> bool:
     return head[4:8] == b"jP  " or head.startswith(b"\xff\x4f")
 
 
-def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
-    """Return why DALI mustn't decode a JPEG 2000 file; None if Pillow decodes it completely.
-
-    Raises MissingDependencyError if Pillow was built without OpenJPEG.
-    """
-    from PIL import Jpeg2KImagePlugin, features
-
-    if not features.check_codec("jpg_2000"):
-        raise MissingDependencyError(
-            "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one was built "
-            "without it. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
-            "convert these images to JPEG, PNG or WebP."
-        )
-    try:
-        # The plugin itself: Image.open would let other formats try, and warn of large images.
-        with Jpeg2KImagePlugin.Jpeg2KImageFile(io.BytesIO(sample.data)) as image:
-            width, height = image.size
-            too_large = pixel_refusal(width, height, max_pixels=max_pixels)
-            if too_large is not None:
-                return too_large
-            with strict_pillow():
-                image.load()
-    except Exception as error:  # each layer of Pillow raises its own kinds
-        if machine_remedy(error) is not None:
-            raise
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-        return Rejection(
-            f"truncated or damaged: a JPEG 2000 file that Pillow can't decode "
-            f"({type(error).__name__}: {reason})"
-        )
-    return None
-
-
 def needs_pillow_check(sample: Encoded) -> bool:
-    """Return True for a file of a kind that DALI may decode although it is damaged. About 1 us."""
-    return _pillow_plugin(sample) is not None
+    """Return True for a file of a kind that DALI may decode although it is damaged, except for JPEG
+    2000, which `capped_header` checks. About 1 us."""
+    return not is_jpeg2000(sample) and _pillow_plugin(sample) is not None
 
 
-def pillow_refusal(sample: Encoded) -> Rejection | None:
-    """Decode a file by Pillow if `needs_pillow_check` is true for it, and return why DALI mustn't
-    decode it.
+def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejection | None:
+    """Decode a file by Pillow if it is of a kind that needs it, and return why DALI mustn't decode
+    it.
 
-    None: DALI may decode it, or Pillow doesn't know the format. Raises MemoryError.
+    None: DALI may decode it, or Pillow doesn't know the format. Raises MemoryError, and
+    MissingDependencyError for a JPEG 2000 file if Pillow was built without OpenJPEG.
     """
     found = _pillow_plugin(sample)
     if found is None:
@@ -92,7 +61,11 @@ def pillow_refusal(sample: Encoded) -> Rejection | None:
     codec, plugin = found
     messages: list[str] = []
     try:
+        # The plugin itself: Image.open would let other formats try, and warn of large images.
         with strict_pillow() as messages, plugin(io.BytesIO(sample.data)) as image:
+            too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
+            if codec == "JPEG 2000" and too_large is not None:
+                return too_large
             if codec == "TIFF" and _has_alpha_plane(image.tag_v2):
                 return Rejection(
                     "a TIFF of separate planes with an alpha channel, which DALI blends in: "
@@ -103,9 +76,11 @@ def pillow_refusal(sample: Encoded) -> Rejection | None:
         if machine_remedy(error) is not None:
             raise
         reason = " ".join("; ".join([str(error), *messages]).split())[:_REASON_CHARACTERS]
-        if isinstance(error, OSError) and _DAMAGE.search(reason):
+        is_damage = isinstance(error, OSError) and _DAMAGE.search(reason)
+        if is_damage or codec == "JPEG 2000":
             return Rejection(
-                f"truncated or damaged: a {codec} file that Pillow can't decode ({reason})"
+                f"truncated or damaged: a {codec} file that Pillow can't decode "
+                f"({type(error).__name__}: {reason})"
             )
     return None
 
@@ -115,8 +90,23 @@ def _has_alpha_plane(tags: Any) -> bool:
 
 
 def _pillow_plugin(sample: Encoded) -> tuple[str, Any] | None:
-    from PIL import BmpImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+    from PIL import (
+        BmpImagePlugin,
+        Jpeg2KImagePlugin,
+        PngImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+        features,
+    )
 
+    if is_jpeg2000(sample):
+        if not features.check_codec("jpg_2000"):
+            raise MissingDependencyError(
+                "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one was built "
+                "without it. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
+                "convert these images to JPEG, PNG or WebP."
+            )
+        return "JPEG 2000", Jpeg2KImagePlugin.Jpeg2KImageFile
     codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
     if codec == "tiff":
         return "TIFF", TiffImagePlugin.TiffImageFile
@@ -182,7 +172,7 @@ def read_header(sample: Encoded) -> Header | Rejection:
 def capped_header(sample: Encoded, *, max_pixels: int) -> Header | Rejection:
     """Return the header as `read_header` does, of unverified images of at most max_pixels. JPEG
     2000, which may end the process, is first decoded by Pillow. Raises MissingDependencyError."""
-    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
+    refusal = pillow_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
     header = refusal or read_header(sample)
     if isinstance(header, Rejection):
         return header

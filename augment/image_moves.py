@@ -14,89 +14,105 @@ so that they are inside their image even without a crop.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from penstock.cache import DatasetError, RecipeError
-from penstock.readers.fieldtypes import common_dtype
+from penstock.readers.fieldtypes import DenseColumn, RaggedColumn, common_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Sides = tuple[Ints, Ints]
+    from penstock.augment.checked_recipes import FieldRecipes
+    from penstock.augment.draw_keys import Bools, Floats, Ints
+    from penstock.readers.fieldtypes import Column
 
 OUTSIDE = -1
 """The index of positions outside the mask in an index map."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ImageMove:
-    """One move of each image of a batch, along rows (axis 0) and columns (axis 1).
+class ImageMove(ABC):
+    """One move of each image of a batch.
 
-    size: heights and widths of the images before it, int64, (n,) each.
+    size: heights and widths of the images before it, int64, (2, n).
     """
 
-    size: Sides
+    size: Ints
 
-    def source(self, index: Ints, axis: int) -> NDArray[np.bool_] | None:
+    @abstractmethod
+    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return the moved masks of images of one size, shape (n, height, width)."""
+
+    @abstractmethod
+    def boxes(self, boxes: Floats, owner: Ints) -> None:
+        """Move boxes in place: x1, y1, x2, y2, shape (k, 4). owner: row of each one's image."""
+
+    @abstractmethod
+    def points(self, points: Floats, owner: Ints) -> None:
+        """Move points in place: x, y, shape (k, 2). owner: as in `boxes`."""
+
+
+class AxisMove(ImageMove):
+    """A move along rows (axis 0) and columns (axis 1), each for itself."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def source(self, index: Ints, axis: int) -> Bools | None:
         """Replace the indexes of the moved image by those of the image before, in place, shape
         (n, length). Return True for positions outside, where the index is that of the edge."""
-        raise NotImplementedError
 
+    @abstractmethod
     def along(self, places: Floats, axis: int, owner: Ints) -> None:
         """Move places along an axis in place: both edges of boxes, shape (k, 2), or points, shape
-        (k, 1). owner: row of each one's image."""
-        raise NotImplementedError
+        (k, 1)."""
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
-        """Return moved masks of one size, shape (n, height, width), for moves after a warp."""
-        raise NotImplementedError
+        moves = ImageMoves(size=(self.size[0], self.size[1]), moves=(self,), shape=masks.shape[1:])
+        return moves.move_masks([*masks], dtype=masks.dtype)
 
     def boxes(self, boxes: Floats, owner: Ints) -> None:
-        """Move boxes in place: x1, y1, x2, y2, shape (k, 4)."""
         self.along(boxes[:, 1::2], 0, owner)
         self.along(boxes[:, 0::2], 1, owner)
 
     def points(self, points: Floats, owner: Ints) -> None:
-        """Move points in place: x, y, shape (k, 2)."""
         self.along(points[:, 1:], 0, owner)
         self.along(points[:, :1], 1, owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CropMove(ImageMove):
-    """A crop of each image, int64, shape (n,); the window may reach outside."""
+class CropMove(AxisMove):
+    """A crop of each image, which may reach outside. start: top and left, length: height and width
+    of the window, int64, (2, n)."""
 
-    top: Ints
-    left: Ints
-    height: Ints
-    width: Ints
+    start: Ints
+    length: Ints
 
-    def source(self, index: Ints, axis: int) -> NDArray[np.bool_] | None:
+    def source(self, index: Ints, axis: int) -> Bools:
         side = self.size[axis][:, None]
-        index += (self.left if axis else self.top)[:, None]
-        outside = (index < 0) | (index >= side)
+        index += self.start[axis][:, None]
+        outside: Bools = (index < 0) | (index >= side)
         np.clip(index, 0, np.maximum(side - 1, 0), out=index)
         return outside
 
     def along(self, places: Floats, axis: int, owner: Ints) -> None:
-        places -= (self.left if axis else self.top)[owner, None]
+        places -= self.start[axis][owner, None]
         if places.shape[1] == 2:  # boxes
-            np.clip(places, 0, (self.width if axis else self.height)[owner, None], out=places)
+            np.clip(places, 0, self.length[axis][owner, None], out=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ScaleMove(ImageMove):
-    """A resize of each image. to: heights and widths after it, int64, (n,)."""
+class ScaleMove(AxisMove):
+    """A resize of each image. to: heights and widths after it, int64, (2, n)."""
 
-    to: Sides
+    to: Ints
 
     def source(self, index: Ints, axis: int) -> None:
         # In float32, as torch and torchvision: with more precision it would be another pixel for
@@ -110,25 +126,22 @@ class ScaleMove(ImageMove):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FlipMove(ImageMove):
-    """A flip of some images. on: True for flipped images, bool, (n,). vertical: flip upside down,
-    not left to right."""
+class FlipMove(AxisMove):
+    """A flip of some images. on: True for flipped images, bool, (n,). axis: 0 flips upside down, 1
+    left to right."""
 
-    on: NDArray[np.bool_]
-    vertical: bool = False
+    on: Bools
+    axis: Literal[0, 1] = 1
 
     def source(self, index: Ints, axis: int) -> None:
-        if self.vertical is not bool(axis):
+        if axis == self.axis:
             mirrored = self.size[axis][:, None] - 1 - index
             np.copyto(index, mirrored, where=self.on[:, None])
 
     def along(self, places: Floats, axis: int, owner: Ints) -> None:
-        if self.vertical is not bool(axis):
+        if axis == self.axis:
             last = self.size[axis][owner, None] - (places.shape[1] == 1)
             np.copyto(places, last - places[:, ::-1], where=self.on[owner, None])
-
-    def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
-        return np.where(self.on[:, None, None], np.flip(masks, 1 if self.vertical else 2), masks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,24 +154,8 @@ class WarpMove(ImageMove):
     matrix: Floats
     fill: int = 0
 
-    def boxes(self, boxes: Floats, owner: Ints) -> None:
-        corners = _transform(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2), self._to(owner))
-        boxes[:, :2], boxes[:, 2:] = corners.min(axis=1), corners.max(axis=1)
-        height, width = (side[owner, None] for side in self.size)
-        np.clip(boxes[:, 0::2], 0, width, out=boxes[:, 0::2])
-        np.clip(boxes[:, 1::2], 0, height, out=boxes[:, 1::2])
-
-    def points(self, points: Floats, owner: Ints) -> None:
-        points[:] = _transform(points[:, None], self._to(owner))[:, 0]
-
-    def _to(self, owner: Ints) -> Floats:
-        try:
-            return np.asarray(np.linalg.inv(self.matrix)[owner])
-        except np.linalg.LinAlgError:  # the corners of an image coincide
-            return np.asarray(np.linalg.pinv(self.matrix)[owner])
-
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
-        """Return the moved masks, shape (n, height, width): the nearest pixel."""
+        """Return the moved masks: the nearest pixel."""
         _, height, width = masks.shape
         y, x = np.arange(height)[:, None] + 0.5, np.arange(width)[None, :] + 0.5
         out = np.empty_like(masks)
@@ -172,12 +169,25 @@ class WarpMove(ImageMove):
             np.copyto(moved, np.where(inside, mask.take(places.astype(np.int64)), self.fill))
         return out
 
+    def boxes(self, boxes: Floats, owner: Ints) -> None:
+        corners = self._transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2), owner)
+        boxes[:, :2], boxes[:, 2:] = corners.min(axis=1), corners.max(axis=1)
+        height, width = (side[owner, None] for side in self.size)
+        np.clip(boxes[:, 0::2], 0, width, out=boxes[:, 0::2])
+        np.clip(boxes[:, 1::2], 0, height, out=boxes[:, 1::2])
 
-def _transform(points: Floats, matrix: Floats) -> Floats:
-    """Return points (..., k, 2) moved by matrices (..., 3, 3)."""
-    moved = points @ np.swapaxes(matrix[..., :2], -1, -2) + matrix[..., None, :, 2]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(np.nan_to_num(moved[..., :2] / moved[..., 2:]))
+    def points(self, points: Floats, owner: Ints) -> None:
+        points[:] = self._transformed(points[:, None], owner)[:, 0]
+
+    def _transformed(self, points: Floats, owner: Ints) -> Floats:
+        """Return moved points, shape (k, points, 2)."""
+        try:
+            matrix = np.linalg.inv(self.matrix)[owner]
+        except np.linalg.LinAlgError:  # the corners of an image coincide
+            matrix = np.linalg.pinv(self.matrix)[owner]
+        moved = points @ np.swapaxes(matrix[..., :2], -1, -2) + matrix[..., None, :, 2]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(np.nan_to_num(moved[..., :2] / moved[..., 2:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,18 +198,19 @@ class ImageMoves:
     and width of all images. mask_fill: value of masks outside the image after a crop.
     """
 
-    size: Sides
+    size: tuple[Ints, Ints]
     moves: tuple[ImageMove, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     mask_fill: int = 0
 
     def __len__(self) -> int:
         return len(self.size[0])
 
     @property
-    def _straight(self) -> list[ImageMove]:
-        """The moves before the first warp, which move rows and columns separately."""
-        return list(takewhile(lambda move: not isinstance(move, WarpMove), self.moves))
+    def _straight(self) -> list[AxisMove]:
+        """The moves before the first warp."""
+        isnt_warp = takewhile(lambda move: isinstance(move, AxisMove), self.moves)
+        return cast("list[AxisMove]", list(isnt_warp))
 
     def index_maps(self) -> tuple[Ints, Ints]:
         """Return the row and the column of the mask for each row and column of a sample, before the
@@ -210,13 +221,12 @@ class ImageMoves:
         found = []
         for axis, length in enumerate(self.shape):
             index = np.broadcast_to(np.arange(length), (len(self), length)).copy()
-            outside: NDArray[np.bool_] | None = None
+            outside = np.zeros(index.shape, np.bool_)
             for move in reversed(self._straight):
                 beyond = move.source(index, axis)
                 if beyond is not None:
-                    outside = beyond if outside is None else outside | beyond
-            if outside is not None:
-                index[outside] = OUTSIDE
+                    outside |= beyond
+            index[outside] = OUTSIDE
             found.append(index)
         return found[0], found[1]
 
@@ -234,9 +244,8 @@ class ImageMoves:
             raise ValueError(f"got {len(masks)} masks of {len(self)} images")
         out = np.zeros((len(masks), *self.shape), dtype or common_dtype(masks))
         warps = self.moves[len(self._straight) :]
-        fills = [self.mask_fill, *(move.fill for move in warps if isinstance(move, WarpMove))]
         limits = np.iinfo(out.dtype) if out.dtype.kind in "iu" else None
-        for fill in fills:
+        for fill in (self.mask_fill, *(each.fill for each in warps if isinstance(each, WarpMove))):
             if limits is not None and not limits.min <= fill <= limits.max:
                 raise RecipeError(
                     f"mask_fill=: got {fill}, and the masks are {out.dtype}, which can't hold it. "
@@ -288,3 +297,58 @@ class ImageMoves:
         for move in self.moves:
             move.points(moved, owner)
         return moved.astype(np.float32)
+
+
+def follow(
+    recipes: FieldRecipes, moves: Mapping[str, ImageMoves], columns: Mapping[str, Column]
+) -> dict[str, DenseColumn | RaggedColumn]:
+    """Return the moved followers of a batch by field, as their types' `follow` returns them, but
+    without the boxes that a recipe drops and the rows that belong to these.
+
+    moves: moves of each image in `recipes.followed`, from `draws.draw_with_moves` for the same
+    samples. columns: the followers' columns as stored; masks are decoded, without pixels if
+    missing. Raises DatasetError if a mask doesn't have its image's size, or an array doesn't have a
+    row for each box.
+    """
+    found: dict[str, DenseColumn | RaggedColumn] = {}
+    kept: dict[str, tuple[Bools, Ints]] = {}  # which boxes, and all boxes' offsets
+    for name, follower in recipes.followers.items():
+        if follower.boxes is not None:
+            continue
+        moved = moves[follower.of] if follower.moves else None
+        column = follower.type.follow(columns[name], moved, size=follower.shape)
+        if follower.sanitize is not None:
+            assert isinstance(column, RaggedColumn), name
+            kept[name] = keep, offsets = follower.sanitize.keeps(column.values), column.offsets
+            column = RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
+        found[name] = column
+    for name, follower in recipes.followers.items():
+        if follower.boxes is not None:
+            found[name] = _kept_rows(name, columns[name], *kept[follower.boxes])
+    return found
+
+
+def _kept_offsets(keep: Bools, offsets: Ints) -> Ints:
+    return np.append(0, np.cumsum(keep))[offsets]
+
+
+def _kept_rows(name: str, column: Column, keep: Bools, offsets: Ints) -> RaggedColumn:
+    """Return an array's rows of the kept boxes. keep: bool, (total,). offsets: of all boxes."""
+    if isinstance(column, DenseColumn):  # equally many rows in every sample
+        count, rows = column.values.shape[:2]
+        values = column.values.reshape(-1, *column.values.shape[2:])
+        column = RaggedColumn(values, np.arange(count + 1) * rows)
+    assert isinstance(column, RaggedColumn)
+    counts, several = np.diff(offsets), column.shapes
+    lengths = np.diff(column.offsets) if several is None else several[:, 0]
+    if (wrong := np.flatnonzero(lengths != counts)).size:
+        at = wrong[0]
+        raise DatasetError(
+            f'"{name}" has {lengths[at]} rows in a sample of {counts[at]} boxes: wanted a row for '
+            "each box. Correct the data, or leave `of=` out of its type."
+        )
+    if several is None:
+        return RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
+    parts = enumerate(pairwise(offsets.tolist()))
+    left = [column.sample(row)[keep[begin:end]] for row, (begin, end) in parts]
+    return RaggedColumn.of(left, like=column)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.augment import argument_checks as arg
+from penstock.augment.argument_checks import argument
 from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.operation import DType, ImageShape, Operation, Stage, operation
 from penstock.cache import ConfigError, RecipeError
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from penstock.augment.draw_keys import Bools, Floats, Ints
     from penstock.augment.recipe import CheckedRecipe
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 MIX_DRAWS = 5
 """Uniform draws of a sample: one for the operation, two for the share, row and column of a box."""
@@ -42,20 +41,20 @@ MAX_CLASSES = 2**24
 _alpha = arg.expect(
     lambda value: arg.real(value, math.ulp(0.0), 1e4), "a number above 0, up to 10,000"
 )
+_classes = arg.optional(arg.whole_number(1, MAX_CLASSES))
 
 
+@operation
 class MixingOperation(Operation):
     """Base class of operations that mix each sample with its partner. boxed: by a window of it,
-    else by blending all pixels. It has the arguments `alpha` and `num_classes`."""
+    else by blending all pixels."""
 
-    __slots__ = ()
+    alpha: float = argument(_alpha, default=1.0)
+    num_classes: int | None = argument(_classes, default=None)
 
     stage = Stage.MIX
     is_single = True
     boxed: ClassVar[bool] = False
-    alpha: float
-    num_classes: int | None
-    checks = arg.checks(alpha=_alpha, num_classes=arg.optional(arg.whole_number(1, MAX_CLASSES)))
 
     def check(self, _shape: ImageShape, dtype: DType) -> None:
         """Raise RecipeError for whole numbers."""
@@ -74,9 +73,6 @@ class MixUp(MixingOperation):
     classes, for labels that are class numbers; None: the dataset's number.
     """
 
-    alpha: float = 1.0
-    num_classes: int | None = None
-
 
 @operation
 class CutMix(MixingOperation):
@@ -84,9 +80,6 @@ class CutMix(MixingOperation):
 
     It comes last in a recipe. alpha, num_classes: as in `MixUp`.
     """
-
-    alpha: float = 1.0
-    num_classes: int | None = None
 
     boxed = True
 
@@ -104,7 +97,7 @@ class Mix:
     partner: Ints
     share: NDArray[np.float32]
     box: Ints
-    boxed: NDArray[np.bool_]
+    boxed: Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

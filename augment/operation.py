@@ -12,24 +12,24 @@ in one file (docs/augment.md has examples).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
-from penstock.augment.argument_checks import COMMON_CHECKS
+import numpy as np
+
+from penstock.augment.argument_checks import COMMON_CHECKS, Check, argument
 from penstock.cache import RecipeError, explain_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Uniform
+    from penstock.augment.draw_keys import Ints, Uniform
     from penstock.readers import ImageRange
     from penstock.readers.fieldtypes import FieldType
-
-    Ints = NDArray[np.int64]
 
 Values = dict[str, "NDArray[Any]"]
 """Drawn values by name, one row per sample."""
@@ -72,7 +72,7 @@ class ImageShape:
 C = TypeVar("C", bound=type)
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(argument,))
 def operation(cls: C) -> C:
     """Make a class of an operation a frozen dataclass, whose calls explain wrong arguments."""
     made: Any = dataclass(frozen=True, slots=True)(cls)
@@ -83,9 +83,9 @@ class Operation:
     """Base class of all operations of a recipe.
 
     stage: its place in a recipe. is_single: a recipe has it at most once. is_random: it has draws.
-    or_else: what else helps if masks can't follow it, as the end of a message. checks: by argument,
-    a function of ("Operation(name=...)", value) that returns the checked value or raises
-    RecipeError; arguments with usual names (`COMMON_CHECKS`) need none.
+    or_else: what else helps if masks can't follow it, as the end of a message. checks: checks of
+    arguments by name, of classes that don't declare them by `argument`; arguments with usual names
+    (`COMMON_CHECKS`) need none.
     """
 
     __slots__ = ()
@@ -94,13 +94,13 @@ class Operation:
     is_single: ClassVar[bool] = False
     is_random: ClassVar[bool] = False
     or_else: ClassVar[str] = ""
-    checks: ClassVar[Mapping[str, Callable[[str, Any], Any]]] = COMMON_CHECKS
+    checks: ClassVar[Mapping[str, Check]] = {}
 
     def __post_init__(self) -> None:
         """Replace each argument by its checked value."""
         checks = {**COMMON_CHECKS, **self.checks}
         for each in fields(self):  # type: ignore[arg-type]  # each operation is a dataclass
-            if check := checks.get(each.name):
+            if check := each.metadata.get("check") or checks.get(each.name):
                 value = check(f"{type(self).__name__}({each.name}=...)", getattr(self, each.name))
                 object.__setattr__(self, each.name, value)
 
@@ -162,12 +162,13 @@ class GeometricOperation(Operation):
         """Return True if a window may reach outside an image of these sizes."""
         return False
 
-    def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return top, left, height and width of the window in each image, int64, (n,)."""
-        raise NotImplementedError
+    def window(self, height: Ints, width: Ints, _: Uniform, /) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return top, left, height and width of the window in each image, int64, (n,); the full
+        image by default."""
+        return np.zeros_like(height), np.zeros_like(width), height, width
 
 
-class ImageOperation(Operation):
+class ImageOperation(Operation, ABC):
     """Base class of operations that change the pixels of images, which all have one size.
 
     `draw` returns the numbers of each sample, and `node` builds DALI's nodes from them. An
@@ -217,21 +218,21 @@ class ImageOperation(Operation):
         """
         return {"on": uniform(1)[0] < self.p} if self.p < 1 else {}
 
+    @abstractmethod
     def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape, /) -> Any:
         """Return the DALI node of the changed images: uint8, HWC, of the same shape.
 
         images: the node of the images, on the CPU or the GPU. inputs: nodes of the drawn values by
         name, on the CPU.
         """
-        raise NotImplementedError
 
-    def geometry(self, values: Values, shape: ImageShape, /) -> NDArray[Any]:
+    def geometry(self, _values: Values, _shape: ImageShape, /) -> NDArray[Any] | None:
         """Return how pixels move: matrices, shape (n, 3, 3), from (x, y, 1) of a point of the
-        result to that of the point of the image that it shows.
+        result to that of the point of the image that it shows; None: they stay where they are.
 
         Pixel k covers [k, k + 1). values: of `draw`, as the node gets them.
         """
-        raise NotImplementedError
+        return None
 
 
 def need_colours(op: Operation, shape: ImageShape) -> None:

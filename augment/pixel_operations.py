@@ -16,6 +16,8 @@ import numpy as np
 from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
 from penstock.augment import resample_operator
+from penstock.augment.argument_checks import argument
+from penstock.augment.dali_library import fn, types
 from penstock.augment.operation import (
     DType,
     ImageOperation,
@@ -57,19 +59,14 @@ class Decode(Operation):
     values haven't been measured.
     """
 
-    color: Color = "rgb"
+    color: Color = argument(arg.one_of(*get_args(Color)), default="rgb")
     _: KW_ONLY
-    windows: WindowMode = "auto"
-    hw_decoder_load: float | None = None
-    preallocate: tuple[int, int] | None = None
+    windows: WindowMode = argument(arg.one_of(*get_args(WindowMode)), default="auto")
+    hw_decoder_load: float | None = argument(arg.optional(arg.probability), default=None)
+    preallocate: tuple[int, int] | None = argument(arg.optional(arg.height_width), default=None)
 
     stage = Stage.DECODE
-    checks = arg.checks(
-        color=arg.one_of(*get_args(Color)),
-        windows=arg.one_of(*get_args(WindowMode)),
-        hw_decoder_load=arg.optional(arg.probability),
-        preallocate=arg.optional(arg.height_width),
-    )
+    is_single = True
 
     @property
     def channels(self) -> int:
@@ -86,13 +83,12 @@ class Normalize(Operation):
     effect; it exists for recipes that pass it to torchvision's.
     """
 
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    mean: tuple[float, ...] = argument(arg.numbers, default=IMAGENET_MEAN)
+    std: tuple[float, ...] = argument(arg.numbers, default=IMAGENET_STD)
     inplace: bool = False
 
     stage = Stage.NORMALIZE
     is_single = True
-    checks = arg.checks(mean=arg.numbers, std=arg.numbers)
 
     def __post_init__(self) -> None:
         Operation.__post_init__(self)
@@ -128,11 +124,10 @@ class Normalize(Operation):
 class Cast(Operation):
     """Convert the batch to a dtype. It changes the type, never the scale: pixels stay 0..255."""
 
-    dtype: DType
+    dtype: DType = argument(arg.one_of(*get_args(DType)))
 
     stage = Stage.CAST
     is_single = True
-    checks = arg.checks(dtype=arg.one_of(*get_args(DType)))
 
 
 def between(pair: Any, draws: Floats) -> Floats:
@@ -143,6 +138,7 @@ def between(pair: Any, draws: Floats) -> Floats:
 
 _NEUTRAL = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
 _FACTOR = arg.range_around(1.0, low=0.0, high=MAX_FACTOR)
+_HUE = arg.range_around(0.0, low=-0.5, high=0.5)
 _SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, whose length is 6
 
 
@@ -157,18 +153,12 @@ class ColorJitter(ImageOperation):
     contrast.
     """
 
-    brightness: float | tuple[float, float] | None = None
-    contrast: float | tuple[float, float] | None = None
-    saturation: float | tuple[float, float] | None = None
-    hue: float | tuple[float, float] | None = None
+    brightness: float | tuple[float, float] | None = argument(_FACTOR, default=None)
+    contrast: float | tuple[float, float] | None = argument(_FACTOR, default=None)
+    saturation: float | tuple[float, float] | None = argument(_FACTOR, default=None)
+    hue: float | tuple[float, float] | None = argument(_HUE, default=None)
 
     commutes_with_flips = True
-    checks = arg.checks(
-        brightness=_FACTOR,
-        contrast=_FACTOR,
-        saturation=_FACTOR,
-        hue=arg.range_around(0.0, low=-0.5, high=0.5),
-    )
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
         """Raise RecipeError for saturation and hue of grey images."""
@@ -187,8 +177,6 @@ class ColorJitter(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
         """Adjust brightness, contrast, saturation and hue, in this order."""
-        from nvidia.dali import fn
-
         if (factor := inputs.get("brightness")) is not None:
             images = fn.brightness_contrast(images, brightness=factor)
         if (factor := inputs.get("contrast")) is not None:
@@ -212,7 +200,7 @@ def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
     max - c * clamp(|distance of H + n from 3 on the circle| - 1, 0, 1); everything is computed
     times c, so that no division is needed and int16 is enough.
     """
-    from nvidia.dali import fn, math, types
+    from nvidia.dali import math
 
     planes = fn.transpose(images, perm=[2, 0, 1])
     size = [shape.height, shape.width, 1]
@@ -282,12 +270,11 @@ class GaussianBlur(ImageOperation):
     p: 1.0 by default, as torchvision always blurs.
     """
 
-    kernel_size: int | tuple[int, int]
-    sigma: float | tuple[float, float] = (0.1, 2.0)
+    kernel_size: int | tuple[int, int] = argument(_blur_kernel)
+    sigma: float | tuple[float, float] = argument(_blur_sigma, default=(0.1, 2.0))
     p: float = 1.0
 
     commutes_with_flips = True
-    checks = arg.checks(kernel_size=_blur_kernel, sigma=_blur_sigma)
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
         """Raise RecipeError for too small images."""
@@ -312,8 +299,6 @@ class GaussianBlur(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Blur; the image is mirrored at its edge without repeating the edge."""
-        from nvidia.dali import fn
-
         return fn.gaussian_blur(images, sigma=inputs["sigma"], window_size=inputs["window"])
 
 
@@ -324,16 +309,13 @@ class RandomPosterize(ImageOperation):
     bits: how many of 8 bits to keep, from 0 to 8.
     """
 
-    bits: int
+    bits: int = argument(arg.whole_number(0, 8))
     p: float = 0.5
 
     commutes_with_flips = True
-    checks = arg.checks(bits=arg.whole_number(0, 8))
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Keep the upper bits."""
-        from nvidia.dali import types
-
         return images & types.Constant(256 - 2 ** (8 - self.bits), dtype=types.UINT8)
 
 
@@ -345,16 +327,13 @@ class Solarize(ImageOperation):
     threshold: from 0 to 255, in units of stored pixels.
     """
 
-    threshold: float
+    threshold: float = argument(arg.number(0, 255))
     p: float = 0.5
 
     commutes_with_flips = True
-    checks = arg.checks(threshold=arg.number(0, 255))
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Invert values."""
-        from nvidia.dali import types
-
         return nodes.solarize(images, types.Constant(math.ceil(self.threshold), dtype=types.UINT8))
 
 
@@ -372,8 +351,6 @@ class RandomEqualize(ImageOperation):
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
-        from nvidia.dali import fn
-
         if images.device == "cpu" and resample_operator.is_compiled():
             return resample_operator.equalize(images)
         return fn.equalize(images)
@@ -416,15 +393,12 @@ class RandomErasing(ImageOperation):
     """
 
     p: float = 0.5
-    scale: tuple[float, float] = (0.02, 0.33)
-    ratio: tuple[float, float] = (0.3, 3.3)
-    value: float | tuple[float, ...] = 0.0
+    scale: tuple[float, float] = argument(arg.positive_range(1.0), default=(0.02, 0.33))
+    ratio: tuple[float, float] = argument(arg.positive_range(1e4), default=(0.3, 3.3))
+    value: float | tuple[float, ...] = argument(_erased_value, default=0.0)
     inplace: bool = False
 
     stage = Stage.ERASE
-    checks = arg.checks(
-        scale=arg.positive_range(1.0), ratio=arg.positive_range(1e4), value=_erased_value
-    )
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -462,8 +436,6 @@ class RandomErasing(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Fill windows; CHW in and out, any dtype. A window of no size erases nothing."""
-        from nvidia.dali import fn
-
         return fn.erase(images, axis_names="HW", fill_value=list(self.values), **inputs)
 
 
@@ -480,13 +452,12 @@ class Apply(ImageOperation):
     boxes and keypoints can't follow; False: it leaves them in place.
     """
 
-    fn: Callable[[Any, Any], Any]
-    draws: int = 1
+    fn: Callable[[Any, Any], Any] = argument(arg.function)
+    draws: int = argument(arg.whole_number(1, MAX_DRAWS), default=1)
     _: KW_ONLY
-    moves: bool = True
+    moves: bool = argument(arg.boolean, default=True)
 
     or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
-    checks = arg.checks(fn=arg.function, draws=arg.whole_number(1, MAX_DRAWS), moves=arg.boolean)
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
         """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""

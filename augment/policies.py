@@ -26,6 +26,7 @@ Differences of the pixels from torchvision's on Pillow images, in units of 0..25
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -34,6 +35,8 @@ import numpy as np
 
 from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
+from penstock.augment.argument_checks import argument
+from penstock.augment.dali_library import fn
 from penstock.augment.operation import (
     DType,
     ImageOperation,
@@ -49,107 +52,68 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Floats, Uniform
+    from penstock.augment.draw_keys import Floats, Ints, Uniform
+
+    Choice = tuple[Ints, Ints, Ints]
 
 LearntPolicy = Literal["imagenet", "cifar10", "svhn"]
 
-
-@dataclass(frozen=True, slots=True)
-class SpaceEntry:
-    """One operation that a policy chooses from.
-
-    low, high: its strength in the first and the last bin. signed: the strength is negated for half
-    of the samples. whole: the strength is rounded to a whole number.
-    """
-
-    kind: str
-    name: str
-    low: float = 0.0
-    high: float = 0.0
-    signed: bool = False
-    whole: bool = False
-
-    def strengths(self, count: int) -> Floats:
-        """Return the strengths of `count` evenly spaced bins, (bins, 2): positive, and negated if
-        it has a sign. It multiplies first, so that 32 * 15 / 30 is 16."""
-        value = self.low + (self.high - self.low) * np.arange(count) / (count - 1)
-        value = np.rint(value) if self.whole else value
-        return np.stack([value, -value if self.signed else value], axis=-1)
-
-
-_ENHANCE = {"Brightness": "brightness", "Color": "color", "Contrast": "contrast"}
-_ENHANCE |= {"Sharpness": "sharpness"}
+_TRANSLATE = 150 / 331  # share of the image's side, in AutoAugment and RandAugment
+_FIRST = {"Posterize": 8.0, "Solarize": 255.0}  # strengths without a sign, in the first bin
+_IDENTITY = 0  # its place in every space
 
 
 def _space(
     *, shear: float, across: float, down: float, angle: float, enhance: float, bits: int
-) -> tuple[SpaceEntry, ...]:
-    """Return the operations in torchvision's order, with these largest strengths.
+) -> dict[str, float]:
+    """Return the operations in torchvision's order with their strengths in the last bin.
 
-    across, down: translations in pixels. angle: degrees. bits: bits that posterize keeps in the
-    last bin.
+    across, down: translations in pixels. angle: degrees. bits: bits that posterize keeps.
     """
-    return (
-        SpaceEntry("identity", "Identity"),
-        SpaceEntry("affine", "ShearX", high=shear, signed=True),
-        SpaceEntry("affine", "ShearY", high=shear, signed=True),
-        SpaceEntry("affine", "TranslateX", high=across, signed=True),
-        SpaceEntry("affine", "TranslateY", high=down, signed=True),
-        SpaceEntry("affine", "Rotate", high=angle, signed=True),
-        *(SpaceEntry(kind, name, high=enhance, signed=True) for name, kind in _ENHANCE.items()),
-        SpaceEntry("posterize", "Posterize", low=8, high=bits, whole=True),
-        SpaceEntry("solarize", "Solarize", low=255),
-        SpaceEntry("autocontrast", "AutoContrast"),
-        SpaceEntry("equalize", "Equalize"),
-    )
+    moved = {"ShearX": shear, "ShearY": shear, "TranslateX": across, "TranslateY": down}
+    enhanced = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), enhance)
+    others = {"Posterize": bits, "Solarize": 0.0, "AutoContrast": 0.0, "Equalize": 0.0}
+    return {"Identity": 0.0, **moved, "Rotate": angle, **enhanced, **others}
 
 
-_TRANSLATE = 150 / 331  # share of the image's side, in AutoAugment and RandAugment
-_AUTO_BINS = 10
-_IDENTITY = 0  # its place in every space
+def strengths(name: str, last: float, bins: int) -> Floats:
+    """Return the strengths of an operation in evenly spaced bins, (bins, 2): positive, and negated
+    if it has a sign. last: in the last bin. It multiplies first, so that 32 * 15 / 30 is 16."""
+    first = _FIRST.get(name, 0.0)
+    value = first + (last - first) * np.arange(bins) / (bins - 1)
+    value = np.rint(value) if name == "Posterize" else value
+    return np.stack([value, value if name in _FIRST else -value], axis=-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyChoice:
-    """The choices of one round for each sample, shape (n,) each.
-
-    entry: index of the operation in the space. at: bin of the strength. negated: True if the
-    strength is negated, if it has a sign.
-    """
-
-    entry: NDArray[np.int64]
-    at: NDArray[np.int64]
-    negated: NDArray[np.bool_]
+def _kind(name: str) -> str:
+    """Return the kind of an operation of a space. An inversion is a solarization from 0 on."""
+    if name.startswith(("Shear", "Translate", "Rotate")):
+        return "affine"
+    return "solarize" if name == "Invert" else name.lower()
 
 
-class Policy(ImageOperation):
-    """Base class of learnt policies. rounds: operations that each sample gets, one after the
-    other. bins: strengths of an operation."""
+class Policy(ImageOperation, ABC):
+    """Base class of learnt policies. num_ops: operations that each sample gets, one after the
+    other. num_magnitude_bins: strengths of an operation."""
 
     __slots__ = ()
 
     moves = True
+    num_ops: int = 1
+    num_magnitude_bins: int
     interpolation: str
     fill: Any
 
-    @property
-    def rounds(self) -> int:
-        """The number of operations that each sample gets, one after the other."""
-        return 1
-
-    @property
-    def bins(self) -> int:
-        """The number of strengths of an operation."""
-        raise NotImplementedError
-
-    def space(self, height: int, width: int) -> tuple[SpaceEntry, ...]:
-        """Return the operations that it chooses from, for images of this size."""
+    def space(self, height: int, width: int) -> dict[str, float]:
+        """Return the operations that it chooses from, for images of this size, with their strengths
+        in the last bin."""
         across, down = _TRANSLATE * width, _TRANSLATE * height
         return _space(shear=0.3, across=across, down=down, angle=30, enhance=0.9, bits=4)
 
-    def choose(self, uniform: Uniform, shape: ImageShape, /) -> list[PolicyChoice]:
-        """Choose each sample's operation in each round."""
-        raise NotImplementedError
+    @abstractmethod
+    def choose(self, uniform: Uniform, shape: ImageShape, /) -> list[Choice]:
+        """Choose for each round each sample's operation, its place in the space; the bin of the
+        strength; and 1 to negate it, if it has a sign. Shape (n,) each."""
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
         """Raise RecipeError for grey images."""
@@ -160,16 +124,15 @@ class Policy(ImageOperation):
         input pixels, matrixK, (2, 3); and its value, valueK (see `_VALUES`)."""
         table = tabulate(self, shape.height, shape.width)
         values: Values = {}
-        for number, choice in enumerate(self.choose(uniform, shape)):
-            cell = choice.entry, choice.at, choice.negated.astype(np.int64)
-            values[f"kind{number}"] = table.kind[choice.entry]
+        for number, cell in enumerate(self.choose(uniform, shape)):
+            values[f"kind{number}"] = table.kind[cell[0]]
             values[f"matrix{number}"] = table.matrix[cell]
             values[f"value{number}"] = table.value[cell]
         return values
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Apply each round's operations."""
-        for number in range(self.rounds):
+        for number in range(self.num_ops):
             given = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
             images = self._split({"images": images, **given}, 0, len(KINDS))
         return images
@@ -187,15 +150,9 @@ class Policy(ImageOperation):
         )
 
 
-def _fn() -> Any:
-    from nvidia.dali import fn
-
-    return fn
-
-
 def _affine(images: Any, matrix: Any, _value: Any, fill: float) -> Any:
     kind = nodes.interpolation_type("nearest")
-    return _fn().warp_affine(images, matrix=matrix, fill_value=fill, interp_type=kind)
+    return fn.warp_affine(images, matrix=matrix, fill_value=fill, interp_type=kind)
 
 
 def _sharpness(images: Any, _matrix: Any, factor: Any, _fill: float) -> Any:
@@ -203,27 +160,37 @@ def _sharpness(images: Any, _matrix: Any, factor: Any, _fill: float) -> Any:
     # From numbers, since an array has the batch size, and this is a part of the batch.
     around = (1 - factor) / 13.0
     middle = factor + 5 * around
-    kernel = _fn().stack(*[around] * 4, middle, *[around] * 4)
-    kernel = nodes.on_device_of(images, _fn().reshape(kernel, shape=[3, 3]))
-    return _fn().filter(images, kernel)
+    kernel = fn.stack(*[around] * 4, middle, *[around] * 4)
+    kernel = nodes.on_device_of(images, fn.reshape(kernel, shape=[3, 3]))
+    return fn.filter(images, kernel)
 
 
 _NODES: dict[str, Callable[[Any, Any, Any, float], Any]] = {
     "identity": lambda x, *_: x,
     "affine": _affine,
-    "brightness": lambda x, _, value, __: _fn().brightness_contrast(x, brightness=value),
+    "brightness": lambda x, _, value, __: fn.brightness_contrast(x, brightness=value),
     "contrast": lambda x, _, value, __: nodes.contrast(x, value, nodes.luma(x)),
-    "color": lambda x, _, value, __: _fn().saturation(x, saturation=value),
+    "color": lambda x, _, value, __: fn.saturation(x, saturation=value),
     "sharpness": _sharpness,
     "posterize": lambda x, _, value, __: x & nodes.level(x, value),
     "solarize": lambda x, _, value, __: nodes.solarize(x, nodes.level(x, value)),
     "autocontrast": lambda x, *_: nodes.autocontrast(x),
-    "equalize": lambda x, *_: _fn().equalize(x),
+    "equalize": lambda x, *_: fn.equalize(x),
 }
 
 KINDS = tuple(_NODES)
-"""The kinds of pixel operations. Shears, translations and rotations are "affine"; an inversion is a
-solarization from 0 on."""
+"""The kinds of pixel operations. Shears, translations and rotations are "affine"."""
+
+_VALUES: Mapping[str, Callable[[Floats], Floats]] = {
+    # Factors of torchvision's adjust_* functions: 1 leaves the image as it is.
+    **dict.fromkeys(
+        ("brightness", "contrast", "color", "sharpness"), lambda strength: 1 + strength
+    ),
+    # The mask that keeps the upper bits.
+    "posterize": lambda bits: 256 - 2.0 ** (8 - bits),
+    # Values of at least the threshold are inverted, so it is rounded up.
+    "solarize": np.ceil,
+}
 
 _NEAREST = arg.one_of("nearest")
 _BINS = arg.whole_number(2, 1000)
@@ -238,15 +205,11 @@ class RandAugment(Policy):
     `RandomRotation`.
     """
 
-    num_ops: int = 2
+    num_ops: int = argument(arg.whole_number(1, 16), default=2)
     magnitude: int = 9
-    num_magnitude_bins: int = 31
-    interpolation: str = "nearest"
+    num_magnitude_bins: int = argument(_BINS, default=31)
+    interpolation: str = argument(_NEAREST, default="nearest")
     fill: float | None = None
-
-    checks = arg.checks(
-        num_ops=arg.whole_number(1, 16), num_magnitude_bins=_BINS, interpolation=_NEAREST
-    )
 
     def __post_init__(self) -> None:
         Policy.__post_init__(self)
@@ -254,21 +217,13 @@ class RandAugment(Policy):
         magnitude = within("RandAugment(magnitude=...)", self.magnitude)
         object.__setattr__(self, "magnitude", magnitude)
 
-    @property
-    def rounds(self) -> int:
-        return self.num_ops
-
-    @property
-    def bins(self) -> int:
-        return self.num_magnitude_bins
-
-    def choose(self, uniform: Uniform, shape: ImageShape) -> list[PolicyChoice]:
+    def choose(self, uniform: Uniform, shape: ImageShape) -> list[Choice]:
         """Choose an operation and a sign for each round."""
         count = len(self.space(shape.height, shape.width))
         draws = uniform(2 * self.num_ops)
         at = np.full(draws.shape[1], self.magnitude)
         return [
-            PolicyChoice(entry=_pick(which, count), at=at, negated=sign < 0.5)
+            (_pick(which, count), at, (sign < 0.5).astype(np.int64))
             for which, sign in zip(draws[::2], draws[1::2], strict=True)
         ]
 
@@ -281,24 +236,18 @@ class TrivialAugmentWide(Policy):
     interpolation, fill: as in `RandAugment`.
     """
 
-    num_magnitude_bins: int = 31
-    interpolation: str = "nearest"
+    num_magnitude_bins: int = argument(_BINS, default=31)
+    interpolation: str = argument(_NEAREST, default="nearest")
     fill: float | None = None
 
-    checks = arg.checks(num_magnitude_bins=_BINS, interpolation=_NEAREST)
-
-    @property
-    def bins(self) -> int:
-        return self.num_magnitude_bins
-
-    def space(self, _height: int, _width: int) -> tuple[SpaceEntry, ...]:
+    def space(self, _height: int, _width: int) -> dict[str, float]:
         return _space(shear=0.99, across=32, down=32, angle=135, enhance=0.99, bits=2)
 
-    def choose(self, uniform: Uniform, shape: ImageShape) -> list[PolicyChoice]:
+    def choose(self, uniform: Uniform, shape: ImageShape) -> list[Choice]:
         """Choose an operation, a bin and a sign."""
         which, at, sign = uniform(3)
         entry = _pick(which, len(self.space(shape.height, shape.width)))
-        return [PolicyChoice(entry=entry, at=_pick(at, self.bins), negated=sign < 0.5)]
+        return [(entry, _pick(at, self.num_magnitude_bins), (sign < 0.5).astype(np.int64))]
 
 
 @operation
@@ -309,49 +258,39 @@ class AutoAugment(Policy):
     policy: the dataset on which it was learnt. interpolation, fill: as in `RandAugment`.
     """
 
-    policy: LearntPolicy = "imagenet"
-    interpolation: str = "nearest"
+    policy: LearntPolicy = argument(arg.one_of(*get_args(LearntPolicy)), default="imagenet")
+    interpolation: str = argument(_NEAREST, default="nearest")
     fill: float | None = None
 
-    checks = arg.checks(policy=arg.one_of(*get_args(LearntPolicy)), interpolation=_NEAREST)
+    num_ops = 2
+    num_magnitude_bins = 10
 
-    @property
-    def rounds(self) -> int:
-        return 2
+    def space(self, height: int, width: int) -> dict[str, float]:
+        return Policy.space(self, height, width) | {"Invert": 0.0}
 
-    @property
-    def bins(self) -> int:
-        return _AUTO_BINS
-
-    def space(self, height: int, width: int) -> tuple[SpaceEntry, ...]:
-        return (*Policy.space(self, height, width), SpaceEntry("solarize", "Invert"))
-
-    def choose(self, uniform: Uniform, _shape: ImageShape) -> list[PolicyChoice]:
+    def choose(self, uniform: Uniform, _shape: ImageShape) -> list[Choice]:
         """Choose a pair, and for each round by its probability if it happens, and a sign."""
-        entry, probability, at = _learnt_table(self)
-        pair, *rest = uniform(1 + 2 * self.rounds)
-        number = _pick(pair, len(entry))
-        return [
-            PolicyChoice(
-                entry=np.where(happens < probability[number, k], entry[number, k], _IDENTITY),
-                at=at[number, k],
-                negated=sign < 0.5,
-            )
-            for k, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True))
-        ]
+        rules = _learnt_rules(self)
+        pair, *rest = uniform(1 + 2 * self.num_ops)
+        chosen = rules[_pick(pair, len(rules))]
+        found = []
+        for number, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True)):
+            entry, probability, at = chosen[:, number].T
+            entry = np.where(happens < probability, entry, _IDENTITY).astype(np.int64)
+            found.append((entry, at.astype(np.int64), (sign < 0.5).astype(np.int64)))
+        return found
 
 
 @lru_cache(maxsize=8)
-def _learnt_table(op: AutoAugment) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
-    """Return index in the space, probability and bin, shape (pairs, 2) each."""
-    place = {entry.name: number for number, entry in enumerate(op.space(1, 1))}
+def _learnt_rules(op: AutoAugment) -> Floats:
+    """Return place in the space, probability and bin of both operations of each pair, (pairs, 2,
+    3)."""
+    places = [*op.space(1, 1)]
     pairs = learnt_pairs(op.policy)
-    entry = np.array([[place[name] for name, _, _ in pair] for pair in pairs])
-    probability = np.array([[share for _, share, _ in pair] for pair in pairs])
-    return entry, probability, np.array([[at for _, _, at in pair] for pair in pairs])
+    return np.array([[(places.index(name), *rest) for name, *rest in pair] for pair in pairs])
 
 
-def _pick(draws: Floats, count: int) -> NDArray[np.int64]:
+def _pick(draws: Floats, count: int) -> Ints:
     return (draws * count).astype(np.int64)
 
 
@@ -426,26 +365,16 @@ class PolicyTable:
 @lru_cache(maxsize=32)
 def tabulate(op: Policy, height: int, width: int) -> PolicyTable:
     """Return a policy's table for images of this size."""
-    entries = op.space(height, width)
-    pairs = [(entry, entry.strengths(op.bins)) for entry in entries]
-    matrix = [_matrices(entry.name, strength, height, width) for entry, strength in pairs]
+    space, bins = op.space(height, width), op.num_magnitude_bins
+    given = [(name, _kind(name), strengths(name, last, bins)) for name, last in space.items()]
+    matrix = [_matrices(name, strength, height, width) for name, _, strength in given]
+    values = [_VALUES.get(kind, np.zeros_like)(strength) for _, kind, strength in given]
     return PolicyTable(
-        kind=np.array([KINDS.index(entry.kind) for entry in entries], np.int32),
-        strength=np.array([strength for _, strength in pairs]),
-        value=np.array([_VALUES[entry.kind](strength) for entry, strength in pairs], np.float32),
+        kind=np.array([KINDS.index(kind) for _, kind, _ in given], np.int32),
+        strength=np.array([strength for _, _, strength in given]),
+        value=np.array(values, np.float32),
         matrix=np.array(matrix)[..., :2, :].astype(np.float32),
     )
-
-
-_VALUES: Mapping[str, Callable[[Floats], Floats]] = {
-    **dict.fromkeys(KINDS, np.zeros_like),
-    # Factors of torchvision's adjust_* functions: 1 leaves the image as it is.
-    **dict.fromkeys(_ENHANCE.values(), lambda strength: 1 + strength),
-    # The mask that keeps the upper bits.
-    "posterize": lambda bits: 256 - 2.0 ** (8 - bits),
-    # Values of at least the threshold are inverted, so it is rounded up.
-    "solarize": np.ceil,
-}
 
 
 def _matrices(name: str, strength: Floats, height: int, width: int) -> Floats:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from penstock.augment.dali_library import fn
 from penstock.augment.dali_nodes import as_input, foreign_node, if_else
 from penstock.augment.draw_keys import Uniform
 from penstock.augment.geometric_operations import (
@@ -51,17 +52,14 @@ from penstock.readers import ANY_SIZE, ImageRange
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.augment.draw_keys import Bools, Ints
     from penstock.augment.image_moves import ImageMove
 
 Recipe = Sequence[Operation]
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A window or a flip by the operation at `index` of the recipe."""
-
-    index: int
-    op: GeometricOperation
+PlacedWindow = tuple[int, GeometricOperation]
+"""A window or a flip, with its place in the recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +72,24 @@ class GeometryStage:
     any; the window that `before` shows is then padded before it is resized.
     """
 
-    before: tuple[Window, ...] = ()
+    before: tuple[PlacedWindow, ...] = ()
     size: Size | None = None
     antialias: Antialias = True
-    after: tuple[Window, ...] = ()
+    after: tuple[PlacedWindow, ...] = ()
     out: tuple[int, int] | None = None
     padding: FixedCrop | None = None
 
     @property
     def crops_before(self) -> bool:
         """True if a window crops its input."""
-        return any(window.op.crops for window in self.before)
+        return any(op.crops for _, op in self.before)
 
     @property
     def crops_after(self) -> bool:
         """True if it resizes only a region of its input."""
-        return any(window.op.crops for window in self.after)
+        return any(op.crops for _, op in self.after)
 
-    def with_window(self, window: Window, out: tuple[int, int] | None) -> GeometryStage:
+    def with_window(self, window: PlacedWindow, out: tuple[int, int] | None) -> GeometryStage:
         """Return the stage with another window. out: as in the stage."""
         if self.size is None:
             return replace(self, before=(*self.before, window), out=out)
@@ -116,7 +114,7 @@ def plan_geometries(
             last = replace(last, padding=op)
         sizes = op.sizes(sizes)
         if op.crops or isinstance(op, FlipOperation):
-            last = last.with_window(Window(index, op), None if op.resize else sizes.fixed)
+            last = last.with_window((index, op), None if op.resize else sizes.fixed)
         if op.resize is not None:
             if last.size is not None:
                 stages.append(last)
@@ -126,10 +124,6 @@ def plan_geometries(
     return (*stages, last), sizes
 
 
-Flipped = tuple["NDArray[np.bool_]", "NDArray[np.bool_] | None"]
-"""True for samples that the windows flip left to right, and upside down (None: none of them)."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlacedOperation:
     """An operation on pixels at place `index` of the recipe."""
@@ -137,9 +131,9 @@ class PlacedOperation:
     index: int
     op: ImageOperation
 
-    def values(self, base: NDArray[np.uint64], shape: ImageShape, _flipped: Flipped) -> Values:
-        """Return its argument inputs by name, C-contiguous. base: from `draw_base`. flipped: by the
-        windows."""
+    def values(self, base: NDArray[np.uint64], shape: ImageShape, _flips: Bools) -> Values:
+        """Return its argument inputs by name, C-contiguous. base: from `draw_base`. flips: by the
+        windows, upside down and left to right, (2, n)."""
         drawn = self.op.draw(Uniform(base, self.index), shape)
         return {f"{self._prefix}{name}": as_input(each) for name, each in drawn.items()}
 
@@ -158,12 +152,13 @@ class PlacedOperation:
         own["images"] = images
         return changed(own) if on is None else if_else(own, on, changed, lambda x: x["images"])
 
-    def moves(self, values: Values, shape: ImageShape, _flipped: Flipped) -> list[ImageMove]:
+    def moves(self, values: Values, shape: ImageShape, _flips: Bools) -> list[ImageMove]:
         """Return how it moves pixels by these argument inputs of the graph."""
-        if not self.op.has_geometry:
-            return []
         own = self._own(values)
-        matrix = self.op.geometry(own, shape).astype(np.float64)
+        matrix = self.op.geometry(own, shape)
+        if matrix is None:
+            return []
+        matrix = matrix.astype(np.float64)
         if "on" in own:
             matrix = np.where(own["on"][:, None, None], matrix, np.eye(3))
         return [WarpMove(size=_sides(shape, len(matrix)), matrix=matrix, fill=self.op.mask_fill)]
@@ -181,47 +176,41 @@ class PlacedOperation:
 class Mirror:
     """Flips that are done as one, in this place.
 
-    name: of its argument input. flips: places and operations. windows: True if it includes the
-    flips among the windows. vertical: flip upside down, not left to right.
+    name: of its argument input. axis: as in `FlipOperation`. own: places and operations. windows:
+    True if it includes the flips among the windows.
     """
 
     name: str
-    flips: tuple[tuple[int, FlipOperation], ...]
+    axis: Literal[0, 1]
+    own: tuple[tuple[int, FlipOperation], ...]
     windows: bool
-    vertical: bool = False
 
-    def values(self, base: NDArray[np.uint64], _shape: ImageShape, flipped: Flipped) -> Values:
+    def values(self, base: NDArray[np.uint64], _shape: ImageShape, flips: Bools) -> Values:
         """Return its argument input, as `PlacedOperation.values`."""
-        flip = self._by_windows(flipped)
-        for index, op in self.flips:
+        flip = flips[self.axis] & self.windows
+        for index, op in self.own:
             flip = flip ^ op.on(Uniform(base, index))
         return {self.name: flip.astype(np.int32)}
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Return the flipped images."""
-        from nvidia.dali import fn
-
         mirror = inputs[self.name]
-        horizontal, vertical = (0, mirror) if self.vertical else (mirror, 0)
+        horizontal, vertical = (mirror, 0) if self.axis else (0, mirror)
         return fn.flip(images, horizontal=horizontal, vertical=vertical)
 
-    def moves(self, values: Values, shape: ImageShape, flipped: Flipped) -> list[ImageMove]:
+    def moves(self, values: Values, shape: ImageShape, flips: Bools) -> list[ImageMove]:
         """Return its own flips, without those of the windows."""
-        if not self.flips:
+        if not self.own:
             return []
-        on = values[self.name].astype(np.bool_) ^ self._by_windows(flipped)
-        return [FlipMove(size=_sides(shape, len(on)), on=on, vertical=self.vertical)]
-
-    def _by_windows(self, flipped: Flipped) -> NDArray[np.bool_]:
-        found = flipped[self.vertical] if self.windows else None
-        return np.zeros_like(flipped[0]) if found is None else found
+        on = values[self.name].astype(np.bool_) ^ (flips[self.axis] & self.windows)
+        return [FlipMove(size=_sides(shape, len(on)), on=on, axis=self.axis)]
 
 
 Step = PlacedOperation | Mirror
 
 
-def _sides(shape: ImageShape, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return np.full(count, shape.height), np.full(count, shape.width)
+def _sides(shape: ImageShape, count: int) -> Ints:
+    return np.repeat([[shape.height], [shape.width]], count, axis=1)
 
 
 def place_mirrors(
@@ -232,23 +221,23 @@ def place_mirrors(
 
     windows: the operations before them.
     """
-    vertical = {op.is_vertical for op in windows if isinstance(op, FlipOperation)}
-    placed: list[Step] = [Mirror("upend", (), True, vertical=True)] if True in vertical else []
+    axes = {op.axis for op in windows if isinstance(op, FlipOperation)}
+    placed: list[Step] = [Mirror("upend", 0, (), True)] if 0 in axes else []
     waiting: list[tuple[int, FlipOperation]] = []
-    by_windows = False in vertical
+    by_windows = 1 in axes
     for index, op in operations:
         if isinstance(op, FlipOperation):
-            if op.is_vertical:
-                placed.append(Mirror(f"upend{index}", ((index, op),), False, vertical=True))
+            if op.axis == 0:
+                placed.append(Mirror(f"upend{index}", 0, ((index, op),), False))
             else:
                 waiting.append((index, op))
             continue
         assert isinstance(op, ImageOperation)
         if not op.commutes_with_flips and (waiting or by_windows):
-            placed.append(Mirror(f"mirror{index}", tuple(waiting), by_windows))
+            placed.append(Mirror(f"mirror{index}", 1, tuple(waiting), by_windows))
             waiting, by_windows = [], False
         placed.append(PlacedOperation(index, op))
-    last = Mirror("mirror", tuple(waiting), by_windows) if waiting or by_windows else None
+    last = Mirror("mirror", 1, tuple(waiting), by_windows) if waiting or by_windows else None
     return tuple(placed), last
 
 
@@ -288,11 +277,6 @@ class CheckedRecipe:
         return (*self.pixels, *((self.mirror,) if self.mirror else ()), *self.erasing)
 
     @property
-    def flips(self) -> bool:
-        """True if a sample may be mirrored."""
-        return any(isinstance(op, FlipOperation) for op in self.ops)
-
-    @property
     def random(self) -> bool:
         """True if a sample's view differs from epoch to epoch."""
         return any(op.is_random for op in self.ops)
@@ -324,7 +308,7 @@ def check_recipe(
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, out = plan_geometries(geometric, images)
     if out.fixed is None:
-        raise RecipeError(_no_size(ops, images, out, field))
+        raise RecipeError(_no_size(images, out, field))
     pixels, mirror = place_mirrors([op for _, op in geometric], stages[Stage.PIXELS])
     normalize = next((op for _, op in stages[Stage.NORMALIZE]), None)
     to = next((op for _, op in stages[Stage.CAST]), None)
@@ -346,22 +330,18 @@ def check_recipe(
     return checked
 
 
-def _no_size(
-    ops: Sequence[Operation], images: ImageRange, out: ImageRange, field: str | None
-) -> str:
+def _no_size(images: ImageRange, out: ImageRange, field: str | None) -> str:
     """Return the message for images that have no common size in the end."""
-    what = "The recipe makes images"
-    if len(ops) == 1:
-        what = "The images are" if field is None else f'The images of "{field}" are'
     found = (
-        f"{what} of sizes that aren't known before they are read: the format, or the torch "
-        "dataset, doesn't list them"
+        "of sizes that aren't known before they are read: the format, or the torch dataset, "
+        "doesn't list them"
         if images == ANY_SIZE
-        else f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
+        else f"of different sizes: heights {out.min_height} to {out.max_height}, widths "
         f"{out.min_width} to {out.max_width}"
     )
+    of = "" if field is None else f' of "{field}"'
     return (
-        f"{found}. A batch needs one size: in augment=, add "
+        f"The images{of} are {found}. A batch needs one size: in augment=, add "
         "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
     )
 
@@ -413,19 +393,14 @@ def _by_stage(
             assert isinstance(op, FieldOperation)
             final = op if op.needs_final_boxes else final
             continue
-        if index and stage is Stage.DECODE:
-            got = f"{op}, twice" if ops[0] == op else f"{ops[0]} and {op}"
-            raise RecipeError(
-                f"Decode belongs once, at the front of a recipe; got {got}. Keep one."
-            )
+        if stages[Stage.PIXELS] and isinstance(op, FlipOperation):
+            stage = Stage.PIXELS
+        for later in (each for k in Stage if k > stage for _, each in stages[k]):
+            raise RecipeError(f"{op} comes after {later}. {ORDER}.")
         same = [each for _, each in stages[stage] if type(each) is type(op)]
         if same and op.is_single:
             name = type(op).__name__
             raise RecipeError(f"Two {name} in one recipe ({same[0]}, {op}): keep one.")
-        if stages[Stage.PIXELS] and isinstance(op, FlipOperation):
-            stage = Stage.PIXELS
-        if late := next((each for k in Stage if k > stage for _, each in stages[k]), None):
-            raise RecipeError(f"{op} comes after {late}. {ORDER}.")
         if final is not None and op.moves_pixels:
             raise RecipeError(
                 f"{op} comes after {final}, which checks the final boxes: put that after all "

@@ -45,9 +45,9 @@ def main() -> int:
     request = json.loads(sys.stdin.read())
     sys.path[:] = request["path"]
     import numpy
-    from nvidia.dali import fn, math, types
+    from nvidia.dali import math
 
-    from penstock.augment.dali_library import new_pipeline
+    from penstock.augment.dali_library import fn, new_pipeline, types
     from penstock.augment.dali_nodes import source
 
     device_id, encoded = request["device_id"], images()

@@ -12,8 +12,9 @@ their sum, as in torchvision, torch's `interpolate` and Pillow's BILINEAR. DALI'
 `fn.resize(interp_type=INTERP_LINEAR)` repeats the edge pixel instead, which gives the outermost
 pixels of an image or a window other values. Sums are float32, the tables float64.
 
-The functions that DALI's threads call have the arguments of its NumbaFunction: addresses of arrays
-of addresses. The inputs in their order: image (uint8, HWC); low and high, the region of the image
+The functions that DALI's threads call have the arguments of its NumbaFunction, four for outputs and
+four for inputs: addresses of their arrays, of their shapes and of their dimensions, and their
+number. The inputs in their order: image (uint8, HWC); low and high, the region of the image
 to resize (float32, (y, x) in pixels; high of 0: the full image); filtered (bool): antialias; mirror
 (int32); like: float32 of the output's shape, whose first values are, for each channel, the factor
 and the summand that normalise it.
@@ -197,80 +198,56 @@ def _resample(
 
 
 @njit
-def _image(address: Any, shape: Any) -> Any:
-    dims = _words(shape, 3)
-    return carray(_pointer(address), (dims[0], dims[1], dims[2]), np.uint8)
+def _image(given: Any, shapes: Any, ins: Any) -> Any:
+    """Return the first input, uint8 HWC."""
+    dims = _words(_words(shapes, ins)[0], 3)
+    return carray(_pointer(_words(given, ins)[0]), (dims[0], dims[1], dims[2]), np.uint8)
 
 
 @njit
-def _region(low: Any, high: Any, image: Any) -> Any:
-    """Return (low y, low x, high y, high x), float64."""
-    start = carray(_pointer(low), 2, np.float32)
-    end = carray(_pointer(high), 2, np.float32)
+def _arguments(given: Any, shapes: Any, ins: Any) -> Any:
+    """Return the image, the region as (low y, low x, high y, high x), float64, antialias, mirror,
+    the shape of the output, and the address of the last input."""
+    places = _words(given, ins)
+    image = _image(given, shapes, ins)
+    start = carray(_pointer(places[1]), 2, np.float32)
+    end = carray(_pointer(places[2]), 2, np.float32)
     region = np.empty(4)
     for k in range(2):
         region[k] = start[k]
         region[k + 2] = end[k] if end[k] > 0 else image.shape[k]
-    return region
+    filtered = carray(_pointer(places[3]), 1, np.uint8)[0] != 0
+    mirror = carray(_pointer(places[4]), 1, np.int32)[0] != 0
+    dims = _words(_words(shapes, ins)[_LIKE], 3)
+    return image, region, filtered, mirror, (dims[0], dims[1], dims[2]), places[_LIKE]
 
 
 @_compiled(_RUN)
 def to_planes(
-    out_addresses: Any,
-    out_shapes: Any,
-    out_ndims: Any,
-    outs: Any,
-    in_addresses: Any,
-    in_shapes: Any,
-    in_ndims: Any,
-    ins: Any,
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
 ) -> None:
     """Turn one sample into float32 CHW, normalised."""
-    given, shapes = _words(in_addresses, ins), _words(in_shapes, ins)
-    dims = _words(shapes[_LIKE], 3)
-    size = (dims[0], dims[1], dims[2])
-    planes = carray(_pointer(_words(out_addresses, outs)[0]), size, np.float32)
-    image = _image(given[0], shapes[0])
-    region = _region(given[1], given[2], image)
-    filtered = carray(_pointer(given[3]), 1, np.uint8)[0] != 0
-    mirror = carray(_pointer(given[4]), 1, np.int32)[0] != 0
-    norm = carray(_pointer(given[_LIKE]), (dims[0], 2), np.float32)
+    image, region, filtered, mirror, shape, like = _arguments(given, shapes, ins)
+    planes = carray(_pointer(_words(out, outs)[0]), shape, np.float32)
+    norm = carray(_pointer(like), (shape[0], 2), np.float32)
     _resample(image, region, filtered, mirror, planes, np.empty((0, 0), np.uint8), norm)
 
 
 @_compiled(_RUN)
 def to_pixels(
-    out_addresses: Any,
-    out_shapes: Any,
-    out_ndims: Any,
-    outs: Any,
-    in_addresses: Any,
-    in_shapes: Any,
-    in_ndims: Any,
-    ins: Any,
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
 ) -> None:
     """Turn one sample into uint8 HWC."""
-    given, shapes = _words(in_addresses, ins), _words(in_shapes, ins)
-    dims = _words(shapes[_LIKE], 3)
-    size = (dims[0], dims[1] * dims[2])
-    pixels = carray(_pointer(_words(out_addresses, outs)[0]), size, np.uint8)
-    image = _image(given[0], shapes[0])
-    region = _region(given[1], given[2], image)
-    filtered = carray(_pointer(given[3]), 1, np.uint8)[0] != 0
-    mirror = carray(_pointer(given[4]), 1, np.int32)[0] != 0
+    image, region, filtered, mirror, shape, _ = _arguments(given, shapes, ins)
+    size = (shape[0], shape[1] * shape[2])
+    pixels = carray(_pointer(_words(out, outs)[0]), size, np.uint8)
     none = np.empty((0, 0, 0), np.float32)
     _resample(image, region, filtered, mirror, none, pixels, np.empty((0, 2), np.float32))
 
 
 @_compiled(_SETUP)
 def shape_like(
-    out_shapes: Any,
-    out_ndims: Any,
-    outs: Any,
-    in_shapes: Any,
-    in_ndims: Any,
-    ins: Any,
-    samples: Any,
+    out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
 ) -> None:
     """Set the shape of each sample's output to that of its last input."""
     shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
@@ -282,18 +259,11 @@ def shape_like(
 
 @_compiled(_RUN)
 def equalize(
-    out_addresses: Any,
-    out_shapes: Any,
-    out_ndims: Any,
-    outs: Any,
-    in_addresses: Any,
-    in_shapes: Any,
-    in_ndims: Any,
-    ins: Any,
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
 ) -> None:
     """Equalize the histogram of each channel of one sample, uint8 HWC, as Pillow does."""
-    image = _image(_words(in_addresses, ins)[0], _words(in_shapes, ins)[0])
-    out = carray(_pointer(_words(out_addresses, outs)[0]), image.shape, np.uint8)
+    image = _image(given, shapes, ins)
+    equal = carray(_pointer(_words(out, outs)[0]), image.shape, np.uint8)
     for channel in range(image.shape[2]):
         counts = np.zeros(256, np.int64)
         for pixel in image[:, :, channel].flat:
@@ -306,4 +276,4 @@ def equalize(
             below += counts[level]
         for y in range(image.shape[0]):
             for x in range(image.shape[1]):
-                out[y, x, channel] = table[image[y, x, channel]]
+                equal[y, x, channel] = table[image[y, x, channel]]

@@ -13,8 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.augment.dali_library import fn, types
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
 _LOG = logging.getLogger("penstock")
 
@@ -54,58 +58,39 @@ def is_compiled() -> bool:
 
 
 def fits_planes(shape: tuple[int, int, int]) -> bool:
-    """Return True if `resize_to_planes` supports this shape: an input of the output's shape holds
-    the factors and summands of all channels."""
+    """Return True if `planes_like` supports this shape: an input of the output's shape holds the
+    factors and summands of all channels."""
     return shape[1] * shape[2] >= 2
 
 
-def resize_to_planes(
-    images: Any,
-    shape: tuple[int, int, int],
-    *,
-    region: tuple[Any, Any] | None,
-    filtered: Any,
-    mirror: Any,
-    scaling: tuple[Sequence[float], Sequence[float]] | None,
-) -> Any:
-    """Resize, mirror and normalise images to `shape` (channels, height, width), float32.
-
-    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
-    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None. scaling: mean
-    and standard deviation by channel in units of 0..1, or None.
-    """
+def planes_like(
+    shape: tuple[int, int, int], scaling: tuple[Sequence[float], Sequence[float]] | None
+) -> NDArray[np.float32]:
+    """Return the array that makes `resize` return normalised planes. shape: channels, height,
+    width. scaling: mean and standard deviation by channel in units of 0..1, or None."""
     like = np.zeros(shape, np.float32)
     norm = np.array([[1.0, 0.0]] * shape[0])
     if scaling is not None:  # pixels come as 0..255
         mean, std = np.array(scaling)
         norm = np.stack([1 / (255 * std), -mean / std], axis=1)
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
-    return _resample("to_planes", images, like, region=region, filtered=filtered, mirror=mirror)
+    return like
 
 
-def resize_to_pixels(
-    images: Any, shape: tuple[int, int, int], *, region: tuple[Any, Any] | None, filtered: Any
+def resize(
+    images: Any,
+    like: NDArray[Any],
+    *,
+    region: tuple[Any, Any] | None,
+    filtered: Any,
+    mirror: Any = None,
 ) -> Any:
-    """Resize images to `shape` (height, width, channels), uint8, rounded half up. Arguments: as in
-    `resize_to_planes`."""
-    from nvidia.dali import fn
+    """Resize and mirror images to the shape and dtype of `like`: float32 planes (`planes_like`), or
+    pixels, uint8, HWC, rounded half up.
 
-    like = np.zeros(shape, np.uint8)
-    resized = _resample("to_pixels", images, like, region=region, filtered=filtered, mirror=None)
-    return fn.reshape(resized, layout="HWC")
-
-
-def equalize(images: Any) -> Any:
-    """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
-    from nvidia.dali import fn, types
-
-    return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
-
-
-def _resample(
-    name: str, images: Any, like: Any, *, region: tuple[Any, Any] | None, filtered: Any, mirror: Any
-) -> Any:
-    from nvidia.dali import types
+    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
+    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
+    """
 
     def constant(value: Any, **kind: Any) -> Any:
         return types.Constant(value, device="cpu", **kind)
@@ -116,10 +101,15 @@ def _resample(
         filtered = constant(filtered, dtype=types.BOOL)
     if mirror is None:
         mirror = constant(0, dtype=types.INT32)
-    out = types.UINT8 if like.dtype == np.uint8 else types.FLOAT
+    name, out = ("to_pixels", types.UINT8) if like.dtype == np.uint8 else ("to_planes", types.FLOAT)
     kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out]
     given = images, low, high, filtered, mirror, constant(like)
     return _run(name, out, kinds, [3, 1, 1, 0, 0, 3], *given)
+
+
+def equalize(images: Any) -> Any:
+    """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
+    return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
 
 
 def _run(name: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any) -> Any:

@@ -41,22 +41,19 @@ class FullImageDecoder:
         device_id: int | None = None,
         deterministic: bool = False,
     ) -> None:
-        on, number = checked_device(device, device_id)
-        self._plan = GraphPlan(
+        number = checked_device(device, device_id)
+        plan = GraphPlan(
             recipe=recipe,
-            device=on,
-            device_id=number,
             batch_size=RUN_SAMPLES,
             threads=threads,
+            device_id=number,
             deterministic=deterministic,
-            check_headers=False,
-            constant=False,
         )
         self.pipeline = EncodedPipeline(
-            lambda encoded: [decoded(self._plan, encoded)],
+            lambda encoded: [decoded(plan, encoded)],
             batch_size=RUN_SAMPLES,
             threads=threads,
-            device_id=self._plan.device_id,
+            device_id=number,
         )
 
     def __call__(

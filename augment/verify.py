@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs
+from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs, fn, types
 from penstock.augment.dali_nodes import source
 from penstock.augment.decode_failures import failing_rows
 from penstock.augment.image_checks import Header, capped_header, needs_pillow_check, pillow_refusal
@@ -158,8 +158,6 @@ def verify_images(
 
 def _shapes(encoded: Any, *, windows: bool) -> list[Any]:
     """Return the node of the shapes of decoded pixels."""
-    from nvidia.dali import fn, types
-
     # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
     options = {"output_type": types.RGB, "adjust_orientation": True}
     if not windows:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.augment import argument_checks as arg
+from penstock.augment.argument_checks import argument
+from penstock.augment.dali_library import fn
 from penstock.augment.dali_nodes import interpolation_type, warp
 from penstock.augment.operation import ImageOperation, ImageShape, Values, operation
 from penstock.augment.pixel_operations import between
@@ -31,7 +33,7 @@ _CENTER = arg.only(None, "images turn about their middle")
 
 
 def _several(*counts: int, low: float, high: float) -> arg.Check:
-    """Return the check of so many numbers from low to high."""
+    """Return the check of so many numbers from low to high, or None."""
 
     def convert(value: Any) -> tuple[float, ...]:
         found = tuple(arg.real(each, low, high) for each in value)
@@ -40,7 +42,7 @@ def _several(*counts: int, low: float, high: float) -> arg.Check:
         return found
 
     wanted = f"{' or '.join(map(str, counts))} numbers from {low:g} to {high:g}"
-    return arg.expect(convert, wanted)
+    return arg.optional(arg.expect(convert, wanted))
 
 
 def _shears(what: str, value: Any) -> tuple[float, ...]:
@@ -78,20 +80,13 @@ class RandomRotation(ImageOperation):
     pixels outside the rotated image, 0..255, for all channels. mask_fill: value of masks there.
     """
 
-    degrees: float | tuple[float, float]
-    interpolation: str = "nearest"
-    expand: bool = False
-    center: None = None
+    degrees: float | tuple[float, float] = argument(_DEGREES)
+    interpolation: str = argument(_INTERPOLATION, default="nearest")
+    expand: bool = argument(arg.only(False, "a batch has one size"), default=False)
+    center: None = argument(_CENTER, default=None)
     fill: float | None = 0.0
     _: KW_ONLY
     mask_fill: int = 0
-
-    checks = arg.checks(
-        degrees=_DEGREES,
-        interpolation=_INTERPOLATION,
-        expand=arg.only(False, "a batch has one size"),
-        center=_CENTER,
-    )
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
         """Return the angles in degrees."""
@@ -99,8 +94,6 @@ class RandomRotation(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Rotate images."""
-        from nvidia.dali import fn
-
         kind = interpolation_type(self.interpolation)
         options = {"keep_size": True, "fill_value": self.fill, "interp_type": kind}
         return fn.rotate(images, angle=inputs["angle"], **options)
@@ -121,24 +114,15 @@ class RandomAffine(_Warp):
     in `RandomRotation`.
     """
 
-    degrees: float | tuple[float, float]
-    translate: tuple[float, float] | None = None
-    scale: tuple[float, float] | None = None
-    shear: float | tuple[float, ...] | None = None
-    interpolation: str = "nearest"
+    degrees: float | tuple[float, float] = argument(_DEGREES)
+    translate: tuple[float, float] | None = argument(_several(2, low=0.0, high=1.0), default=None)
+    scale: tuple[float, float] | None = argument(_several(2, low=1e-4, high=1e4), default=None)
+    shear: float | tuple[float, ...] | None = argument(arg.optional(_shears), default=None)
+    interpolation: str = argument(_INTERPOLATION, default="nearest")
     fill: float | None = 0.0
-    center: None = None
+    center: None = argument(_CENTER, default=None)
     _: KW_ONLY
     mask_fill: int = 0
-
-    checks = arg.checks(
-        degrees=_DEGREES,
-        translate=arg.optional(_several(2, low=0.0, high=1.0)),
-        scale=arg.optional(_several(2, low=1e-4, high=1e4)),
-        shear=arg.optional(_shears),
-        interpolation=_INTERPOLATION,
-        center=_CENTER,
-    )
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return the matrices from output to input."""
@@ -169,14 +153,12 @@ class RandomPerspective(_Warp):
     interpolation: "bilinear" or "nearest". fill, mask_fill: as in `RandomRotation`.
     """
 
-    distortion_scale: float = 0.5
+    distortion_scale: float = argument(arg.probability, default=0.5)
     p: float = 0.5
-    interpolation: str = "bilinear"
+    interpolation: str = argument(_INTERPOLATION, default="bilinear")
     fill: float | None = 0.0
     _: KW_ONLY
     mask_fill: int = 0
-
-    checks = arg.checks(distortion_scale=arg.probability, interpolation=_INTERPOLATION)
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return the samples to change, and matrices from output to input."""

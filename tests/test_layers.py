@@ -37,7 +37,13 @@ MODULES = modules()
 IMPORTS = imports()
 ROOT_MODULES = ("__init__", "errors", "testing", "version")
 # What augment, which knows columns and tensors, may know of the cache: neither stores nor disks.
-AUGMENT_MAY_IMPORT = ("cache.errors", "cache.forks", "cache.threads", "cache.base")
+AUGMENT_MAY_IMPORT = (
+    "cache.errors",
+    "cache.forks",
+    "cache.processes",
+    "cache.threads",
+    "cache.base",
+)
 # Engines know sources alone. These take URLs and paths, as the command line does.
 TAKE_URLS = ("pipeline.cli", "pipeline.bench", "pipeline.feed.warm_up")
 DATASETS = ("readers.dataset", "readers.index", "readers.reading", "readers.concatenation")

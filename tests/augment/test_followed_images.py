@@ -227,12 +227,12 @@ def test_cifar_is_torchvisions() -> None:
     crop, flip = moves.moves
     assert isinstance(crop, CropMove)
     assert isinstance(flip, FlipMove)
-    assert (crop.top.min(), crop.top.max()) == (-4, 4)
-    assert (crop.left.min(), crop.left.max()) == (-4, 4)
+    assert (crop.start.min(axis=1) == -4).all()
+    assert (crop.start.max(axis=1) == 4).all()
     assert 16 < flip.on.sum() < 48
     mean, std = (np.array(each)[:, None, None] for each in (CIFAR_MEAN, CIFAR_STD))
     for row, picture in enumerate(pictures):
-        top, left = crop.top[row] + 4, crop.left[row] + 4
+        top, left = crop.start[:, row] + 4
         wanted = np.pad(picture, ((4, 4), (4, 4), (0, 0)))[top : top + 32, left : left + 32]
         wanted = wanted[:, ::-1] if flip.on[row] else wanted
         wanted = (wanted.transpose(2, 0, 1) / 255 - mean) / std
@@ -250,7 +250,8 @@ def test_cifar_is_what_torchvision_makes_of_the_same_numbers() -> None:
     assert isinstance(flip, FlipMove)
     for row, picture in enumerate(pictures):
         wanted = reference.pad(torch.from_numpy(picture).permute(2, 0, 1), [4])
-        wanted = reference.crop(wanted, int(crop.top[row]) + 4, int(crop.left[row]) + 4, 32, 32)
+        top, left = (crop.start[:, row] + 4).tolist()
+        wanted = reference.crop(wanted, top, left, 32, 32)
         wanted = reference.horizontal_flip(wanted) if flip.on[row] else wanted
         wanted = reference.to_dtype(wanted, torch.float32, scale=True)
         wanted = reference.normalize(wanted, list(CIFAR_MEAN), list(CIFAR_STD))
@@ -276,8 +277,8 @@ def test_what_a_small_image_lacks_is_put_on_both_of_its_sides() -> None:
     (crop,) = moves.moves
     assert isinstance(crop, CropMove)
     # 32 + 2 and 16 more on each side for 50; the width is enough
-    assert np.unique(crop.top).tolist() == list(range(-17, 0))
-    assert np.unique(crop.left).tolist() == list(range(-1, 4))
+    assert np.unique(crop.start[0]).tolist() == list(range(-17, 0))
+    assert np.unique(crop.start[1]).tolist() == list(range(-1, 4))
 
 
 def test_grey_images_are_padded_too() -> None:
@@ -294,7 +295,7 @@ def test_every_place_of_a_window_is_as_likely() -> None:
     _, moves = draw_with_moves(checked, ids=np.arange(6000), dims=dims, seed=1, epoch=1)
     (crop,) = moves.moves
     assert isinstance(crop, CropMove)
-    for start in (crop.top, crop.left):
+    for start in crop.start:
         counts = np.bincount(start + 1, minlength=6)
         assert len(counts) == 6
         assert (np.abs(counts - 1000) < 5 * np.sqrt(1000)).all()
@@ -496,12 +497,12 @@ def _as_torchvision_moves(recipe: Any, dims: list[tuple[int, int]], seed: int) -
 def _by_torchvision(reference: Any, value: Any, moves: ImageMoves, row: int) -> Any:
     for move in moves.moves:
         if isinstance(move, CropMove):
-            window = (move.top, move.left, move.height, move.width)
-            value = reference.crop(value, *(int(each[row]) for each in window))
+            window = (*move.start[:, row].tolist(), *move.length[:, row].tolist())
+            value = reference.crop(value, *window)
         elif isinstance(move, ScaleMove):
-            value = reference.resize(value, [int(side[row]) for side in move.to])
+            value = reference.resize(value, move.to[:, row].tolist())
         elif isinstance(move, FlipMove) and move.on[row]:
-            flip = reference.vertical_flip if move.vertical else reference.horizontal_flip
+            flip = reference.horizontal_flip if move.axis else reference.vertical_flip
             value = flip(value)
     return value
 
@@ -535,17 +536,16 @@ def test_a_sample_moves_the_same_in_any_batch(
 
 
 def one_image(*moves: Any, size: tuple[int, int], shape: tuple[int, int]) -> ImageMoves:
-    return ImageMoves(size=ints(*size), moves=moves, shape=shape)
+    return ImageMoves(size=tuple(ints(*size)), moves=moves, shape=shape)
 
 
 def ints(*values: int) -> Any:
-    return tuple(np.array([value]) for value in values)
+    return np.array(values)[:, None]
 
 
 def test_a_window_that_reaches_outside_shows_nothing_there() -> None:
-    top, left, height, width = ints(-1, 1, 4, 3)
-    crop = CropMove(size=ints(2, 3), top=top, left=left, height=height, width=width)
-    flip = FlipMove(size=ints(4, 3), on=np.array([True]), vertical=True)
+    crop = CropMove(size=ints(2, 3), start=ints(-1, 1), length=ints(4, 3))
+    flip = FlipMove(size=ints(4, 3), on=np.array([True]), axis=0)
     moves = one_image(crop, flip, size=(2, 3), shape=(4, 3))
     moves = replace(moves, mask_fill=9)
     rows, columns = moves.index_maps()

@@ -366,15 +366,9 @@ def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
         recipe=check_recipe(recipe, images=SIZES),
         batch_size=4,
         threads=1,
-        device=device,
-        device_id=None,
-        **{
-            "deterministic": False,
-            "check_headers": False,
-            "constant": False,
-            "compiled": device == "cpu" and resample_operator.is_compiled(),
-            **plan,
-        },
+        device_id=0 if device == "cuda" else None,
+        compiled=device == "cpu" and resample_operator.is_compiled(),
+        **plan,
     )
     pipe = load_dali().Pipeline(
         batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True

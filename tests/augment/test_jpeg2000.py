@@ -15,7 +15,7 @@ from penstock.augment import (
     bad_headers,
     image_checks,
     is_jpeg2000,
-    jpeg2000_refusal,
+    pillow_refusal,
     read_header,
 )
 from penstock.cache import MissingDependencyError
@@ -149,13 +149,13 @@ def test_a_script_that_lets_pillow_load_truncated_files_changes_nothing(
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     for data in (KINDS["jp2"][:300], KINDS["jp2"][:400], KINDS["code stream"][:300]):
-        assert jpeg2000_refusal(array(data), max_pixels=10_000) is not None
+        assert pillow_refusal(array(data), max_pixels=10_000) is not None
         assert ImageFile.LOAD_TRUNCATED_IMAGES is True
-    assert jpeg2000_refusal(array(KINDS["jp2"]), max_pixels=10_000) is None
+    assert pillow_refusal(array(KINDS["jp2"]), max_pixels=10_000) is None
 
 
 def test_the_size_is_held_against_the_limit_before_a_pixel_is_decoded() -> None:
-    refusal = jpeg2000_refusal(array(KINDS["jp2"]), max_pixels=100)
+    refusal = pillow_refusal(array(KINDS["jp2"]), max_pixels=100)
     assert refusal is not None
     assert "32 x 24" in refusal.reason
 

@@ -23,6 +23,7 @@ from penstock.augment import (
     dali_nodes,
     learnt_pairs,
     rotation,
+    strengths,
     tabulate,
 )
 from penstock.cache.base import keyed_hash, unit
@@ -30,7 +31,7 @@ from penstock.cache.base import keyed_hash, unit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment import Policy, PolicyChoice
+    from penstock.augment import Policy
 
 HEIGHT, WIDTH = 61, 80
 FILL = 7
@@ -164,15 +165,14 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
     op = TrivialAugmentWide(fill=FILL)
     images, draws = photographs(320), Keyed(np.arange(320))
     choice = op.choose(draws, SHAPE)[0]
-    entries = op.space(HEIGHT, WIDTH)
-    names = [entries[number].name for number in choice.entry]
+    entries = [*op.space(HEIGHT, WIDTH)]
+    names = [entries[number] for number in choice[0]]
     done = run(op, images, op.draw(draws, SHAPE))
-    return names, strengths(op, choice, HEIGHT, WIDTH), images, done
+    return names, strength_of(op, choice, HEIGHT, WIDTH), images, done
 
 
-def strengths(op: Policy, choice: PolicyChoice, height: int, width: int) -> Any:
-    table = tabulate(op, height, width)
-    return table.strength[choice.entry, choice.at, choice.negated.astype(int)]
+def strength_of(op: Policy, choice: Any, height: int, width: int) -> Any:
+    return tabulate(op, height, width).strength[choice]
 
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Posterize", "Solarize"]
@@ -279,18 +279,18 @@ def test_draws_are_rows_of_the_declared_types(
     shape = ImageShape(height, width, 3)
     draws = op.draw(Keyed(np.arange(first, first + 50)), shape)
     types = {"kind": ("int32", 0), "matrix": ("float32", 2), "value": ("float32", 0)}
-    rounds = [(f"{name}{k}", kind) for k in range(op.rounds) for name, kind in types.items()]
+    rounds = [(f"{name}{k}", kind) for k in range(op.num_ops) for name, kind in types.items()]
     assert kinds(draws) == dict(rounds)
     for values in draws.values():
         assert len(values) == 50
         assert np.isfinite(values).all()
-    for number in range(op.rounds):
+    for number in range(op.num_ops):
         assert ((draws[f"kind{number}"] >= 0) & (draws[f"kind{number}"] < len(KINDS))).all()
 
 
 def magnitudes(op: Policy, name: str, *, height: int = 200, width: int = 331) -> Any:
-    entry = next(entry for entry in op.space(height, width) if entry.name == name)
-    return entry.strengths(op.bins)[:, 0]
+    last = op.space(height, width)[name]
+    return strengths(name, last, op.num_magnitude_bins)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -339,21 +339,21 @@ def test_randaugment_draws_operations_and_signs_evenly() -> None:
     op = RandAugment()
     first, second = op.choose(Keyed(np.arange(MANY)), ImageShape(224, 224, 3))
     for choice in (first, second):
-        np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
-        rotated = strengths(op, choice, 224, 224)[choice.entry == 5]
+        np.testing.assert_allclose(shares(choice[0], 14), 1 / 14, atol=0.006)
+        rotated = strength_of(op, choice, 224, 224)[choice[0] == 5]
         assert set(np.unique(rotated)) == {-9.0, 9.0}
         assert abs((rotated > 0).mean() - 0.5) < 0.03
-    together = shares(first.entry * 14 + second.entry, 14 * 14)
+    together = shares(first[0] * 14 + second[0], 14 * 14)
     np.testing.assert_allclose(together, 1 / 196, atol=0.002)
 
 
 def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
     op = TrivialAugmentWide()
     choice = op.choose(Keyed(np.arange(MANY)), ImageShape(224, 224, 3))[0]
-    np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
-    angles = np.rint(
-        np.abs(strengths(op, choice, 224, 224)[choice.entry == 5]) / (135 / 30)
-    ).astype(int)
+    np.testing.assert_allclose(shares(choice[0], 14), 1 / 14, atol=0.006)
+    angles = np.rint(np.abs(strength_of(op, choice, 224, 224)[choice[0] == 5]) / (135 / 30)).astype(
+        int
+    )
     np.testing.assert_allclose(shares(angles, 31), 1 / 31, atol=0.015)
 
 
@@ -362,7 +362,7 @@ def test_autoaugment_uses_each_operation_as_often_as_in_its_table(policy: Any) -
     pairs = learnt_pairs(policy)
     assert len(pairs) == 25
     op = AutoAugment(policy)
-    names = [entry.name for entry in op.space(32, 32)]
+    names = [*op.space(32, 32)]
     for number, choice in enumerate(op.choose(Keyed(np.arange(MANY)), ImageShape(32, 32, 3))):
         wanted = dict.fromkeys(names, 0.0)
         for pair in pairs:
@@ -370,9 +370,7 @@ def test_autoaugment_uses_each_operation_as_often_as_in_its_table(policy: Any) -
             assert 0 <= at < 10
             wanted[name] += probability / 25
             wanted["Identity"] += (1 - probability) / 25
-        np.testing.assert_allclose(
-            shares(choice.entry, len(names)), list(wanted.values()), atol=0.01
-        )
+        np.testing.assert_allclose(shares(choice[0], len(names)), list(wanted.values()), atol=0.01)
 
 
 def test_arithmetic_gives_the_pixels_of_the_operators_that_it_replaces_on_cuda() -> None:

@@ -53,23 +53,30 @@ class _View:
 
     image: heights and widths of the images, int64, (2, n). start: top and left of the window,
     relative to `image`. length: its height and width. flips: True if the next operation gets the
-    window upside down, and mirrored left to right, bool, (2, n).
+    window upside down, and mirrored left to right, bool, (2, n); None before the first flip.
     """
 
     image: Ints
     start: Ints
     length: Ints
-    flips: Bools
+    flips: Bools | None = None
 
     @classmethod
-    def whole(cls, image: Ints, flips: Bools) -> _View:
+    def whole(cls, image: Ints, flips: Bools | None = None) -> _View:
         """Return the view of full images."""
-        return cls(image, np.zeros_like(image), image, flips)
+        return cls(image, np.zeros(image.shape, np.int64), image, flips)
 
     def crop(self, start: Ints, length: Ints) -> None:
         """Crop the window, by coordinates in the mirrored window that the operation gets."""
-        self.start = self.start + np.where(self.flips, self.length - start - length, start)
-        self.length = length
+        if self.flips is not None:
+            start = np.where(self.flips, self.length - start - length, start)
+        self.start, self.length = self.start + start, length
+
+    def flip(self, on: Bools, axis: int) -> None:
+        """Flip the windows of some samples along an axis."""
+        if self.flips is None:
+            self.flips = np.zeros(self.image.shape, np.bool_)
+        self.flips[axis] ^= on
 
 
 def draw(
@@ -90,8 +97,7 @@ def draw(
     base = None
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
-    sides = _sides(dims)
-    view = _View.whole(sides, np.zeros(sides.shape, np.bool_))
+    view = _View.whole(_sides(dims))
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is the output of the stage before it
@@ -110,12 +116,13 @@ def draw(
             moves.append(ScaleMove(size=source.length, to=view.image))
         _apply_windows(view, geometry.after, base, moves)
         _resize_inputs(inputs, recipe, number, source, view)
+    flips = np.zeros(view.image.shape, np.bool_) if view.flips is None else view.flips
     for step in recipe.steps:
         assert base is not None  # recipe.random is true: it draws
-        values = step.values(base, recipe.image, view.flips)
+        values = step.values(base, recipe.image, flips)
         inputs |= values
         if moves is not None:
-            moves += step.moves(values, recipe.image, view.flips)
+            moves += step.moves(values, recipe.image, flips)
     return inputs
 
 
@@ -162,11 +169,11 @@ def _apply_windows(
         uniform = _NO_DRAWS if base is None else Uniform(base, index)
         if isinstance(op, FlipOperation):
             on = op.on(uniform)
-            view.flips[op.axis] ^= on
+            view.flip(on, op.axis)
             if moves is not None:
                 moves.append(FlipMove(size=size, on=on, axis=op.axis))
             continue
-        window = np.stack(op.window(size[0], size[1], uniform))
+        window = np.array(op.window(size[0], size[1], uniform))
         view.crop(window[:2], window[2:])
         if moves is not None:
             moves.append(CropMove(size=size, start=window[:2], length=window[2:]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -268,7 +268,7 @@ def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None
 MAX_PADDED_LENGTH = 2**31
 
 
-class ColumnOperation(FieldOperation, ABC):
+class ColumnOperation(FieldOperation, metaclass=ABCMeta):
     """Base class of operations that change the form of one field's column, on any thread. It has
     the argument `field`."""
 

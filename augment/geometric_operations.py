@@ -9,7 +9,7 @@ what the last window shows is decoded and resized; masks, boxes and keypoints fo
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -86,7 +86,7 @@ def fixed_size(size: tuple[int, int]) -> ImageRange:
     return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
 
 
-class FixedCrop(GeometricOperation, ABC):
+class FixedCrop(GeometricOperation, metaclass=ABCMeta):
     """Base class of crops of a fixed size, which crop images or arrays.
 
     An operation has the arguments `size` and `fields`. Without `padding_px` and `pad_if_needed` a

@@ -12,7 +12,7 @@ in one file (docs/augment.md has examples).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
@@ -168,7 +168,7 @@ class GeometricOperation(Operation):
         return np.zeros_like(height), np.zeros_like(width), height, width
 
 
-class ImageOperation(Operation, ABC):
+class ImageOperation(Operation, metaclass=ABCMeta):
     """Base class of operations that change the pixels of images, which all have one size.
 
     `draw` returns the numbers of each sample, and `node` builds DALI's nodes from them. An

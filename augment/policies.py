@@ -26,7 +26,7 @@ Differences of the pixels from torchvision's on Pillow images, in units of 0..25
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -82,7 +82,7 @@ def strengths(name: str, last: float, bins: int) -> Floats:
     first = _FIRST.get(name, 0.0)
     value = first + (last - first) * np.arange(bins) / (bins - 1)
     value = np.rint(value) if name == "Posterize" else value
-    return np.stack([value, value if name in _FIRST else -value], axis=-1)
+    return np.stack([value, -value if last and name not in _FIRST else value], axis=-1)
 
 
 def _kind(name: str) -> str:
@@ -92,7 +92,7 @@ def _kind(name: str) -> str:
     return "solarize" if name == "Invert" else name.lower()
 
 
-class Policy(ImageOperation, ABC):
+class Policy(ImageOperation):
     """Base class of learnt policies. num_ops: operations that each sample gets, one after the
     other. num_magnitude_bins: strengths of an operation."""
 

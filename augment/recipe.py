@@ -210,7 +210,7 @@ Step = PlacedOperation | Mirror
 
 
 def _sides(shape: ImageShape, count: int) -> Ints:
-    return np.repeat([[shape.height], [shape.width]], count, axis=1)
+    return np.full((count, 2), (shape.height, shape.width)).T
 
 
 def place_mirrors(

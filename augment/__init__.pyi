@@ -45,7 +45,7 @@ from .graph_definition import decode_options as decode_options, define_outputs a
 from .image_checks import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
 from .image_checks import pillow_refusal as pillow_refusal, read_header as read_header
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves
-from .image_moves import follow as follow, OUTSIDE as OUTSIDE, ScaleMove as ScaleMove
+from .image_moves import OUTSIDE as OUTSIDE, ScaleMove as ScaleMove
 from .image_moves import WarpMove as WarpMove
 from .mixing import CutMix as CutMix, MIX_DRAWS as MIX_DRAWS, Mix as Mix, MixUp as MixUp
 from .mixing import Mixer as Mixer, MixingOperation as MixingOperation

@@ -19,7 +19,6 @@ from penstock.augment import (
     class_count,
     draw,
     draw_with_moves,
-    follow,
     mix_images,
     soft_targets,
 )
@@ -85,7 +84,7 @@ class BatchDraws:
             column = content.columns[name]
             if not isinstance(column, ListColumn | EncodedColumn):
                 self.units.add(name, follower.type, column.values)
-        return draws, content.with_columns(follow(recipes, moves, content.columns))
+        return draws, content.with_columns(recipes.follow(moves, content.columns))
 
     def mix(self, batch: Batch) -> Mix | None:
         """Draw how each sample is mixed, and with which partner; None without mixing."""

@@ -33,7 +33,6 @@ from penstock.augment import (
     check_recipe,
     check_recipes,
     draw_with_moves,
-    follow,
     imagenet_train,
 )
 from penstock.cache import DatasetError, RecipeError
@@ -153,8 +152,8 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
     mask = np.arange(24 * 32).reshape(24, 32)
     boxes = RaggedColumn(np.array([[1, 2, 3, 4]]), np.array([0, 1]))
     with pytest.raises(DatasetError, match=r"\(1, 32\)"):
-        follow(found, {}, {"mask": ListColumn([mask[:1]]), "boxes": boxes})
-    columns = follow(found, {}, {"mask": ListColumn([mask]), "boxes": boxes})
+        found.follow({}, {"mask": ListColumn([mask[:1]]), "boxes": boxes})
+    columns = found.follow({}, {"mask": ListColumn([mask]), "boxes": boxes})
     assert isinstance(columns["mask"], DenseColumn)
     np.testing.assert_array_equal(columns["mask"].values[0], mask)
     np.testing.assert_array_equal(columns["boxes"].values, [[1, 2, 4, 6]])
@@ -260,7 +259,7 @@ def batch_of(recipes: FieldRecipes, columns: Any, dims: Any) -> Any:
             recipe, ids=np.arange(len(dims)), dims=dims, seed=1, epoch=2
         )
     columns = {n: ListColumn(c) if isinstance(c, list) else c for n, c in columns.items()}
-    return follow(recipes, moves, columns)
+    return recipes.follow(moves, columns)
 
 
 @pytest.mark.parametrize("stored", [np.int64, np.float32, np.float64])

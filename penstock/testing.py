@@ -27,6 +27,7 @@ import io
 import json
 import os
 import pickle
+from abc import ABCMeta, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def _value(column: Column, row: int, *, is_text: bool) -> Any:
     return column.sample(row)
 
 
-class FormatConformance:
+class FormatConformance(metaclass=ABCMeta):
     """Tests of one format, on one small dataset of at least 8 samples in at least two shards.
 
     format: its name. options: further arguments of `Dataset`, if it needs some. has_checksums:
@@ -96,18 +97,18 @@ class FormatConformance:
     options: Mapping[str, Any] = {}
     has_checksums = True
 
+    @abstractmethod
     def write(self, folder: Path) -> str | Path:
         """Write the dataset below an empty folder, and return the argument of `Dataset` that opens
         it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def samples(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the content of the dataset: values by field, by the sample's name.
 
         Images and other encoded fields are bytes, a text is a str, and all other fields are numbers
         or arrays. A field that a sample lacks is left out.
         """
-        raise NotImplementedError
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
@@ -299,20 +300,20 @@ def _assert_equal(found: Any, wanted: Any, what: str) -> None:
     assert np.array_equal(left, right.astype(left.dtype), equal_nan=left.dtype.kind in "fc"), what
 
 
-class FieldTypeConformance:
+class FieldTypeConformance(metaclass=ABCMeta):
     """Tests of one type of field: `make` returns it, `samples` some values. damaged: a file, or the
     cell of a table, that is no sample."""
 
     damaged: bytes | str
 
+    @abstractmethod
     def make(self) -> FieldType:
         """Return the type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def samples(self) -> Sequence[tuple[bytes | str, Any]]:
         """Return four samples or more: the content of a file, or the cell of a table in text, and
         the value in a batch."""
-        raise NotImplementedError
 
     def write(self, folder: Path, stored: Sequence[bytes | str]) -> Path:
         """Write a folder with a table that names the file of each sample, or holds its cell."""
@@ -374,12 +375,12 @@ class FieldTypeConformance:
             _assert_equal(value, self.samples()[number][1], f"sample {number}")
 
 
-class OperationConformance:
+class OperationConformance(metaclass=ABCMeta):
     """Tests of one operation on pixels: `make` returns it."""
 
+    @abstractmethod
     def make(self) -> ImageOperation:
         """Return the operation."""
-        raise NotImplementedError
 
     @pytest.fixture
     def files(self) -> list[bytes]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Schema, is_field_name
@@ -18,13 +18,12 @@ from penstock.readers.files import extension, printable
 from penstock.readers.formats.array_fields import check_samples, field_type, matched_windows
 from penstock.readers.formats.array_windows import ArrayWindows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.npy.stored_arrays import read_archives, read_arrays
+from penstock.readers.formats.npy.stored_arrays import ArrayGroup, read_archives, read_arrays
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.formats.npy.stored_arrays import StoredArray, StoredFile
     from penstock.readers.origin import Entry, LeftOut, Origin
 
 _log = logging.getLogger("penstock")
@@ -32,31 +31,30 @@ _log = logging.getLogger("penstock")
 FIELD = "array"
 """The field's name of arrays in .npy files."""
 
+_FILE_HINT = 'sample="file" makes each file one sample'
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrayGroup:
-    """Arrays whose samples belong together, by field.
 
-    name: of their file, or of the first file. left_out: other arrays of the file, and why they
-    aren't fields.
+class ChosenArrays(NamedTuple):
+    """The schema and the arrays of a dataset, with their windows.
+
+    is_by_file: a file is one sample. too_short: files that don't fill one sample, see `Candidates`.
     """
 
-    name: bytes
-    arrays: Mapping[str, StoredArray]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    schema: Schema
+    groups: Sequence[ArrayGroup]
+    is_by_file: bool
+    too_short: Mapping[str, LeftOut]
 
 
 def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[ArrayGroup]:
     """Read the headers of all files and return their arrays. Raises ConfigError, DatasetError or
     FetchError."""
-    places = dict(origin.arrangement.places)
+    places, url = dict(origin.arrangement.places), origin.url
     if extension(entries[0].name) == "npz":
-        return [
-            _archive_group(stored, places, url=origin.url)
-            for stored in read_archives(origin, entries, workers=workers)
-        ]
-    fields = _files_of(entries, places, url=origin.url)
-    named = [entry for files in fields.values() for entry in files]
+        archives = read_archives(origin, entries, workers=workers)
+        return [_archive_fields(archive, places, url=url) for archive in archives]
+    fields = _files_of(entries, places, url=url)
+    named = [file for files in fields.values() for file in files]
     arrays = dict(zip(named, read_arrays(origin, named, workers=workers), strict=True))
     return [
         ArrayGroup(
@@ -91,27 +89,25 @@ def _files_of(
     return fields
 
 
-def _archive_group(stored: StoredFile, places: Mapping[str, str], *, url: str) -> ArrayGroup:
-    """Return the fields of one archive."""
-    shown = printable(stored.entry.name)
-    arrays, refused = dict(stored.arrays), dict(stored.refused)
+def _archive_fields(archive: ArrayGroup, places: Mapping[str, str], *, url: str) -> ArrayGroup:
+    """Return the arrays of an archive that are fields: those that the user names, or all."""
+    shown = printable(archive.name)
+    arrays, refused = dict(archive.arrays), dict(archive.left_out)
     if places:
-        named = {}
-        for name, member in places.items():
-            key = member.removesuffix(".npy")
-            if key in refused:
-                raise DatasetError(f"{shown}: {member!r} can't be read: {refused[key]}.")
-            if key not in arrays:
+        members = {name: member.removesuffix(".npy") for name, member in places.items()}
+        for name, member in members.items():
+            if member in refused:
+                raise DatasetError(f"{shown}: {member!r} can't be read: {refused[member]}.")
+            if member not in arrays:
                 raise ConfigError(
-                    f'fields: got {{"{name}": {member!r}}}, and {shown} of {url} has no such '
+                    f'fields: got {{"{name}": {places[name]!r}}}, and {shown} of {url} has no such '
                     f"array. It has {sorted(arrays)[:20]}."
                 )
-            named[name] = arrays[key]
-        return ArrayGroup(name=stored.entry.name, arrays=named)
-    for name in list(arrays):
-        if not is_field_name(name):
-            refused[name] = "no field can have its name: pass fields={name: member}"
-            del arrays[name]
+        named = {name: arrays[member] for name, member in members.items()}
+        return ArrayGroup(name=archive.name, arrays=named)
+    for name in [name for name in arrays if not is_field_name(name)]:
+        refused[name] = "no field can have its name: pass fields={name: member}"
+        del arrays[name]
     if not arrays:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
         raise DatasetError(
@@ -120,36 +116,7 @@ def _archive_group(stored: StoredFile, places: Mapping[str, str], *, url: str) -
         )
     for name, reason in refused.items():
         _log.info("%s: %s of %s isn't a field: %s", url, name, shown, reason)
-    return ArrayGroup(name=stored.entry.name, arrays=arrays, left_out=refused)
-
-
-_FILE_HINT = 'sample="file" makes each file one sample'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowedGroup:
-    """A group of arrays and its samples: the windows of each field, the same number for all."""
-
-    group: ArrayGroup
-    windows: Mapping[str, ArrayWindows]
-
-    @property
-    def samples(self) -> int:
-        """The number of samples."""
-        return next(iter(self.windows.values())).samples
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenArrays:
-    """The schema and the arrays of a dataset.
-
-    is_by_file: a file is one sample. too_short: files that don't fill one sample, see `Candidates`.
-    """
-
-    schema: Schema
-    groups: Sequence[WindowedGroup]
-    is_by_file: bool
-    too_short: Mapping[str, LeftOut]
+    return ArrayGroup(name=archive.name, arrays=arrays, left_out=refused)
 
 
 def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays:
@@ -160,23 +127,21 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
     """
     url, sampling = origin.url, Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(url, groups, sampling)
-    fields, types = groups[0].arrays, given_types(origin.arrangement)
-    shapes = {name: array.shape for name, array in fields.items()}
-    sampling.check_arrays(shapes, types, url=url)
+    first, types = groups[0], given_types(origin.arrangement)
+    sampling.check_arrays(_shapes(first), types, url=url)
     for group in groups[1:]:
-        _check_alike(groups[0], group, is_by_file=is_by_file)
-    groups = [replace(g, arrays={name: g.arrays[name] for name in fields}) for g in groups]
-    windowed = [_windowed(group, sampling, is_by_file=is_by_file) for group in groups]
-    nonempty = [each for each in windowed if each.samples]
+        _check_alike(first, group, is_by_file=is_by_file)
+    groups = [_windowed(group, list(first.arrays), sampling, is_by_file) for group in groups]
+    nonempty = [group for group in groups if group.samples]
     if not nonempty:
         raise DatasetNotFoundError(
-            f"{url}: there are no samples: {printable(groups[0].name)} holds {_shapes(groups[0])}. "
+            f"{url}: there are no samples: {printable(first.name)} holds {_shown(first)}. "
             f"Samples run along the first axis; {_FILE_HINT}."
         )
-    total = sum(each.samples for each in nonempty)
+    total = sum(group.samples for group in nonempty)
     check_samples(total, what=f"{url}: the dataset")
     schema = {}
-    for name, array in fields.items():
+    for name, array in first.arrays.items():
         shape = _sample_shape(name, nonempty)
         schema[name] = field_type(types.get(name), array.codec.native, shape, name=name, url=url)
     _log.info(
@@ -188,16 +153,12 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
         'sample="row" makes each step along the first axis a sample' if is_by_file else _FILE_HINT,
     )
     short = {
-        each.group.name: any(array.numbers_bytes for array in each.group.arrays.values())
-        for each in windowed
-        if not each.samples
+        group.name: any(array.numbers_bytes for array in group.arrays.values())
+        for group in groups
+        if not group.samples
     }
-    return ChosenArrays(
-        schema=Schema(schema),
-        groups=nonempty,
-        is_by_file=is_by_file,
-        too_short=left_out_for("an array too short for one sample", short),
-    )
+    too_short = left_out_for("an array too short for one sample", short)
+    return ChosenArrays(Schema(schema), nonempty, is_by_file, too_short)
 
 
 def _unit(
@@ -206,32 +167,27 @@ def _unit(
     """Return the arrays that can have samples, and whether each file is one sample.
 
     If the user doesn't say, an archive is one sample if its arrays differ in the length of their
-    first axis.
+    first axis, or if there are several archives and some arrays are single numbers (one per file,
+    as labels are).
     """
     if sampling.unit == "file":
         return groups, True
-    is_by_row = sampling.unit == "row" or bool(sampling.sample)
     are_archives = len({array.entry.name for array in groups[0].arrays.values()}) == 1
-    odd = next((group for group in groups if _has_no_rows(group, several=len(groups) > 1)), None)
-    if are_archives and not is_by_row and odd is not None:
-        _log.warning(
-            "%s: each file is one sample, because the arrays of an archive differ in the length of "
-            'their first axis (%s: %s). Pass sample="file" to confirm this, or sample="row" and '
-            'only arrays of one length, fields={"x": "x"}.',
-            url,
-            printable(odd.name),
-            _shapes(odd),
-        )
-        return groups, True
+    if are_archives and sampling.unit != "row" and not sampling.sample:
+        for group in groups:
+            shapes = _shapes(group).values()
+            lengths = {shape[0] for shape in shapes if shape}
+            if len(lengths) > 1 or (len(groups) > 1 and lengths and () in shapes):
+                _log.warning(
+                    "%s: each file is one sample, because the arrays of an archive differ in the "
+                    'length of their first axis (%s: %s). Pass sample="file" to confirm this, or '
+                    'sample="row" and only arrays of one length, fields={"x": "x"}.',
+                    url,
+                    printable(group.name),
+                    _shown(group),
+                )
+                return groups, True
     return [_rows_only(url, group) for group in groups], False
-
-
-def _has_no_rows(group: ArrayGroup, *, several: bool) -> bool:
-    """Return True if the arrays of an archive differ in the length of their first axis, or if there
-    are several archives and some arrays are single numbers (one per file, as labels are)."""
-    shapes = [array.shape for array in group.arrays.values()]
-    lengths = {shape[0] for shape in shapes if shape}
-    return len(lengths) > 1 or (several and bool(lengths) and () in shapes)
 
 
 def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
@@ -266,29 +222,33 @@ def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> N
     for name, array in group.arrays.items():
         other = first.arrays[name]
         if is_by_file:
-            is_alike = len(array.shape) == len(other.shape)
-            rule = "The files of a dataset have the same dtype and number of axes"
+            is_alike, rule = len(array.shape) == len(other.shape), "the same number of axes"
         else:
-            is_alike = array.shape[1:] == other.shape[1:]
-            rule = "The rows of a dataset have the same dtype and shape"
+            is_alike, rule = array.shape[1:] == other.shape[1:], "rows of one shape"
         if is_alike and array.codec.native == other.codec.native:
             continue
         files = "" if array.entry == other.entry else ' or one field: fields={"x": "x.npy", …}'
         raise DatasetError(
             f"{printable(array.entry.name)}: {name!r} is {array.codec.name} of shape "
             f"{array.shape}, and {other.codec.name} of shape {other.shape} in "
-            f"{printable(other.entry.name)}. {rule}; {_FILE_HINT}{files}."
+            f"{printable(other.entry.name)}. The files of a dataset have one dtype and {rule}; "
+            f"{_FILE_HINT}{files}."
         )
 
 
-def _windowed(group: ArrayGroup, sampling: Sampling, *, is_by_file: bool) -> WindowedGroup:
-    shapes = {name: array.shape for name, array in group.arrays.items()}
+def _windowed(
+    group: ArrayGroup, names: Sequence[str], sampling: Sampling, is_by_file: bool
+) -> ArrayGroup:
+    """Return a group with its arrays in this order, and with the windows that are its samples."""
+    group = replace(group, arrays={name: group.arrays[name] for name in names})
     if is_by_file:
-        windows = {name: _whole(shape) for name, shape in shapes.items()}
+        windows = {name: _whole(shape) for name, shape in _shapes(group).items()}
     else:
         where, hint = printable(group.name), f'fields={{"x": "x"}}; {_FILE_HINT}'
-        windows = matched_windows(shapes, sampling, where=where, hint=hint, may_be_short=True)
-    return WindowedGroup(group=group, windows=windows)
+        windows = matched_windows(
+            _shapes(group), sampling, where=where, hint=hint, may_be_short=True
+        )
+    return replace(group, windows=windows)
 
 
 def _whole(shape: tuple[int, ...]) -> ArrayWindows:
@@ -298,20 +258,24 @@ def _whole(shape: tuple[int, ...]) -> ArrayWindows:
     return ArrayWindows(shape=shape, window=shape, stride=tuple(max(1, part) for part in shape))
 
 
-def _sample_shape(name: str, groups: Sequence[WindowedGroup]) -> tuple[int | None, ...]:
+def _sample_shape(name: str, groups: Sequence[ArrayGroup]) -> tuple[int | None, ...]:
     """Return the shape of a field's samples; None for a length that differs. Raises
     DatasetError."""
-    shapes = {each.windows[name].sample_shape for each in groups}
+    shapes = {group.windows[name].sample_shape for group in groups}
     shape = tuple(
         lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
     )
     if 0 in shape:
         raise DatasetError(
-            f"{printable(groups[0].group.name)}: the samples of {name!r} are empty, of shape "
-            f"{shape}. Remove the file from the dataset, or name other arrays: fields=."
+            f"{printable(groups[0].name)}: the samples of {name!r} are empty, of shape {shape}. "
+            "Remove the file from the dataset, or name other arrays: fields=."
         )
     return shape
 
 
-def _shapes(group: ArrayGroup) -> str:
-    return ", ".join(f"{name} {array.shape}" for name, array in list(group.arrays.items())[:5])
+def _shapes(group: ArrayGroup) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in group.arrays.items()}
+
+
+def _shown(group: ArrayGroup) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in list(_shapes(group).items())[:5])

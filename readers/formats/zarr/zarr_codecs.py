@@ -7,10 +7,10 @@ gzip and similar formats, the standard library's decompressors are used with a l
 numcodecs calls without one. All other codecs of numcodecs (filters, checksums, those of other
 packages) are used unchanged.
 
-Chunks of other codecs are decoded by zarr's own pipeline: each thread has a zarr array that
-consists of one chunk, over a dictionary in memory. The decoder puts the bytes of a chunk into the
-dictionary and reads the array. This uses public names alone, except for the buffer. A chunk of
-49 kB takes 0.39 ms by this way and 0.015 ms by a direct call, so it isn't used for all.
+Chunks of other codecs are decoded by zarr's own pipeline, from a zarr array over a dictionary in
+memory. The decoder puts the bytes of a chunk into the dictionary and reads this chunk of the array.
+This uses public names alone, except for the buffer. A chunk of 49 kB takes 0.39 ms by this way and
+0.015 ms by a direct call, so it isn't used for all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import bz2
 import json
 import lzma
 import math
-import threading
 import warnings
 import zlib
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,15 +41,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.array_reader import ChunkDecoder
-    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, CodecSpec
+    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
     from penstock.readers.types import Encoded
 
-    Decompress = Callable[[Encoded, Encoded], object]
+    Step = Callable[[Encoded, Encoded | None], Encoded]
+    """Decodes bytes, and fills and returns the second argument if it is given, which has the exact
+    size of the result."""
 
 LZMA_MEMORY_BYTES = 2**27
 """The largest LZMA dictionary; that of the highest preset takes 64 MiB."""
 
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BLOSC_HEADER_BYTES, _BLOSC_VERSIONS = 16, (1, 2)
 _LZ4_HEADER_BYTES = 4
 
@@ -67,11 +69,6 @@ class DecodedSize:
             most = "" if self.is_exact else "at most "
             raise ValueError(f"it decodes to {size:,} bytes, expected {most}{self.bytes:,}")
 
-    def buffer(self, size: int, out: Encoded | None) -> Encoded:
-        """Check a size and return a buffer for the output: `out` if it is given, else a new one."""
-        self.check(size)
-        return np.empty(size, np.uint8) if out is None else out
-
     def deliver(self, data: Encoded, out: Encoded | None) -> Encoded:
         """Check the size of decoded bytes and return them, copied into `out` if it is given."""
         self.check(len(data))
@@ -81,49 +78,43 @@ class DecodedSize:
         return out
 
 
-# -- steps: they decode bytes, and fill and return `out` if it is given, which has the exact size.
+# -- steps
 
 
-def numcodecs_module(name: str, *, codec: str) -> Any:
-    """Import a module of numcodecs; no other function does. Raises MissingDependencyError."""
+def _step(name: str, decode: Step, data: Encoded, out: Encoded | None) -> Encoded:
+    """Call a step; raise ValueError for any error of any package's codec about damaged bytes."""
     try:
-        from importlib import import_module
-
-        module: Any = import_module(f"numcodecs.{name}")
-    except ImportError:
-        raise MissingDependencyError(
-            f"The chunks are encoded by {codec!r}, which numcodecs decodes, and numcodecs isn't "
-            "installed: pip install 'penstock[zarr]'."
-        ) from None
-    if name == "blosc":
-        # Many threads decode one chunk each, so threads of Blosc's own would only compete. zarr
-        # sets the same when it is imported.
-        module.use_threads = False
-    return module
+        return decode(data, out)
+    except Exception as error:
+        # lzma allocates the size that a damaged header may state.
+        if name != "lzma" and machine_remedy(error) is not None:
+            raise
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"{name}: {kind}{error}") from error
 
 
-def _decompressed(name: str, decompress: Decompress, data: Encoded, buffer: Encoded) -> Encoded:
-    try:
-        decompress(data, buffer)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from None
+def _sized(
+    size_of: Callable[[bytes, int], int | None],
+    decompress: Callable[[Encoded, Encoded], object],
+    size: DecodedSize,
+    data: Encoded,
+    out: Encoded | None,
+) -> Encoded:
+    """Decompress bytes whose first ones state the decoded size. size_of: returns it for the first
+    bytes and the number of all; None if they don't state it."""
+    stated = size_of(data[:18].tobytes(), len(data))
+    if stated is None or (size_of is _zstd_size and size.is_exact and stated < size.bytes):
+        return _zstd_stream(size, data, out)
+    size.check(stated)
+    buffer = np.empty(stated, np.uint8) if out is None else out
+    decompress(data, buffer)
     return buffer
 
 
-def _zstd(decompress: Decompress, size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
-    """Decompress frames of Zstandard."""
-    frame = _zstd_size(data[:18].tobytes())
-    if frame is None or (size.is_exact and frame < size.bytes):
-        return _zstd_stream(size, data, out)
-    return _decompressed("zstd", decompress, data, size.buffer(frame, out))
-
-
-def _zstd_size(head: bytes) -> int | None:
-    """Return the decoded size that the header of a frame states; None if it doesn't state one.
-
-    Source: RFC 8878, 3.1.1.1.
-    """
-    if len(head) < 6 or not head.startswith(_ZSTD_MAGIC):
+def _zstd_size(head: bytes, encoded: int) -> int | None:
+    """Return the size that the first frame of Zstandard states. Source: RFC 8878, 3.1.1.1."""
+    del encoded
+    if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
         return None
     descriptor = head[4]
     is_single = descriptor >> 5 & 1
@@ -137,49 +128,34 @@ def _zstd_size(head: bytes) -> int | None:
 def _zstd_stream(size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
     """Decode a frame that doesn't state its size, or several frames, as other writers produce
     them."""
-    buffer, filled = np.empty(size.bytes, np.uint8) if out is None else out, 0
-    try:
-        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
-            while filled < len(buffer) and (count := stream.readinto(buffer[filled:])):
-                filled += count
-            is_more = bool(stream.read(1))
-    except (OSError, ValueError) as error:
-        if machine_remedy(error) is not None:
-            raise
-        raise ValueError(f"zstd: {error}") from None
-    size.check(filled + is_more)
-    return buffer[:filled]
+    with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
+        # Ask for one byte more than expected, to notice a stream that holds more.
+        return size.deliver(np.frombuffer(stream.read(size.bytes + 1), np.uint8), out)
 
 
-def _blosc(
-    decompress: Decompress, size: DecodedSize, data: Encoded, out: Encoded | None
-) -> Encoded:
-    """Decompress Blosc 1 with any inner compressor and shuffle."""
-    head = data[:_BLOSC_HEADER_BYTES].tobytes()
+def _blosc_size(head: bytes, encoded: int) -> int:
+    """Return the size that the header of Blosc 1 states, with any inner compressor and shuffle."""
     if len(head) < _BLOSC_HEADER_BYTES or head[0] not in _BLOSC_VERSIONS:
-        raise ValueError("blosc: its header isn't Blosc's")
-    decoded, block, encoded = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8, 12))
-    # The library doesn't know where the bytes end, and relies on this number.
-    if encoded != len(data):
+        raise ValueError("its header isn't Blosc's")
+    decoded, block, stated = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8, 12))
+    # The library doesn't know where the bytes end, and relies on these numbers.
+    if stated != encoded or not 0 < block <= max(decoded, 1):
         raise ValueError(
-            f"blosc: its header states {encoded:,} encoded bytes, and there are {len(data):,}"
+            f"its header states {stated:,} encoded bytes in blocks of {block:,}, and there are "
+            f"{encoded:,}, which decode to {decoded:,}"
         )
-    buffer = size.buffer(decoded, out)
-    if not 0 < block <= max(decoded, 1):
-        raise ValueError(f"blosc: its header states blocks of {block:,} bytes")
-    return _decompressed("blosc", decompress, data, buffer)
+    return decoded
 
 
-def _lz4(decompress: Decompress, size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
-    """Decompress a block of LZ4 that follows its size, as numcodecs writes it."""
-    if len(data) < _LZ4_HEADER_BYTES:
-        raise ValueError("lz4: it is empty")
-    decoded = int.from_bytes(data[:_LZ4_HEADER_BYTES].tobytes(), "little")
-    return _decompressed("lz4", decompress, data, size.buffer(decoded, out))
+def _lz4_size(head: bytes, encoded: int) -> int:
+    """Return the size that precedes a block of LZ4, as numcodecs writes it."""
+    if encoded < _LZ4_HEADER_BYTES:
+        raise ValueError("it is empty")
+    return int.from_bytes(head[:_LZ4_HEADER_BYTES], "little")
 
 
 def _streams(
-    name: str, new: Callable[[], Any], size: DecodedSize, data: Encoded, out: Encoded | None
+    new: Callable[[], Any], size: DecodedSize, data: Encoded, out: Encoded | None
 ) -> Encoded:
     """Decompress streams of the standard library that follow one another. new: makes a
     decompressor."""
@@ -187,56 +163,35 @@ def _streams(
     filled, rest = 0, data.data
     while rest or not parts:
         decompressor = new()
-        try:
-            # Ask for one byte more than expected, to notice a stream that holds more.
-            parts.append(decompressor.decompress(rest, size.bytes - filled + 1))
-        except (zlib.error, lzma.LZMAError, OSError, EOFError, MemoryError) as error:
-            if machine_remedy(error) is not None and name != "lzma":
-                raise  # lzma allocates the size that a damaged header may state
-            raise ValueError(f"{name}: {error}") from None
+        # Ask for one byte more than expected, to notice a stream that holds more.
+        parts.append(decompressor.decompress(rest, size.bytes - filled + 1))
         filled += len(parts[-1])
         if filled > size.bytes:
-            raise ValueError(f"{name}: it holds more than {size.bytes:,} bytes")
+            raise ValueError(f"it holds more than {size.bytes:,} bytes")
         if not decompressor.eof:
-            raise ValueError(f"{name}: it is truncated")
+            raise ValueError("it is truncated")
         rest = memoryview(decompressor.unused_data.lstrip(b"\0"))
     return size.deliver(np.frombuffer(b"".join(parts), np.uint8), out)
 
 
 def lzma_decompressor(options: Mapping[str, Any]) -> Callable[[], Any]:
     """Return a function that makes decompressors of xz files, or of LZMA in numcodecs' other
-    formats. Raises ValueError if the options are invalid."""
-    form: Any = options.get("format", lzma.FORMAT_XZ)
-    filters: Any = options.get("filters")
-    if form in (lzma.FORMAT_XZ, lzma.FORMAT_ALONE):
-        return lambda: lzma.LZMADecompressor(format=form, memlimit=LZMA_MEMORY_BYTES)
-    try:
-        if (
-            form != lzma.FORMAT_RAW
-            or max(f.get("dict_size", 0) for f in filters) > LZMA_MEMORY_BYTES
-        ):
-            raise ValueError("another format, or a dictionary that is too large")
-        lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=filters)
-    except (lzma.LZMAError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"its codec lzma has format {form!r:.20}, filters {filters!r:.80}: {error}"
-        ) from None
-    return lambda: lzma.LZMADecompressor(format=lzma.FORMAT_RAW, filters=filters)
+    formats. Raises an error of `_INVALID` for invalid options."""
+    form = options.get("format", lzma.FORMAT_XZ)
+    limit: dict[str, Any] = {"memlimit": LZMA_MEMORY_BYTES}
+    if form == lzma.FORMAT_RAW:  # it has no limit of its own
+        limit = {"filters": options.get("filters")}
+        if max(each.get("dict_size", 0) for each in limit["filters"]) > LZMA_MEMORY_BYTES:
+            raise ValueError("the dictionary of its codec lzma is too large")
+    lzma.LZMADecompressor(format=form, **limit)
+    return partial(lzma.LZMADecompressor, format=form, **limit)
 
 
-def _numcodecs(
-    name: str, codec: Any, size: DecodedSize, data: Encoded, out: Encoded | None
-) -> Encoded:
+def _numcodecs(codec: Any, size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
     """Call another codec of numcodecs, or of a package that registers one there."""
-    try:
-        with np.errstate(all="ignore"):
-            decoded = np.asarray(codec.decode(data))
-        flat = decoded.reshape(-1, order="A").view(np.uint8)
-    except Exception as error:  # any error of any package's codec
-        if machine_remedy(error) is not None:
-            raise
-        raise ValueError(f"{name}: {type(error).__name__}: {error}") from error
-    return size.deliver(flat, out)
+    with np.errstate(all="ignore"):
+        decoded = np.asarray(codec.decode(data))
+    return size.deliver(decoded.reshape(-1, order="A").view(np.uint8), out)
 
 
 # -- chains
@@ -249,52 +204,25 @@ def decoder_of(metadata: ArrayMetadata) -> ChunkDecoder:
     the codecs are invalid.
     """
     try:
-        return _v2_chain(metadata) if metadata.version == 2 else _v3_chain(metadata)
-    except NotImplementedError:
-        return ZarrPythonDecoder(metadata)
-    except (ValueError, TypeError, OverflowError) as error:
+        try:
+            return _chain(metadata)
+        except NotImplementedError:
+            return ZarrPythonDecoder(metadata)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{metadata.name or 'The array'}: its chunks are encoded by "
+            f"{[codec.name for codec in metadata.codecs]}, which can't be decoded ({error}). "
+            "Install 'penstock[zarr]' and the package that registers the codec, such as "
+            "imagecodecs."
+        ) from error
+    except _INVALID as error:
         raise DatasetError(
             f"{metadata.name or 'The array'}: its codecs are invalid: {error}. Write it again."
         ) from None
 
 
-def _v2_chain(metadata: ArrayMetadata) -> CodecChain:
-    shape = metadata.chunk_shape
-    builder = _Builder(metadata.type.stored, shape)
-    for spec in metadata.codecs:
-        builder.add(spec, is_v3=False)
-    order = tuple(range(len(shape)))
-    return builder.chain(metadata.type.stored, order[::-1] if metadata.order == "F" else order)
-
-
-def _v3_chain(metadata: ArrayMetadata) -> CodecChain:
-    shape, stored = metadata.chunk_shape, metadata.type.stored
-    order, is_serialized = tuple(range(len(shape))), False
-    builder = _Builder(stored, shape)
-    for spec in metadata.codecs:
-        if spec.name == "transpose" and not is_serialized:
-            if builder.steps:
-                raise NotImplementedError  # a filter before it sees the numbers in another order
-            wanted: Any = spec.configuration.get("order")
-            is_order = isinstance(wanted, list) and all(type(axis) is int for axis in wanted)
-            if not is_order or sorted(wanted) != list(range(len(shape))):
-                raise ValueError(f"the order of transpose is {wanted!r:.80}")
-            order = tuple(order[axis] for axis in wanted)
-        elif spec.name in ("bytes", "endian") and not is_serialized:
-            is_serialized = True
-            endian = byte_order_of(spec)
-            if builder.steps and not np.dtype(f"{endian}u2").isnative:
-                raise NotImplementedError  # filters on numbers of the other byte order
-            if not builder.steps:
-                stored = stored.newbyteorder(endian) if stored.itemsize > 1 else stored
-        else:
-            builder.add(spec, is_v3=True)
-            if spec.plain_name not in _ARRAY_FILTERS and not is_serialized:
-                raise NotImplementedError  # another serializer than `bytes`
-    if not is_serialized:
-        raise NotImplementedError
-    return builder.chain(stored, order)
-
+_INVALID = ValueError, TypeError, OverflowError, AttributeError, lzma.LZMAError
+"""The errors of invalid options of a codec."""
 
 _V3_NAMES = {"zstd", "blosc", "gzip", "crc32c"}
 _NUMBER_FILTERS = {
@@ -305,152 +233,153 @@ _NUMBER_FILTERS = {
 
 _ARRAY_FILTERS = {*_NUMBER_FILTERS, "bitround", "packbits"}
 _CHECKSUMS = {"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
-_INTO = {"zstd": _zstd, "blosc": _blosc, "lz4": _lz4}
-_STREAMS: dict[str, Callable[[], Any]] = {
-    "gzip": lambda: zlib.decompressobj(31),
-    "zlib": zlib.decompressobj,
-    "bz2": bz2.BZ2Decompressor,
+_SIZES = {"zstd": _zstd_size, "blosc": _blosc_size, "lz4": _lz4_size}
+_STREAMS: dict[str, Callable[[Mapping[str, Any]], Callable[[], Any]]] = {
+    "gzip": lambda _: partial(zlib.decompressobj, 31),
+    "zlib": lambda _: zlib.decompressobj,
+    "bz2": lambda _: bz2.BZ2Decompressor,
+    "lzma": lzma_decompressor,
 }
 _MOST_GROWTH = 16
 """A filter encodes a number of one byte in at most this many bytes."""
 
+_MOST_CALLS = 2**20
+"""The most threads that decode chunks through one `ZarrPythonDecoder` at the same time."""
 
-class _Builder:
-    """Collects the steps of a chain in the order of encoding, and computes the size of each step's
-    input."""
 
-    def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._dtype, self._shape = dtype, shape
-        self._size = DecodedSize(math.prod(shape) * dtype.itemsize)
-        self.steps: list[Callable[[Encoded, Encoded | None], Encoded]] = []
+def _chain(metadata: ArrayMetadata) -> CodecChain:
+    """Return the steps of an array's codecs. Raises NotImplementedError if only zarr may have one
+    of them, or if they stand in an order that only zarr knows."""
+    shape, dtype, stored = metadata.grid.chunk, metadata.dtype, metadata.dtype
+    order = axes = tuple(range(len(shape)))
+    size = DecodedSize(math.prod(shape) * dtype.itemsize)
+    is_serialized, steps = False, list[Any]()
+    for spec in metadata.codecs:
+        name, options = spec.name.removeprefix(NUMCODECS), spec.configuration
+        if spec.name == "transpose" and not is_serialized:
+            if steps:
+                raise NotImplementedError  # a filter before it sees the numbers in another order
+            wanted = options.get("order")
+            wanted = axes[::-1] if wanted == "F" else wanted
+            is_order = isinstance(wanted, list | tuple) and all(type(n) is int for n in wanted)
+            if not is_order or sorted(wanted) != list(axes):
+                raise ValueError(f"the order of transpose is {wanted!r:.80}")
+            order = tuple(order[axis] for axis in wanted)
+        elif spec.name in ("bytes", "endian") and not is_serialized:
+            is_serialized, endian = True, byte_order_of(spec)
+            if steps and not np.dtype(f"{endian}u2").isnative:
+                raise NotImplementedError  # filters on numbers of the other byte order
+            if not steps and stored.itemsize > 1:
+                stored = stored.newbyteorder(endian)
+        elif name == spec.name and name not in _V3_NAMES:
+            raise NotImplementedError(name)
+        elif name != "bitround":  # the rounding can't be undone
+            decode, dtype = _decode(name, options, dtype, size)
+            steps.append(partial(_step, name, decode))
+            size = _encoded_size(name, size)
+            if name not in _ARRAY_FILTERS and not is_serialized:
+                raise NotImplementedError(name)  # another serializer than `bytes`
+    if not is_serialized:
+        raise NotImplementedError
+    return CodecChain(steps=tuple(reversed(steps)), stored=stored, shape=shape, order=order)
 
-    def chain(self, stored: np.dtype[Any], order: tuple[int, ...]) -> CodecChain:
-        """Return the chain."""
-        steps = tuple(reversed(self.steps))
-        return CodecChain(steps=steps, stored=stored, shape=self._shape, order=order)
 
-    def add(self, spec: CodecSpec, *, is_v3: bool) -> None:
-        """Add the next codec. Raises NotImplementedError if only zarr may have it."""
-        if is_v3 and spec.name not in _V3_NAMES and not spec.name.startswith(NUMCODECS):
-            raise NotImplementedError(spec.name)
-        name, options, size = spec.plain_name, spec.configuration, self._size
-        if name == "bitround":
-            return  # the rounding can't be undone
-        if name in _INTO:
-            module = numcodecs_module(name, codec=name)
-            self.steps.append(partial(_INTO[name], module.decompress, size))
-        elif name in _STREAMS or name == "lzma":
-            new = _STREAMS.get(name) or lzma_decompressor(options)
-            self.steps.append(partial(_streams, name, new, size))
-        else:
-            self.steps.append(partial(_numcodecs, name, self._codec(name, options, is_v3), size))
-        if name in _CHECKSUMS:
-            self._size = DecodedSize(size.bytes + 4, size.is_exact)
-        elif name != "shuffle":
-            # Incompressible bytes grow by less than this.
-            growth = _MOST_GROWTH if name in _ARRAY_FILTERS else 1
-            self._size = DecodedSize(growth * size.bytes + size.bytes // 8 + 4096, is_exact=False)
+def _encoded_size(name: str, size: DecodedSize) -> DecodedSize:
+    """Return the size of what a codec makes of this many bytes."""
+    if name == "shuffle":
+        return size
+    if name in _CHECKSUMS:
+        return DecodedSize(size.bytes + 4, size.is_exact)
+    # Incompressible bytes grow by less than this.
+    growth = _MOST_GROWTH if name in _ARRAY_FILTERS else 1
+    return DecodedSize(growth * size.bytes + size.bytes // 8 + 4096, is_exact=False)
 
-    def _codec(self, name: str, options: Mapping[str, Any], is_v3: bool) -> Any:
-        """Return numcodecs' codec of a name. In version 3, it takes the dtype from the array."""
-        options = {"id": name, **options}
-        before, after = _NUMBER_FILTERS.get(name, ("", ""))
-        if before:
-            options[before] = options.get(before) or self._dtype.str
-        if is_v3 and name == "shuffle":
-            options["elementsize"] = options.get("elementsize") or self._dtype.itemsize
-        registry = numcodecs_module("registry", codec=name)
-        try:
-            codec = registry.get_codec(options)
-        except numcodecs_module("errors", codec=name).UnknownCodecError:
-            raise NotImplementedError(name) from None
-        if before:  # its options are used for the first time here
-            codec.decode(codec.encode(np.zeros(1, options[before])))
-            self._dtype = np.dtype(options.get(after) or options[before])
-        return codec
+
+def _decode(
+    name: str, given: Mapping[str, Any], dtype: np.dtype[Any], size: DecodedSize
+) -> tuple[Step, np.dtype[Any]]:
+    """Return the step that undoes a codec, and the dtype of what it encodes numbers of this dtype
+    to."""
+    if name in _SIZES:
+        module = import_module(f"numcodecs.{name}")
+        if name == "blosc":
+            # Many threads decode one chunk each, so threads of Blosc's own would only compete. zarr
+            # sets the same when it is imported.
+            module.use_threads = False
+        return partial(_sized, _SIZES[name], module.decompress, size), dtype
+    if name in _STREAMS:
+        return partial(_streams, _STREAMS[name](given), size), dtype
+    options = {**given, "id": name}  # a hostile document may give an "id" of its own
+    before, after = _NUMBER_FILTERS.get(name, ("", ""))
+    if before:
+        options[before] = options.get(before) or dtype.str
+    if name == "shuffle":
+        options["elementsize"] = options.get("elementsize") or dtype.itemsize
+    registry, errors = map(import_module, ("numcodecs.registry", "numcodecs.errors"))
+    try:
+        codec = registry.get_codec(options)
+    except errors.UnknownCodecError:
+        raise NotImplementedError(name) from None
+    if before:  # its options are used for the first time here
+        codec.decode(codec.encode(np.zeros(1, options[before])))
+        dtype = np.dtype(options.get(after) or options[before])
+    return partial(_numcodecs, codec, size), dtype
 
 
 class ZarrPythonDecoder:
-    """Decodes the chunks of an array through zarr."""
+    """Decodes the chunks of an array through zarr. Several threads may use it: the array that zarr
+    reads has many chunks along its first axis, and each call decodes one of its own."""
 
     is_raw = is_direct = False
 
     def __init__(self, metadata: ArrayMetadata) -> None:
-        """Raises MissingDependencyError if zarr, or the package of a codec, isn't installed."""
-        self._shape, self._dtype = metadata.chunk_shape, metadata.dtype
-        self._documents = _documents(metadata)
-        self._key = metadata.keys.key([0] * len(self._shape))
-        self._own = threading.local()
-        codecs = [codec.name for codec in metadata.codecs]
-        what = f"{metadata.name or 'The array'}: its chunks are encoded by {codecs}, "
+        """Raises ImportError if zarr, or the package of a codec, isn't installed."""
+        import zarr
+        from zarr.core.buffer import default_buffer_prototype
+        from zarr.storage import MemoryStore
+
+        self._shape, self._dtype = metadata.grid.chunk, metadata.dtype
+        grid, fills = {"chunk_shape": self._shape}, {"b": False, "c": [0, 0]}
+        document = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [self._shape[0] * _MOST_CALLS, *self._shape[1:]],
+            "data_type": self._dtype.name,
+            "fill_value": fills.get(self._dtype.kind, 0),
+            "chunk_grid": {"name": "regular", "configuration": grid},
+            "chunk_key_encoding": {"name": "v2", "configuration": {"separator": "."}},
+            "codecs": [codec._asdict() for codec in metadata.codecs],
+            "attributes": {},
+        }
+        self._buffer: Any = default_buffer_prototype().buffer.from_array_like
+        encoded = np.frombuffer(json.dumps(document).encode(), np.uint8)
+        self._files = {"zarr.json": self._buffer(encoded)}
+        self._calls = cycle(range(_MOST_CALLS))
         try:
-            self._open()
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"{what}which zarr decodes, and zarr isn't installed ({error}): "
-                "pip install 'penstock[zarr]'."
-            ) from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about codecs outside of the specification
+                self._array = zarr.open_array(MemoryStore(self._files), mode="r")
         except Exception as error:  # any error of any package's codec
             if machine_remedy(error) is not None:
                 raise
-            is_of_imagecodecs = any("imagecodecs" in name for name in codecs)
-            package = "imagecodecs" if is_of_imagecodecs else "the package that registers the codec"
-            raise MissingDependencyError(
-                f"{what}and zarr can't open them ({type(error).__name__}: {str(error)[:200]}). "
-                f"Install 'penstock[zarr]' and {package}."
-            ) from error
+            raise ImportError(f"zarr: {type(error).__name__}: {str(error)[:200]}") from error
 
     def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Decode a chunk; see `ChunkDecoder`."""
-        if not hasattr(self._own, "array"):
-            self._open()
-        self._own.files[self._key] = self._buffer(data)
+        number, length = next(self._calls), self._shape[0]
+        key = ".".join(map(str, (number, *[0] * (len(self._shape) - 1))))
+        self._files[key] = self._buffer(data)
         try:
-            chunk = np.asarray(self._own.array[...])
+            chunk = np.asarray(self._array[number * length : (number + 1) * length])
         except Exception as error:
             if machine_remedy(error) is not None:
                 raise
             raise ValueError(f"{type(error).__name__}: {error}") from error
         finally:
-            del self._own.files[self._key]
+            del self._files[key]
         if chunk.shape != self._shape:
             raise ValueError(f"it has the shape {chunk.shape}, expected {self._shape}")
-        if chunk.dtype.kind in "mM":
-            chunk = chunk.astype(chunk.dtype.newbyteorder("="), copy=False).view(np.int64)
         if out is None:
             return chunk.astype(self._dtype, copy=False)
         out[...] = chunk
         return out
-
-    def _open(self) -> None:
-        """Open this thread's array, which has no chunk yet."""
-        import zarr
-        from zarr.core.buffer import default_buffer_prototype
-        from zarr.storage import MemoryStore
-
-        self._buffer: Any = default_buffer_prototype().buffer.from_array_like
-        files = {name: self._buffer(data) for name, data in self._documents.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about codecs outside of the specification
-            self._own.array = zarr.open_array(MemoryStore(files), mode="r")
-        self._own.files = files
-
-
-def _documents(metadata: ArrayMetadata) -> dict[str, Encoded]:
-    """Return the metadata files of an array that consists of one chunk."""
-    shape = list(metadata.chunk_shape)
-    document = {**metadata.document, "shape": shape}
-    if metadata.version == 2:
-        document |= {"chunks": shape, "fill_value": None}
-    else:
-        document |= {
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
-            "codecs": [
-                {"name": codec.name, "configuration": dict(codec.configuration)}
-                for codec in metadata.codecs
-            ],
-            "attributes": {},
-            "dimension_names": None,
-        }
-    name = ".zarray" if metadata.version == 2 else "zarr.json"
-    return {name: np.frombuffer(json.dumps(document).encode(), np.uint8)}

@@ -17,14 +17,15 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import Schema, is_field_name
 from penstock.readers.formats.array_fields import check_samples, field_type, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, parse_array
+from penstock.readers.formats.zarr.zarr_metadata import parse_array
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.readers.formats.array_windows import ArrayWindows
     from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy
-    from penstock.readers.formats.zarr.zarr_metadata import Node
+    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node
     from penstock.readers.origin import Origin
 
 ROOT_FIELD = "array"
@@ -60,176 +61,130 @@ class ChosenFields:
 
 
 def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
-    """Choose the fields of a dataset: those that the user names, else all arrays that can be
-    tensors and follow the largest one.
+    """Choose the fields of a dataset: those that the user names, else the finest level of an
+    OME-Zarr image, else all arrays that can be tensors and follow the largest one.
 
     Raises ConfigError, DatasetError, DatasetNotFoundError or FetchError.
     """
-    places = dict(origin.arrangement.places)
-    chooser = _Chooser(origin, hierarchy, is_named=bool(places))
+    url, sampling = origin.url, Sampling.of(origin.arrangement)
+    places, refused = dict(origin.arrangement.places), dict[str, str]()
+    nodes = hierarchy.nodes_at(places.values()) if places else hierarchy.nodes()
+    if not places and (level := finest_level(nodes[""])) is not None:
+        places = {IMAGE_FIELD: level}
     if places:
-        nodes = hierarchy.nodes_at(places.values())
-        arrays = {name: chooser.named(name, path, nodes) for name, path in places.items()}
+        arrays = {name: _named(name, path, hierarchy, nodes, url) for name, path in places.items()}
     else:
-        nodes = hierarchy.nodes()
-        arrays = chooser.candidates(nodes)
+        arrays = _candidates(nodes, refused)
     if not arrays:
-        raise chooser.no_arrays(nodes)
-    return chooser.choose(arrays)
-
-
-class _Chooser:
-    """Chooses the fields of one dataset. is_named: the user names them."""
-
-    def __init__(self, origin: Origin, hierarchy: Hierarchy, *, is_named: bool) -> None:
-        self._url, self._hierarchy, self._is_named = origin.url, hierarchy, is_named
-        self._sampling = Sampling.of(origin.arrangement)
-        self._types = given_types(origin.arrangement)
-        self._refused: dict[str, str] = {}
-
-    # -- arrays
-
-    def named(self, name: str, path: str, nodes: Mapping[str, Node]) -> ArrayMetadata:
-        """Return the array at a path that the user names."""
-        plain = path.strip("/")
-        node = nodes.get(plain)
-        if node is not None and node.kind == "group" and (level := finest_level(node)) is not None:
-            plain = f"{plain}/{level}" if plain else level
-            node = self._hierarchy.nodes_at([plain]).get(plain)
-        if node is None or node.kind != "array":
-            every = self._hierarchy.nodes().values()
-            names = [node.name for node in every if node.kind == "array"]
-            raise ConfigError(
-                f'fields: got {{"{name}": {path!r}}}, and {self._url} has no such array. '
-                f"Its arrays: {_some(names)}."
-            )
-        found = _parsed(node)
-        if isinstance(found, str):
-            raise DatasetError(
-                f"{path or 'The array'}: {found}. Choose other fields (fields=), or write it as "
-                "numbers with at least one axis."
-            )
-        return found
-
-    def candidates(self, nodes: Mapping[str, Node]) -> dict[str, ArrayMetadata]:
-        """Return every array that can be a field, by field; of an OME-Zarr image, only its finest
-        level."""
-        root = nodes[""]
-        level = finest_level(root) if root.kind == "group" else None
-        if level is not None:
-            return {IMAGE_FIELD: self.named(IMAGE_FIELD, level, nodes)}
-        arrays: dict[str, ArrayMetadata] = {}
-        for node in (each for each in nodes.values() if each.kind == "array"):
-            name = node.name.replace("/", ".") or ROOT_FIELD
-            if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
-                group, *parts = node.name.split("/")
-                name = "".join([group, *(f"[{part!r}]" for part in parts)])
-            found = _parsed(node)
-            if isinstance(found, str):
-                self._refused[node.name] = found
-            elif not is_field_name(name) or name in arrays:
-                self._refused[node.name] = "no field can have its name: pass fields={name: path}"
-            else:
-                arrays[name] = found
-        return arrays
-
-    # -- samples
-
-    def choose(self, arrays: Mapping[str, ArrayMetadata]) -> ChosenFields:
-        """Choose the arrays whose samples belong together."""
-        sampling, url = self._sampling, self._url
-        shapes = {name: array.shape for name, array in arrays.items()}
-        sampling.check_arrays(shapes, self._types, url=url)
-        lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
-        followers = [name for name in arrays if self._follows(arrays[name], arrays[lead])]
-        coordinates = [name for name in arrays if not _is_variable(arrays[name])]
-        windows = matched_windows(
-            {name: shapes[name] for name in followers},
-            sampling,
-            where=url,
-            hint=f'fields={{"{lead}": "{arrays[lead].name}"}}, or pass the path of a group',
-            lead=lead,
-            optional=() if self._is_named else coordinates,
+        reasons = "; ".join(f"{name or ROOT_FIELD}: {why}" for name, why in refused.items())
+        raise DatasetNotFoundError(
+            f"{url}: there are no arrays that can be fields ({reasons[:500] or 'only groups'}). "
+            "Pass the path of a hierarchy that has some: numbers with at least one axis, of which "
+            "only the first may have length 0."
         )
-        for name in followers:
-            if name not in windows:
-                reason = "it has other windows than the array whose coordinate it is"
-                self._refused[arrays[name].name or name] = reason
-        fields = [
+    shapes = {name: array.shape for name, array in arrays.items()}
+    types = given_types(origin.arrangement)
+    sampling.check_arrays(shapes, types, url=url)
+    lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
+    along = (arrays[lead].dimension_names or (None,))[0]
+    for name, array in list(arrays.items()):
+        first = (array.dimension_names or (None,))[0]
+        if not places and along is not None and first not in (along, None):
+            refused[array.name] = f"its first axis is {first!r}, and samples run along {along!r}"
+            del shapes[name]
+    windows = matched_windows(
+        shapes,
+        sampling,
+        where=url,
+        hint=f'fields={{"{lead}": "{arrays[lead].name}"}}, or pass the path of a group',
+        lead=lead,
+        optional=[] if places else [name for name in arrays if not _is_variable(arrays[name])],
+    )
+    for name in (name for name in shapes if name not in windows):
+        reason = "it has other windows than the array whose coordinate it is"
+        refused[arrays[name].name or name] = reason
+    for name, reason in refused.items():
+        _log.info("%s: %s isn't a field: %s", url, name, reason)
+    check_samples(windows[lead].samples, what=f"{url}: {lead!r} of shape {shapes[lead]}")
+    if not windows[lead].samples:
+        raise DatasetNotFoundError(f"{url}: {lead!r} has no samples: shape {shapes[lead]}.")
+    schema = {
+        name: field_type(types.get(name), arrays[name].dtype, own.sample_shape, name=name, url=url)
+        for name, own in windows.items()
+    }
+    return ChosenFields(
+        schema=Schema(schema),
+        fields=[
             WindowedArray(name=name, array=arrays[name], windows=own)
             for name, own in windows.items()
-        ]
-        for name, reason in self._refused.items():
-            _log.info("%s: %s isn't a field: %s", url, name, reason)
-        check_samples(windows[lead].samples, what=f"{url}: {lead!r} of shape {shapes[lead]}")
-        if not windows[lead].samples:
-            raise DatasetNotFoundError(f"{url}: {lead!r} has no samples: shape {shapes[lead]}.")
-        schema = {
-            each.name: field_type(
-                self._types.get(each.name),
-                each.array.dtype,
-                each.windows.sample_shape,
-                name=each.name,
-                url=url,
-            )
-            for each in fields
-        }
-        return ChosenFields(
-            schema=Schema(schema),
-            fields=fields,
-            left_out={
-                path.replace("/", ".") or ROOT_FIELD: why for path, why in self._refused.items()
-            },
+        ],
+        left_out={path.replace("/", ".") or ROOT_FIELD: why for path, why in refused.items()},
+    )
+
+
+def _named(
+    name: str, path: str, hierarchy: Hierarchy, nodes: Mapping[str, Node], url: str
+) -> ArrayMetadata:
+    """Return the array at a path that the user names; at that of an image, its finest level."""
+    plain = path.strip("/")
+    node = nodes.get(plain)
+    if node is not None and (level := finest_level(node)) is not None:
+        plain = f"{plain}/{level}" if plain else level
+        node = hierarchy.nodes_at([plain]).get(plain)
+    if node is None or node.kind != "array":
+        names = [node.name for node in hierarchy.nodes().values() if node.kind == "array"]
+        raise ConfigError(
+            f'fields: got {{"{name}": {path!r}}}, and {url} has no such array. '
+            f"Its arrays: {_some(names)}."
         )
-
-    def _follows(self, array: ArrayMetadata, lead: ArrayMetadata) -> bool:
-        """Return True unless the names of dimensions say that an array has other samples."""
-        names, along = array.dimension_names, (lead.dimension_names or (None,))[0]
-        if self._is_named or along is None or names is None or names[0] in (along, None):
-            return True
-        self._refused[array.name] = (
-            f"its first axis is {names[0]!r}, and samples run along {along!r}"
+    found = _parsed(node)
+    if isinstance(found, Rejection):
+        raise DatasetError(
+            f"{path or 'The array'}: {found.reason}. Choose other fields (fields=), or write it as "
+            "numbers with at least one axis."
         )
-        return False
-
-    def no_arrays(self, nodes: Mapping[str, Node]) -> DatasetError:
-        """Return the error for a hierarchy without any array that can be a field."""
-        if self._refused:
-            reasons = "; ".join(
-                f"{name or ROOT_FIELD}: {reason}" for name, reason in self._refused.items()
-            )
-            return DatasetError(
-                f"{self._url}: none of its arrays can be a field ({reasons[:500]}). Write numbers "
-                "with at least one axis; only the first axis may have length 0."
-            )
-        return DatasetNotFoundError(
-            f"{self._url}: there are no arrays, only groups: {_some(list(nodes)[1:])}. Pass the "
-            "path of a hierarchy that has arrays."
-        )
+    return found
 
 
-def _parsed(node: Node) -> ArrayMetadata | str:
+def _candidates(nodes: Mapping[str, Node], refused: dict[str, str]) -> dict[str, ArrayMetadata]:
+    """Return every array that can be a field, by field; add the reasons against others."""
+    arrays: dict[str, ArrayMetadata] = {}
+    for node in (each for each in nodes.values() if each.kind == "array"):
+        name = node.name.replace("/", ".") or ROOT_FIELD
+        if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
+            group, *parts = node.name.split("/")
+            name = "".join([group, *(f"[{part!r}]" for part in parts)])
+        found = _parsed(node)
+        if isinstance(found, Rejection):
+            refused[node.name] = found.reason
+        elif not is_field_name(name) or name in arrays:
+            refused[node.name] = "no field can have its name: pass fields={name: path}"
+        else:
+            arrays[name] = found
+    return arrays
+
+
+def _parsed(node: Node) -> ArrayMetadata | Rejection:
     """Return the metadata of an array, or why it can't be a field. Raises DatasetError."""
     array = parse_array(node)
-    if not isinstance(array, ArrayMetadata):
-        return array.reason
-    if not array.shape:
-        return "it is a single number"
-    if 0 in array.shape[1:]:
-        return f"its samples are empty: its shape is {array.shape}"
+    if not isinstance(array, Rejection):
+        if not array.shape:
+            return Rejection("it is a single number")
+        if 0 in array.shape[1:]:
+            return Rejection(f"its samples are empty: its shape is {array.shape}")
     return array
 
 
-def finest_level(group: Node) -> str | None:
-    """Return the path, below its group, of the finest level of an OME-Zarr image; None if the group
+def finest_level(node: Node) -> str | None:
+    """Return the path, below its group, of the finest level of an OME-Zarr image; None if the node
     isn't one."""
-    ome = group.attributes.get("ome")
-    attributes: Any = ome if isinstance(ome, dict) else group.attributes
+    ome = node.attributes.get("ome")
+    attributes: Any = ome if isinstance(ome, dict) else node.attributes
     try:
         path = attributes["multiscales"][0]["datasets"][0]["path"]
     except (KeyError, IndexError, TypeError):
         return None
-    return path.strip("/") if isinstance(path, str) else None
+    return path.strip("/") if node.kind == "group" and isinstance(path, str) else None
 
 
 def _bytes(array: ArrayMetadata) -> int:

@@ -17,31 +17,22 @@ from penstock.readers.files import below, encoded_name, is_passed_over, printabl
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
-    MAX_DOCUMENT_BYTES,
     Node,
     read_document,
+    read_node,
     v2_consolidated,
     v3_consolidated,
-    v3_node,
 )
-from penstock.readers.origin import Entry, LocalFolder, RemoteFolder
+from penstock.readers.origin import LocalFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from penstock.readers.formats.unindexed_files import Part
-    from penstock.readers.formats.zarr.zarr_metadata import Kind
-    from penstock.readers.origin import Origin
+    from penstock.readers.origin import Entry, Origin
 
-
-V3, CONSOLIDATED, GROUP, ARRAY, ATTRIBUTES = (
-    b"zarr.json",
-    b".zmetadata",
-    b".zgroup",
-    b".zarray",
-    b".zattrs",
-)
-ROOTS = frozenset((V3, CONSOLIDATED, GROUP, ARRAY))
+CONSOLIDATED = ".zmetadata"
+ROOTS = frozenset((b"zarr.json", b".zmetadata", b".zgroup", b".zarray"))
 """The root of a hierarchy has at least one of these files."""
 
 MAX_NODES = 2**16
@@ -82,23 +73,15 @@ class Hierarchy:
                 below(self._origin.root, entry.name)
         return read_file_parts(self._origin, parts, workers=1)
 
-    def walk(self, name: bytes, depth: int) -> Iterator[Entry]:
-        """Yield all files in a folder and in the folders below it, from a local folder down to
-        `depth` levels; none if it doesn't exist."""
-        folder = os.fsdecode(name)
-        if isinstance(self._origin, RemoteFolder):
-            for _, entry in self._origin.list_below(folder):
-                if entry is not None and unsafe_reason(entry.name) is None:
-                    yield entry
-            return
-        files, folders = self._origin.list_one(folder)
-        for path in (os.fsencode(file) for file, _ in files):
-            is_shown = not is_passed_over(path.rpartition(b"/")[2])
-            if is_shown and (entry := self._origin.entry(path)) is not None:
+    def walk(self, folder: bytes) -> Iterator[Entry]:
+        """Yield all files below a folder; none if it doesn't exist."""
+        for path, entry in self._origin.list_below(os.fsdecode(folder)):
+            if entry is None:  # of a local folder
+                entry = self._origin.entry(os.fsencode(path))
+            elif unsafe_reason(entry.name) is not None:
+                continue
+            if entry is not None:
                 yield entry
-        for each in map(os.fsencode, folders if depth > 0 else ()):
-            if not is_passed_over(each):
-                yield from self.walk(os.path.join(name, each), depth - 1)
 
     # -- nodes
 
@@ -110,21 +93,28 @@ class Hierarchy:
         root = self._root()
         nodes = self._consolidated(root)
         if nodes is None:
-            nodes = {"": root}
-            level = [root]
-            while level := self._children([node for node in level if node.kind == "group"]):
+            nodes, level = {"": root}, [root]
+            while level:
+                groups = [node for node in level if node.kind == "group"]
+                paths = [path for found in in_parallel(self._folders, groups) for path in found]
+                self._check_count(len(nodes) + len(paths))
+                level = [node for node in in_parallel(self._node, paths) if node is not None]
                 nodes |= {node.name: node for node in level}
-                self._check_count(len(nodes))
         self._check_count(len(nodes))
         return dict(sorted(nodes.items()))
 
-    def nodes_at(self, paths: Iterable[str]) -> dict[str, Node]:
+    def nodes_at(self, paths: Collection[str]) -> dict[str, Node]:
         """Read the root and those nodes at some paths that exist, without listing.
 
         Raises ConfigError for a path that leads out of the hierarchy.
         """
-        root = self._root()
-        plain = list(dict.fromkeys(map(self._path, paths)))
+        for path in paths:
+            name = encoded_name(path.strip("/"))
+            if name is None or unsafe_reason(name) is not None:
+                raise ConfigError(
+                    f"fields: got {path!r}, expected the path of an array below {self._url}."
+                )
+        root, plain = self._root(), dict.fromkeys(path.strip("/") for path in paths)
         consolidated = self._consolidated(root)
         if consolidated is not None:
             return {path: consolidated[path] for path in ["", *plain] if path in consolidated}
@@ -142,61 +132,39 @@ class Hierarchy:
         return root
 
     def _consolidated(self, root: Node) -> dict[str, Node] | None:
+        """Return all nodes if the root alone shows them."""
         if root.kind == "array":
             return {"": root}
-        nodes = None
         if root.version == 3:
             nodes = v3_consolidated(root)
-        elif (entry := self._origin.entry(CONSOLIDATED)) is not None:
-            document = self._document(entry, is_consolidated=True)
-            nodes = v2_consolidated(document, name=f"{self._url}/{printable(entry.name)}")
+        else:
+            document = self._document("", CONSOLIDATED)
+            name = f"{self._url}/{CONSOLIDATED}"
+            nodes = None if document is None else v2_consolidated(document, name=name)
         return None if nodes is None else {"": root} | nodes
-
-    def _children(self, groups: list[Node]) -> list[Node]:
-        """Read the nodes directly in some groups."""
-        children = [path for paths in in_parallel(self._folders, groups) for path in paths]
-        self._check_count(len(children))
-        return [node for node in in_parallel(self._node, children) if node is not None]
 
     def _folders(self, group: Node) -> list[str]:
         """Return the paths of the folders directly in a group, sorted."""
-        name = encoded_path(group.name)
-        _, found = self._origin.list_one(os.fsdecode(name))
-        names = [each for each in map(os.fsencode, found) if not is_passed_over(each)]
+        _, found = self._origin.list_one(os.fsdecode(encoded_path(group.name)))
+        names = sorted(each for each in map(os.fsencode, found) if not is_passed_over(each))
         above = f"{group.name}/" if group.name else ""
-        return [above + os.fsdecode(n) for n in sorted(names) if unsafe_reason(n) is None]
+        return [above + os.fsdecode(name) for name in names if unsafe_reason(name) is None]
 
     def _node(self, path: str) -> Node | None:
         """Read the node at a path; None if it doesn't exist."""
-        folder, entry = encoded_path(path), self._origin.entry
-        v3 = entry(os.path.join(folder, V3))
-        if v3 is not None:
-            # The root's document may contain those of all nodes.
-            return v3_node(path, self._document(v3, is_consolidated=not path))
-        kinds: tuple[tuple[bytes, Kind], ...] = ((ARRAY, "array"), (GROUP, "group"))
-        for file, kind in kinds:
-            if (v2 := entry(os.path.join(folder, file))) is None:
-                continue
-            document, extra = self._document(v2), entry(os.path.join(folder, ATTRIBUTES))
-            attributes = {} if extra is None else self._document(extra)
-            return Node(name=path, kind=kind, version=2, document=document, attributes=attributes)
-        return None
+        return read_node(path, lambda file: self._document(path, file))
 
-    def _document(self, entry: Entry, *, is_consolidated: bool = False) -> dict[str, Any]:
-        limit = MAX_CONSOLIDATED_BYTES if is_consolidated else MAX_DOCUMENT_BYTES
+    def _document(self, path: str, file: str) -> dict[str, Any] | None:
+        """Read a document of a node; None if there is none."""
+        entry = self._origin.entry(os.path.join(encoded_path(path), file.encode()))
+        if entry is None:
+            return None
         self.documents.append(entry)
-        (data,) = self.read_parts([(entry, 0, min(entry.size_bytes, limit + 1))])
+        (data,) = self.read_parts([(entry, 0, min(entry.size_bytes, MAX_CONSOLIDATED_BYTES + 1))])
+        # The root's document may contain those of all nodes.
+        is_consolidated = not path and file in (CONSOLIDATED, "zarr.json")
         name = f"{self._url}/{printable(entry.name)}"
         return read_document(data, name=name, is_consolidated=is_consolidated)
-
-    def _path(self, path: str) -> str:
-        plain = path.strip("/")
-        name = encoded_name(plain)
-        if name is None or unsafe_reason(name) is not None:
-            raise ConfigError(
-                f"fields: got {path!r}, expected the path of an array below {self._url}."
-            )
-        return plain
 
     def _check_count(self, nodes: int) -> None:
         if nodes > MAX_NODES:

@@ -15,7 +15,7 @@ from penstock import DataLoader, RandomCrop
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, Value
-from penstock.readers.formats.npy import npy_pieces
+from penstock.readers.formats.npy import npy_format
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ X = RNG.normal(size=(101, 3, 5)).astype("f4")
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npy_pieces, "PART_BYTES", 1500)
+    monkeypatch.setattr(npy_format, "PART_BYTES", 1500)
 
 
 def written(path: Path, array: Any, version: tuple[int, int] | None = None) -> None:

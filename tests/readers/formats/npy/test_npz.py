@@ -15,7 +15,7 @@ import pytest
 from penstock.cache import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, Value
-from penstock.readers.formats.npy import npy_pieces, stored_arrays
+from penstock.readers.formats.npy import npy_format, stored_arrays
 from tests.files import npy
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
@@ -33,7 +33,7 @@ SAVES = {"stored": np.savez, "compressed": np.savez_compressed}
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npy_pieces, "PART_BYTES", 1000)
+    monkeypatch.setattr(npy_format, "PART_BYTES", 1000)
 
 
 @pytest.mark.usefixtures("small_parts")

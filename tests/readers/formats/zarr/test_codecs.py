@@ -240,8 +240,11 @@ def test_lzma_of_every_format_within_its_memory_limit() -> None:
         {"format": 3, "filters": [{"id": 0x21, "dict_size": 2**31}]},
         {"format": 3, "filters": [{"id": 99}]},
     ):
-        with pytest.raises(ValueError, match="lzma"):
-            lzma_decompressor(options)
+        files, _ = written(values, compressors=guests.LZMA())
+        document = json.loads(files["zarr.json"])
+        document["codecs"][-1]["configuration"] = options
+        with pytest.raises(DatasetError, match=r"array.*codecs are invalid"):
+            decoder_of(metadata_of({"zarr.json": json.dumps(document).encode()}))
 
 
 def renamed(files: dict[str, bytes], **codec: Any) -> dict[str, bytes]:
@@ -295,6 +298,14 @@ def test_a_codec_of_another_package_is_called(monkeypatch: pytest.MonkeyPatch) -
         decoder.decode(data[:2])
     with pytest.raises(ValueError, match=r".+"):
         decoder.decode(data[:-4])
+
+
+def test_the_configuration_of_a_codec_names_no_other_codec() -> None:
+    files, _ = written(np.arange(4), chunks=(4,), compressors=None)
+    codec = {"name": "numcodecs.crc32", "configuration": {"id": "pickle"}}
+    decoder = decoder_of(metadata_of(renamed(files, **codec)))
+    with pytest.raises(ValueError, match="crc32"):
+        decoder.decode(np.frombuffer(numcodecs.Pickle().encode([1]), np.uint8))
 
 
 @pytest.mark.parametrize(

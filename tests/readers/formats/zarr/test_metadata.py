@@ -18,17 +18,16 @@ from penstock.readers.formats.zarr import (
     MAX_DOCUMENT_BYTES,
     ArrayMetadata,
     Node,
-    RefusedArray,
+    data_type,
     fill_value,
     parse_array,
     read_document,
     v2_consolidated,
-    v2_data_type,
     v3_consolidated,
-    v3_data_type,
     v3_node,
 )
-from tests.readers.formats.zarr.zarr_files import metadata_of, written
+from penstock.readers.types import Rejection
+from tests.readers.formats.zarr.zarr_files import key_of, metadata_of, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,18 +80,16 @@ def parsed(node: Node) -> ArrayMetadata:
 
 def test_an_array_has_a_shape_chunks_and_names() -> None:
     for found in (
-        parsed(v3(dimension_names=["time", None], attributes={"units": "K"})),
-        parsed(v2({"_ARRAY_DIMENSIONS": ["time", "x"], "units": "K"})),
+        parsed(v3(dimension_names=["time", None])),
+        parsed(v2({"_ARRAY_DIMENSIONS": ["time", "x"]})),
     ):
         assert found.name == "group/x"
         assert found.shape == (10, 4)
-        assert found.chunk_shape == found.file_shape == (3, 4)
-        assert found.grid.counts == found.files == (4, 1)
-        assert found.chunk_bytes == 48
+        assert found.grid.chunk == found.files.chunk == (3, 4)
+        assert found.grid.counts == found.files.counts == (4, 1)
         assert found.dtype == np.float32
         assert found.dimension_names is not None
         assert found.dimension_names[0] == "time"
-        assert found.attributes["units"] == "K"
         assert found.sharding is None
         assert found.fill_value == 0
     assert parsed(v2({"_ARRAY_DIMENSIONS": ["only one"]})).dimension_names is None
@@ -102,14 +99,14 @@ def test_a_chunk_has_a_key() -> None:
     def keys(name: str, **configuration: str) -> list[str]:
         encoding = {"name": name, "configuration": configuration}
         found = parsed(v3(chunk_key_encoding=encoding))
-        return [found.keys.key((2, 0)), found.keys.key(())]
+        return [key_of(found, (2, 0)), key_of(found, ())]
 
     assert keys("default") == ["c/2/0", "c"]
     assert keys("default", separator=".") == ["c.2.0", "c"]
     assert keys("v2") == ["2.0", "0"]
     assert keys("v2", separator="/") == ["2/0", "0"]
-    assert parsed(v2()).keys.key((2, 0)) == "2.0"
-    assert parsed(v2(dimension_separator="/")).keys.key((2, 0)) == "2/0"
+    assert key_of(parsed(v2()), (2, 0)) == "2.0"
+    assert key_of(parsed(v2(dimension_separator="/")), (2, 0)) == "2/0"
 
 
 def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
@@ -117,30 +114,24 @@ def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_times_are_integers_with_a_unit(version: int) -> None:
-    for dtype, unit in (("M8[ns]", "datetime64[ns]"), ("m8[10s]", "timedelta64[10s]")):
+def test_times_are_integers(version: int) -> None:
+    for dtype in ("M8[ns]", "m8[10s]"):
         files, _ = written(np.zeros(4, dtype), chunks=(2,), zarr_format=version)
-        found = metadata_of(files)
-        assert found.type.unit == unit
-        assert found.dtype == np.int64
+        assert metadata_of(files).dtype == np.int64
 
 
 REFUSED = [
-    (v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "Python objects or texts"),
-    (v2(dtype="<U7"), "texts"),
-    (v2(dtype="|S7"), "byte strings"),
-    (v2(dtype="|V7"), "raw bytes"),
-    (v2(dtype="<f16"), "<f16"),
-    (v2(dtype=[["a", "<i4"], ["b", "<f4"]]), "structured"),
+    (v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "|O"),
+    *((v2(dtype=dtype), dtype) for dtype in ("<U7", "|S7", "|V7", "<f16", "<f3", "<q8", "<f")),
+    *((v2(dtype=dtype), dtype) for dtype in ("float", "<M7[ns]", "<M8[nn]", "i4,i4", "(2,)f4")),
+    (v2(dtype=[["a", "<i4"], ["b", "<f4"]]), "'a', '<i4'"),
     (v2(filters=[{"id": "pickle"}]), "pickle"),
     (v2(filters=[{"id": "json2"}]), "json2"),
-    (v3(data_type="string"), "texts"),
-    (v3(data_type="variable_length_utf8"), "texts"),
-    (v3(data_type={"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}}), "texts"),
-    (v3(data_type="r16"), "raw bytes"),
-    (v3(data_type="bytes"), "raw bytes"),
-    (v3(data_type="bfloat16"), "bfloat16"),
+    *((v3(data_type=name), name) for name in ("string", "variable_length_utf8", "r16", "bytes")),
+    *((v3(data_type=name), name) for name in ("bfloat16", "int4", "float8_e4m3")),
+    (v3(data_type={"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}}), "utf32"),
     (v3(data_type={"name": "structured", "configuration": {"fields": []}}), "structured"),
+    (v3(data_type={"name": "numpy.datetime64"}), "numpy.datetime64"),
     (v3(chunk_grid={"name": "rectilinear", "configuration": {}}), "rectilinear"),
     (v3(storage_transformers=[{"name": "x"}]), "storage transformers"),
     (v3(chunk_key_encoding={"name": "fanout"}), "fanout"),
@@ -152,10 +143,8 @@ REFUSED = [
 @pytest.mark.parametrize(("node", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
 def test_an_array_that_cant_be_a_tensor_is_refused_by_name(node: Node, reason: str) -> None:
     found = parse_array(node)
-    assert isinstance(found, RefusedArray)
+    assert isinstance(found, Rejection)
     assert reason in found.reason
-    assert "group/x" in str(found.error())
-    assert reason in str(found.error())
 
 
 def test_unknown_keys_that_neednt_be_understood_are_ignored() -> None:
@@ -181,7 +170,7 @@ HOSTILE: list[Node] = [
     *each(v2, "chunks", None, [0, 4], [3], [3, -4], [3, 4, 5], [2**63, 1]),
     v2(chunks=[2**40, 4]),
     v2(shape=[2**50, 4], chunks=[2**38, 1]),
-    *each(v2, "dtype", None, 3, "float", "<f3", "<q8", "<M7[ns]", "<M8[nn]", "<f", {}),
+    *each(v2, "dtype", None, 3, {}),
     *each(v2, "fill_value", "x", [1], [1, 2], {}, "0x00", True),
     *(v2(dtype="<i4", fill_value=fill) for fill in list[Any]([2**31, 0.5, "1.5", [0], True])),
     *(v2(dtype="|u1", fill_value=fill) for fill in list[Any]([-1, 256, "NaN"])),
@@ -195,7 +184,7 @@ HOSTILE: list[Node] = [
     *each(v3, "chunk_grid", None, {}, {"name": "regular"}, "regular"),
     v3(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40, 4]}}),
     *each(v3, "codecs", None, [], 3, [3], [{}], [{"name": 3}], V3["codecs"] * 99),
-    *each(v3, "data_type", None, 3, {}, {"name": "numpy.datetime64"}),
+    *each(v3, "data_type", None, 3, {}),
     *each(v3, "chunk_key_encoding", None, {}, {"name": "v2", "configuration": 3}),
     v3(chunk_key_encoding={"name": "default", "configuration": {"separator": "-"}}),
     *each(v3, "dimension_names", ["a"], "ab", [1, 2]),
@@ -242,7 +231,7 @@ def test_any_metadata_is_read_or_refused(key: str, value: Any, version: int) -> 
     except DatasetError:
         return
     if isinstance(found, ArrayMetadata):
-        assert found.chunk_bytes <= 2**31
+        assert math.prod(found.grid.chunk) * found.dtype.itemsize <= 2**31
         assert math.prod(found.shape) < 2**62
 
 
@@ -267,14 +256,14 @@ FILLS: list[tuple[str, str, Any, Any]] = [
 def test_a_fill_value_is_a_number_of_the_arrays_type(
     old: str, new: str, value: Any, wanted: Any
 ) -> None:
-    for type in (v2_data_type(old), v3_data_type(new)):
-        found = fill_value(value, type)
+    for dtype in (data_type(old).newbyteorder("="), data_type(new)):
+        found = fill_value(value, dtype)
         assert found.dtype == np.dtype(new)
         np.testing.assert_array_equal(found, wanted)
 
 
 def test_not_a_time_is_the_least_integer() -> None:
-    assert fill_value("NaT", v2_data_type("<M8[ns]")) == -(2**63)
+    assert fill_value("NaT", data_type("<M8[ns]")) == -(2**63)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "i4", "u8", "f2", "f8", "c8"])
@@ -327,7 +316,7 @@ def test_consolidated_metadata_has_all_nodes(version: int) -> None:
         "deep/y": "array",
         "x": "array",
     }
-    assert parsed(nodes["x"]).attributes["u"] == "K"
+    assert nodes["x"].attributes["u"] == "K"
     assert parsed(nodes["deep/y"]).dtype == np.int16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from penstock.cache import (
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import MAX_FIELDS
 from penstock.readers.formats import Sampling
-from penstock.readers.formats.zarr import zarr_codecs
 from tests.readers.formats.zarr.hierarchies import bad_of, opened, read_all, values, write_group
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_claims_of_metadata_are_bounded(values: Any, why: str, root: Path) -> No
 
 def test_files_that_arent_documents_are_rejected(root: Path) -> None:
     (root / "x/zarr.json").write_bytes(b"{" * 100)
-    with pytest.raises(DatasetError, match="isn't JSON"):
+    with pytest.raises(DatasetError, match="isn't a JSON"):
         Dataset(root).open()
     (root / "x/zarr.json").write_bytes(b" " * 5_000_000)
     with pytest.raises(DatasetError, match="at most"):
@@ -172,12 +172,9 @@ def test_a_missing_codec_is_named_and_other_fields_are_read(
 ) -> None:
     root = write_group(tmp_path / "set.zarr", {"x": X, "y": np.arange(8)}, compressors={"y": None})
 
-    def missing(name: str, *, codec: str) -> Any:
-        raise MissingDependencyError(f"{name}: {codec} needs the extra zarr")
-
-    monkeypatch.setattr(zarr_codecs, "numcodecs_module", missing)
+    monkeypatch.setitem(sys.modules, "numcodecs.zstd", None)
     with Dataset(root) as dataset:
-        with pytest.raises(MissingDependencyError, match="extra zarr"):
+        with pytest.raises(MissingDependencyError, match=r"zstd.*penstock.zarr"):
             dataset.read(dataset.contents.rows(np.arange(8)))
         assert (read_all(dataset.select("y"))["y"] == np.arange(8)).all()
 
@@ -193,11 +190,11 @@ def test_an_array_that_cant_be_a_tensor_is_left_out_and_refused_by_name(
     with caplog.at_level("INFO", logger="penstock"), Dataset(root) as dataset:
         assert dataset.fields == ("x",)
         assert (read_all(dataset)["x"] == X).all()
-    assert "names isn't a field: Python objects" in caplog.text
-    with pytest.raises(DatasetError, match="names: Python objects"):
+    assert "names isn't a field: its data type '|O'" in caplog.text
+    with pytest.raises(DatasetError, match="names: its data type"):
         Dataset(root, fields={"names": "names"}).open()
     (root / "x/.zarray").unlink()
-    with pytest.raises(DatasetError, match=r"none of its arrays can be a field \(names: Python"):
+    with pytest.raises(DatasetError, match=r"no arrays that can be fields \(names: its data type"):
         Dataset(root).open()
 
 

@@ -20,7 +20,7 @@ from penstock.readers.formats.zarr import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -55,13 +55,19 @@ def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
     return found
 
 
+def key_of(metadata: ArrayMetadata, coordinates: Sequence[int]) -> str:
+    """Return the name of a chunk's file, or of its shard's file, below the array's folder."""
+    parts = [*([metadata.prefix] if metadata.prefix else []), *map(str, coordinates)]
+    return metadata.separator.join(parts) or "0"
+
+
 def chunks(
     files: Mapping[str, bytes], metadata: ArrayMetadata
 ) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
     """Yield the stored chunks, encoded, with their coordinates."""
     prefix = f"{metadata.name}/" if metadata.name else ""
-    for place in itertools.product(*map(range, metadata.files)):
-        found = files.get(prefix + metadata.keys.key(place))
+    for place in itertools.product(*map(range, metadata.files.counts)):
+        found = files.get(prefix + key_of(metadata, place))
         if found is None:
             continue
         data = np.frombuffer(found, np.uint8)
@@ -71,8 +77,8 @@ def chunks(
             continue
         begin, end = sharding.index_range(len(data))
         index = sharding.parse_index(data[begin:end], len(data))
-        for inner in itertools.product(*map(range, sharding.counts)):
-            start, size = index[inner].tolist()
+        places = itertools.product(*map(range, sharding.counts))
+        for inner, (start, size) in zip(places, index.tolist(), strict=True):
             if start >= 0:
                 offset = np.multiply(place, sharding.counts) + inner
                 yield tuple(offset.tolist()), data[start : start + size]
@@ -82,15 +88,16 @@ def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], Chun
     """Read a whole array; decode each chunk into a new array and into a given one."""
     metadata = metadata_of(files, name)
     decoder = decoder_of(metadata)
-    shape = np.multiply(metadata.grid.counts, metadata.chunk_shape)
+    chunk = metadata.grid.chunk
+    shape = np.multiply(metadata.grid.counts, chunk)
     whole = np.full(shape, metadata.fill_value, metadata.dtype)
     for place, data in chunks(files, metadata):
-        buffer = np.empty(metadata.chunk_shape, metadata.dtype)
+        buffer = np.empty(chunk, metadata.dtype)
         assert decoder.decode(data, buffer) is buffer
         found = decoder.decode(data)
         assert found.dtype.newbyteorder("=") == metadata.dtype
         np.testing.assert_array_equal(found, buffer)
-        corner = np.multiply(place, metadata.chunk_shape)
+        corner = np.multiply(place, chunk)
         if np.all(corner < shape):
-            whole[tuple(map(slice, corner, corner + metadata.chunk_shape))] = found
+            whole[tuple(map(slice, corner, corner + chunk))] = found
     return whole[tuple(map(slice, metadata.shape))], decoder

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
 MAGIC = npy_format.MAGIC_PREFIX
-_MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
-MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
-"""The largest number of bytes before the payload of an .npy file."""
+MAX_HEAD_BYTES = 4096
+"""The largest number of bytes before the payload of an .npy file; numpy usually writes 128."""
 
 UNSUPPORTED_NPY = "an .npy file of"
 """Begins the reason against a file whose header is sound but whose dtype isn't supported."""
@@ -52,19 +51,29 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
     if version not in ((1, 0), (2, 0), (3, 0)):
         return Rejection(f"an .npy file of unknown version {'.'.join(map(str, version))}")
     width = 2 if version == (1, 0) else 4
-    if (length := int.from_bytes(head[8 : 8 + width], "little")) > _MAX_HEADER_BYTES:
-        return Rejection(f"its .npy header has {length:,} bytes; at most {_MAX_HEADER_BYTES:,}")
+    length, most = int.from_bytes(head[8 : 8 + width], "little"), MAX_HEAD_BYTES - 8 - width
+    if length > most:
+        return Rejection(
+            f"{UNSUPPORTED_NPY} a header of {length:,} bytes; at most {most:,} are read"
+        )
     file.seek(npy_format.MAGIC_LEN)
     # Version 3 differs from 2 only in the names of fields, and arrays with fields are refused.
     read = npy_format.read_array_header_1_0 if width == 2 else npy_format.read_array_header_2_0
     try:
-        shape, is_fortran, dtype = read(file, max_header_size=_MAX_HEADER_BYTES)
+        shape, is_fortran, dtype = read(file, max_header_size=MAX_HEAD_BYTES)
     except Exception:  # numpy raises what Python's parser raises
         return Rejection("truncated or damaged: its .npy header can't be read")
-    codec = _codec(dtype)
-    if isinstance(codec, Rejection):
-        return codec
-    if not _is_shape(shape):
+    codec = array_codec(dtype.str)
+    if codec is None:
+        return Rejection(
+            f"{UNSUPPORTED_NPY} dtype {dtype.str!r:.80}: save booleans, integers or floats of 8 "
+            "bytes at most, or complex numbers of 16. Objects are pickled and never loaded; of a "
+            "structured dtype save each field in a file of its own"
+        )
+    are_lengths = all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in shape)
+    # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
+    is_huge = 0 in shape and math.prod(filter(None, shape)) > _MAX_LENGTH
+    if not are_lengths or is_huge or len(shape) > _MAX_DIMENSIONS:
         return Rejection(f"damaged: its .npy header has the shape {str(shape)[:80]}")
     size_bytes = len(data) if size_bytes is None else size_bytes
     wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - file.tell()
@@ -101,31 +110,3 @@ def check_array(
     if found.kind == "b" and len(data) > header.start and data[header.start :].max() > 1:
         return Rejection("damaged: booleans that are neither 0 nor 1")
     return Facts.of(data, start=header.start, shape=header.shape, codec=str(header.codec))
-
-
-def _codec(dtype: np.dtype[np.generic]) -> ArrayCodec | Rejection:
-    if dtype.fields is not None:
-        return Rejection(
-            f"{UNSUPPORTED_NPY} named fields (a structured dtype): save one file for each field"
-        )
-    if dtype.hasobject:
-        return Rejection(
-            f"{UNSUPPORTED_NPY} Python objects (dtype object), which are pickled and never loaded: "
-            "save numbers"
-        )
-    codec = array_codec(dtype.str)
-    if codec is None:
-        return Rejection(
-            f"{UNSUPPORTED_NPY} dtype {dtype.str!r:.80}: save booleans, integers or floats of 8 "
-            "bytes at most, or complex numbers of 16"
-        )
-    return codec
-
-
-def _is_shape(shape: tuple[int, ...]) -> bool:
-    if len(shape) > _MAX_DIMENSIONS:
-        return False
-    if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in shape):
-        return False
-    # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
-    return 0 not in shape or math.prod(length or 1 for length in shape) <= _MAX_LENGTH

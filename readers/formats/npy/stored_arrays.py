@@ -13,11 +13,11 @@ from __future__ import annotations
 import io
 import math
 import struct
-import zipfile
 import zlib
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 
@@ -35,13 +35,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import ArrayCodec
 
-    Head = tuple[int, bytes]
-    """Where the contents of an .npy file begin in a file, and the first of its bytes."""
-
-FIRST_BYTES = 512
-"""First bytes of a file that are read for its header; numpy's headers usually take 128 bytes."""
-
-_T = TypeVar("_T")
+    Read = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +90,9 @@ def read_arrays(origin: Origin, entries: Sequence[Entry], *, workers: int) -> li
 
     Raises DatasetError (a file is damaged, or can't be a tensor), IndexChangedError or FetchError.
     """
-
-    def read(some: Sequence[Entry], size_bytes: int) -> list[Head]:
-        parts = [(entry, 0, min(entry.size_bytes, size_bytes)) for entry in some]
-        return [(0, head) for head in read_file_parts(origin, parts, workers=workers)]
-
+    parts = [(entry, 0, min(entry.size_bytes, MAX_HEAD_BYTES)) for entry in entries]
     arrays = []
-    for entry, (_, head) in zip(entries, _read_heads(read, entries), strict=True):
+    for entry, head in zip(entries, read_file_parts(origin, parts, workers=workers), strict=True):
         header = _parse_header(head, entry.size_bytes)
         if isinstance(header, Rejection):
             raise DatasetError(
@@ -112,27 +102,6 @@ def read_arrays(origin: Origin, entries: Sequence[Entry], *, workers: int) -> li
         start, size_bytes = header.start, entry.size_bytes - header.start
         arrays.append(StoredArray(entry, start, size_bytes, header.codec, header.shape))
     return arrays
-
-
-def _read_heads(
-    read: Callable[[Sequence[_T], int], list[Head]], places: Sequence[_T]
-) -> list[Head]:
-    """Read the heads of .npy files, and more of those whose header is long. read: reads at least
-    this many bytes at some places, if there are as many."""
-    heads = read(places, FIRST_BYTES)
-    long = [i for i, (_, head) in enumerate(heads) if _header_bytes(head) > len(head)]
-    again = read([places[i] for i in long], MAX_HEAD_BYTES) if long else []
-    for i, head in zip(long, again, strict=True):
-        heads[i] = head
-    return heads
-
-
-def _header_bytes(head: bytes) -> int:
-    """Return the length that the header of a .npy file claims in its first bytes."""
-    if len(head) < 12:
-        return 12
-    width = 2 if head[6] == 1 else 4
-    return 8 + width + int.from_bytes(head[8 : 8 + width], "little")
 
 
 def _parse_header(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
@@ -150,12 +119,14 @@ _TAIL_BYTES = (2**16 + 22, 2**22)
 """Bytes at the end of an archive that are read for its directory, at first and if it is long."""
 
 _LOCAL = struct.Struct("<4s5H3L2H")
-_MOST_EXTRA_BYTES = 2**16
+_HEAD_BYTES = _LOCAL.size + 2**8 + MAX_HEAD_BYTES
+"""The first bytes of a member that are read, besides its name: writers add few extra fields."""
+
 _MAX_RATIO = 1032
 """Deflate decompresses one byte to at most this many."""
 
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, ValueError, OverflowError, EOFError),
+    *(BadZipFile, zlib.error, struct.error, ValueError, OverflowError, EOFError),
     *(NotImplementedError, IndexError, KeyError),
 )
 _ENCRYPTED = 0x1
@@ -188,28 +159,23 @@ def _read_archive(origin: Origin, entry: Entry) -> ArrayGroup:
         ) from error
 
 
-def _archive(entry: Entry, read: Callable[[Sequence[tuple[int, int]]], list[bytes]]) -> ArrayGroup:
+def _archive(entry: Entry, read: Read) -> ArrayGroup:
     """Return the arrays of an archive, and the reasons against its other members. read: reads bytes
     [start, end) of the file."""
     ends = _directory(entry.size_bytes, read)
-    arrays, refused = dict[str, StoredArray](), dict[str, str]()
-    members = [member for member in ends if not member.is_dir()]
-    for member in list(members):
-        if (reason := _refusal(member)) is not None:
+    arrays, refused, spans = (
+        dict[str, StoredArray](),
+        dict[str, str](),
+        dict[ZipInfo, tuple[int, int]](),
+    )
+    for member in ends:
+        if (reason := _refusal(member)) is None:
+            at, head_bytes = member.header_offset, len(_name(member)) + _HEAD_BYTES
+            spans[member] = (at, min(at + head_bytes, entry.size_bytes))
+        elif not member.is_dir():
             refused[member.filename.removesuffix(".npy")] = reason
-            members.remove(member)
-
-    def contents(some: Sequence[zipfile.ZipInfo], size_bytes: int) -> list[Head]:
-        """Read the first contents of members, which begin behind the members' own headers."""
-        begins = [(member.header_offset, _LOCAL.size + len(_name(member))) for member in some]
-        size_bytes += _MOST_EXTRA_BYTES if size_bytes > FIRST_BYTES else 0
-        spans = [(at, min(at + head + size_bytes, entry.size_bytes)) for at, head in begins]
-        return [
-            _contents(member, ends[member], data)
-            for member, data in zip(some, read(spans), strict=True)
-        ]
-
-    for member, (start, head) in zip(members, _read_heads(contents, members), strict=True):
+    for member, data in zip(spans, read([*spans.values()]), strict=True):
+        start, head = _contents(member, ends[member], data)
         name = member.filename.removesuffix(".npy")
         header = _parse_header(head, member.file_size)
         if isinstance(header, Rejection):
@@ -219,7 +185,7 @@ def _archive(entry: Entry, read: Callable[[Sequence[tuple[int, int]]], list[byte
         elif name in arrays:
             raise ValueError(f"two members have the name {member.filename!r}")
         else:
-            is_packed, at = member.compress_type == zipfile.ZIP_DEFLATED, header.start
+            is_packed, at = member.compress_type == ZIP_DEFLATED, header.start
             packed = (member.file_size, at, member.CRC) if is_packed else None
             at = 0 if is_packed else at
             size_bytes = member.compress_size - at
@@ -229,9 +195,7 @@ def _archive(entry: Entry, read: Callable[[Sequence[tuple[int, int]]], list[byte
     return ArrayGroup(name=entry.name, arrays=arrays, left_out=refused)
 
 
-def _directory(
-    file_bytes: int, read: Callable[[Sequence[tuple[int, int]]], list[bytes]]
-) -> dict[zipfile.ZipInfo, int]:
+def _directory(file_bytes: int, read: Read) -> dict[ZipInfo, int]:
     """Return the members, in the order of the directory, and where each ends at the latest: at the
     next one, or at the directory. Raises ValueError if members overlap."""
     for size_bytes in _TAIL_BYTES:
@@ -239,10 +203,10 @@ def _directory(
         (tail,) = read([(first, file_bytes)])
         try:
             # zipfile takes the end for a whole archive, whose members begin before it.
-            with zipfile.ZipFile(io.BytesIO(tail)) as archive:
+            with ZipFile(io.BytesIO(tail)) as archive:
                 members, directory = archive.infolist(), archive.start_dir + first
             break
-        except (ValueError, zipfile.BadZipFile):
+        except (ValueError, BadZipFile):
             if not first or size_bytes == _TAIL_BYTES[-1]:
                 raise
     for member in members:
@@ -256,11 +220,11 @@ def _directory(
     return {member: latest[member] for member in members}
 
 
-def _name(member: zipfile.ZipInfo) -> bytes:
+def _name(member: ZipInfo) -> bytes:
     return member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
 
 
-def _contents(member: zipfile.ZipInfo, end: int, data: bytes) -> Head:
+def _contents(member: ZipInfo, end: int, data: bytes) -> tuple[int, bytes]:
     """Return where a member's contents begin in the file, and the first of them, decompressed.
 
     end: of the member in the file, at the latest. data: the first bytes of its header. Raises
@@ -276,20 +240,18 @@ def _contents(member: zipfile.ZipInfo, end: int, data: bytes) -> Head:
             f"{member.filename!r} has no header of this name where the directory expects it"
         )
     head = data[begin : begin + member.compress_size]
-    if member.compress_type == zipfile.ZIP_DEFLATED:
+    if member.compress_type == ZIP_DEFLATED:
         head = zlib.decompressobj(-15).decompress(head, MAX_HEAD_BYTES)
     return start, head
 
 
-def _refusal(member: zipfile.ZipInfo) -> str | None:
+def _refusal(member: ZipInfo) -> str | None:
     """Return why a member can't be read as an array; None if it may be readable.
 
     Raises ValueError if the directory contradicts itself.
     """
-    is_packed, size_bytes = member.compress_type == zipfile.ZIP_DEFLATED, member.file_size
-    if member.flag_bits & _ENCRYPTED or not (
-        is_packed or member.compress_type == zipfile.ZIP_STORED
-    ):
+    is_packed, size_bytes = member.compress_type == ZIP_DEFLATED, member.file_size
+    if member.flag_bits & _ENCRYPTED or not (is_packed or member.compress_type == ZIP_STORED):
         return "it is encrypted, or its compression isn't numpy's: write it with np.savez"
     stored = member.compress_size
     if size_bytes > _MAX_RATIO * (stored + 1) if is_packed else size_bytes != stored:

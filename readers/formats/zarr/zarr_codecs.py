@@ -259,9 +259,9 @@ def _chain(metadata: ArrayMetadata) -> CodecChain:
         if spec.name == "transpose" and not is_serialized:
             if steps:
                 raise NotImplementedError  # a filter before it sees the numbers in another order
-            wanted = options.get("order")
-            wanted = axes[::-1] if wanted == "F" else wanted
-            is_order = isinstance(wanted, list | tuple) and all(type(n) is int for n in wanted)
+            wanted: Any = options.get("order")
+            wanted = list(axes[::-1]) if wanted == "F" else wanted
+            is_order = isinstance(wanted, list) and all(type(axis) is int for axis in wanted)
             if not is_order or sorted(wanted) != list(axes):
                 raise ValueError(f"the order of transpose is {wanted!r:.80}")
             order = tuple(order[axis] for axis in wanted)
@@ -301,7 +301,7 @@ def _decode(
     """Return the step that undoes a codec, and the dtype of what it encodes numbers of this dtype
     to."""
     if name in _SIZES:
-        module = import_module(f"numcodecs.{name}")
+        module: Any = import_module(f"numcodecs.{name}")
         if name == "blosc":
             # Many threads decode one chunk each, so threads of Blosc's own would only compete. zarr
             # sets the same when it is imported.

@@ -121,15 +121,12 @@ def v3_node(name: str, document: Document) -> Node:
 def v2_consolidated(document: Document, *, name: str) -> dict[str, Node]:
     """Return the nodes that a .zmetadata file lists, including the root. Raises DatasetError."""
     listed = _listed(document, name)
-    paths = {key.rpartition("/")[0] for key in listed if key.endswith((".zarray", ".zgroup"))}
-    nodes = {}
-    for path in _checked_names(paths, within=name):
-        above = f"{path}/" if path else ""
-        if (
-            node := read_node(path, lambda file, above=above: listed.get(above + file))
-        ) is not None:
-            nodes[path] = node
-    return nodes
+    folders = dict[str, dict[str, Document]]()
+    for key, value in listed.items():
+        path, _, file = key.rpartition("/")
+        folders.setdefault(path, {})[file] = value
+    nodes = [read_node(path, folders[path].get) for path in _checked_names(folders, within=name)]
+    return {node.name: node for node in nodes if node is not None}
 
 
 def v3_consolidated(root: Node) -> dict[str, Node] | None:

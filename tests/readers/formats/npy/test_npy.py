@@ -80,10 +80,10 @@ def test_only_needed_bytes_are_fetched(root: Path, opened: Opened) -> None:
     dataset = opened("*.npy")
     assert len(dataset) == 10_000
     if dataset.remote is not None:
-        assert dataset.bytes_fetched <= 20 * 512
+        assert dataset.bytes_fetched <= 20 * 4096
         dense(dataset, "array", dataset.rows(np.arange(5)))
         size = 20 * 500 * 80
-        assert dataset.bytes_fetched <= 20 * 512 + size
+        assert dataset.bytes_fetched <= 20 * 4096 + size
 
 
 @pytest.mark.usefixtures("small_parts")

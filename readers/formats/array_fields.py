@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import Array, Value
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers.fieldtypes import Array, Schema, Value
 from penstock.readers.formats.array_windows import windows_of
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 
@@ -66,39 +66,44 @@ def matched_windows(
     return found
 
 
-def check_samples(count: int, *, what: str) -> None:
-    """Raise DatasetError for too many samples. what: the dataset, for messages."""
-    if count > MAX_SAMPLES:
+def array_schema(
+    stored: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]],
+    given: Mapping[str, FieldType],
+    samples: int,
+    *,
+    url: str,
+    what: str,
+) -> Schema:
+    """Return the types of fields: those that the user gives, if samples can be delivered as that,
+    else those of the stored numbers.
+
+    stored: the dtype and the shape of samples, None for a length that differs, by field. samples:
+    their number. what: the dataset, for messages. Raises ConfigError, DatasetError, or
+    DatasetNotFoundError if there are no samples.
+    """
+    if not samples:
+        raise DatasetNotFoundError(
+            f"{what} has no samples. They run along the first axis of its arrays."
+        )
+    if samples > MAX_SAMPLES:
         raise DatasetError(
-            f"{what} has {count:,} samples, expected at most {MAX_SAMPLES:,}. Use longer strides "
+            f"{what} has {samples:,} samples, expected at most {MAX_SAMPLES:,}. Use longer strides "
             "(stride=)."
         )
-
-
-def field_type(
-    given: FieldType | None,
-    dtype: np.dtype[Any],
-    shape: tuple[int | None, ...],
-    *,
-    name: str,
-    url: str,
-) -> FieldType:
-    """Return the type of a field: the one that the user gives, if samples of this dtype and shape
-    can be delivered as that, else the type of the stored numbers.
-
-    shape: of a sample; None for a length that differs. Raises ConfigError or DatasetError.
-    """
-    size_bytes = math.prod(length or 1 for length in shape) * dtype.itemsize
-    if size_bytes > MAX_SAMPLE_BYTES:
-        raise DatasetError(
-            f"{url}: a sample of {name!r} takes {size_bytes:,} bytes, expected at most "
-            f"{MAX_SAMPLE_BYTES:,}. Use smaller windows (sample=)."
-        )
-    is_array = shape or dtype.itemsize > 8
-    own: FieldType = Array(dtype.name, shape) if is_array else Value(dtype.name)
-    if given is None:
-        return own
-    given = given.completed(dtype.name, shape)
-    if not given.can_hold(dtype, shape):
-        raise ConfigError(f'schema["{name}"]: got {given!r}, and the samples of {url} are {own!r}.')
-    return given
+    types = {}
+    for name, (dtype, shape) in stored.items():
+        size_bytes = math.prod(length or 1 for length in shape) * dtype.itemsize
+        if size_bytes > MAX_SAMPLE_BYTES:
+            raise DatasetError(
+                f"{url}: a sample of {name!r} takes {size_bytes:,} bytes, expected at most "
+                f"{MAX_SAMPLE_BYTES:,}. Use smaller windows (sample=)."
+            )
+        is_array = shape or dtype.itemsize > 8
+        own: FieldType = Array(dtype.name, shape) if is_array else Value(dtype.name)
+        type = given[name].completed(dtype.name, shape) if name in given else own
+        if type != own and not type.can_hold(dtype, shape):
+            raise ConfigError(
+                f'schema["{name}"]: got {type!r}, and the samples of {url} are {own!r}.'
+            )
+        types[name] = type
+    return Schema(types)

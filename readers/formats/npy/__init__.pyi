@@ -1,2 +1,2 @@
+from . import npy_fields as npy_fields
 from . import npy_format as npy_format
-from . import stored_arrays as stored_arrays

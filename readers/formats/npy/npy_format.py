@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.npy.stored_arrays import ArrayGroup, StoredArray
+    from penstock.readers.formats.npy.npy_fields import ArrayGroup, StoredArray
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 

@@ -3,7 +3,7 @@ from . import zarr_format as zarr_format
 from .zarr_codecs import ZarrPythonDecoder as ZarrPythonDecoder
 from .zarr_codecs import decoder_of as decoder_of, lzma_decompressor as lzma_decompressor
 from .zarr_metadata import ArrayMetadata as ArrayMetadata, MAX_DOCUMENT_BYTES as MAX_DOCUMENT_BYTES
-from .zarr_metadata import Node as Node, Sharding as Sharding, data_type as data_type
+from .zarr_metadata import Node as Node, Sharding as Sharding
+from .zarr_metadata import consolidated_nodes as consolidated_nodes, data_type as data_type
 from .zarr_metadata import fill_value as fill_value, parse_array as parse_array
-from .zarr_metadata import read_document as read_document, v2_consolidated as v2_consolidated
-from .zarr_metadata import v3_consolidated as v3_consolidated, v3_node as v3_node
+from .zarr_metadata import read_document as read_document, read_node as read_node

@@ -1,4 +1,9 @@
-"""Choose the fields of a Zarr hierarchy, and which parts of their arrays are samples.
+"""Read the nodes of a Zarr hierarchy, and choose the arrays that are fields and their samples.
+
+A hierarchy with consolidated metadata takes one request. Otherwise its groups are listed level by
+level, and the document of each node is read, on several threads. Local folders are scanned; remote
+ones are listed by prefix, one array at a time. The listing of a group never descends into its
+arrays, which may have a million chunks.
 
 Samples run along the first axis, and all fields have the same number of them. If dimensions have
 names (xarray), the largest array determines along which one samples run; other arrays are fields if
@@ -10,23 +15,184 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
 from penstock.readers.fieldtypes import Schema, is_field_name
-from penstock.readers.formats.array_fields import check_samples, field_type, matched_windows
+from penstock.readers.files import below, encoded_name, is_passed_over, printable, unsafe_reason
+from penstock.readers.formats.array_fields import array_schema, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.zarr.zarr_metadata import parse_array
+from penstock.readers.formats.unindexed_files import read_file_parts
+from penstock.readers.formats.zarr.zarr_metadata import (
+    MAX_CONSOLIDATED_BYTES,
+    Node,
+    consolidated_nodes,
+    parse_array,
+    read_document,
+    read_node,
+)
+from penstock.readers.origin import LocalFolder
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from penstock.readers.formats.array_windows import ArrayWindows
-    from penstock.readers.formats.zarr.zarr_hierarchy import Hierarchy
-    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node
-    from penstock.readers.origin import Origin
+    from penstock.readers.formats.unindexed_files import Part
+    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
+    from penstock.readers.origin import Entry, Origin
+
+_log = logging.getLogger("penstock")
+
+CONSOLIDATED = ".zmetadata"
+ROOTS = frozenset((b"zarr.json", b".zmetadata", b".zgroup", b".zarray"))
+"""The root of a hierarchy has at least one of these files."""
+
+MAX_NODES = 2**16
+"""The most groups and arrays of one hierarchy."""
+
+_WORKERS = 16
+"""Threads that read documents; most of the time they wait for a store."""
+
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+
+def in_parallel(fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
+    """Call fn for each item on several threads, and return the results in order."""
+    listed = list(items)
+    if len(listed) < 2:
+        return list(map(fn, listed))
+    return list(ordered(fn, listed, workers=_WORKERS, ahead=2 * _WORKERS, name="zarr"))
+
+
+class Hierarchy:
+    """The files of one hierarchy, in a local folder or a remote store. Names are relative to its
+    root. Methods raise FetchError or DatasetError.
+
+    documents: the files with metadata that were read.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin, self._url = origin, origin.url
+        self.documents: list[Entry] = []
+
+    # -- files
+
+    def read_parts(self, parts: Sequence[Part]) -> list[bytes]:
+        """Read parts of files, remote ones all at once."""
+        if isinstance(self._origin, LocalFolder):
+            for entry, _, _ in parts:
+                below(self._origin.root, entry.name)
+        return read_file_parts(self._origin, parts, workers=1)
+
+    def walk(self, folder: bytes) -> Iterator[Entry]:
+        """Yield all files below a folder; none if it doesn't exist."""
+        for path, entry in self._origin.list_below(os.fsdecode(folder)):
+            if entry is None:  # of a local folder
+                entry = self._origin.entry(os.fsencode(path))
+            elif unsafe_reason(entry.name) is not None:
+                continue
+            if entry is not None:
+                yield entry
+
+    # -- nodes
+
+    def nodes(self) -> dict[str, Node]:
+        """Read all nodes, by path below the root, sorted; the root's path is "".
+
+        Raises DatasetNotFoundError if there is no hierarchy.
+        """
+        root = self._root()
+        nodes = self._consolidated(root)
+        if nodes is None:
+            nodes, level = {"": root}, [root]
+            while level:
+                groups = [node for node in level if node.kind == "group"]
+                paths = [path for found in in_parallel(self._folders, groups) for path in found]
+                self._check_count(len(nodes) + len(paths))
+                level = [node for node in in_parallel(self._node, paths) if node is not None]
+                nodes |= {node.name: node for node in level}
+        self._check_count(len(nodes))
+        return dict(sorted(nodes.items()))
+
+    def nodes_at(self, paths: Collection[str]) -> dict[str, Node]:
+        """Read the root and those nodes at some paths that exist, without listing.
+
+        Raises ConfigError for a path that leads out of the hierarchy.
+        """
+        for path in paths:
+            name = encoded_name(path.strip("/"))
+            if name is None or unsafe_reason(name) is not None:
+                raise ConfigError(
+                    f"fields: got {path!r}, expected the path of an array below {self._url}."
+                )
+        root, plain = self._root(), dict.fromkeys(path.strip("/") for path in paths)
+        consolidated = self._consolidated(root)
+        if consolidated is not None:
+            return {path: consolidated[path] for path in ["", *plain] if path in consolidated}
+        nodes = in_parallel(self._node, [path for path in plain if path])
+        return {"": root} | {node.name: node for node in nodes if node is not None}
+
+    def _root(self) -> Node:
+        root = self._node("")
+        if root is None:
+            raise DatasetNotFoundError(
+                f"{self._url}: there is no Zarr hierarchy: no zarr.json, .zgroup or .zarray at its "
+                "root. Pass the folder that holds one of those. A hierarchy in one zip file can't "
+                "be read: unpack it."
+            )
+        return root
+
+    def _consolidated(self, root: Node) -> dict[str, Node] | None:
+        """Return all nodes if the root alone shows them."""
+        if root.kind == "array":
+            return {"": root}
+        if root.version == 3:
+            document = root.document.get("consolidated_metadata")
+            if not isinstance(document, dict) or document.get("kind") != "inline":
+                return None  # missing, or of a kind that readers may ignore
+        elif (document := self._document("", CONSOLIDATED)) is None:
+            return None
+        return {"": root} | consolidated_nodes(document, version=root.version, name=self._url)
+
+    def _folders(self, group: Node) -> list[str]:
+        """Return the paths of the folders directly in a group, sorted."""
+        _, found = self._origin.list_one(os.fsdecode(encoded_path(group.name)))
+        names = sorted(each for each in map(os.fsencode, found) if not is_passed_over(each))
+        above = f"{group.name}/" if group.name else ""
+        return [above + os.fsdecode(name) for name in names if unsafe_reason(name) is None]
+
+    def _node(self, path: str) -> Node | None:
+        """Read the node at a path; None if it doesn't exist."""
+        return read_node(path, lambda file: self._document(path, file))
+
+    def _document(self, path: str, file: str) -> dict[str, Any] | None:
+        """Read a document of a node; None if there is none."""
+        entry = self._origin.entry(os.path.join(encoded_path(path), file.encode()))
+        if entry is None:
+            return None
+        self.documents.append(entry)
+        (data,) = self.read_parts([(entry, 0, min(entry.size_bytes, MAX_CONSOLIDATED_BYTES + 1))])
+        # The root's document may contain those of all nodes.
+        is_consolidated = not path and file in (CONSOLIDATED, "zarr.json")
+        name = f"{self._url}/{printable(entry.name)}"
+        return read_document(data, name=name, is_consolidated=is_consolidated)
+
+    def _check_count(self, nodes: int) -> None:
+        if nodes > MAX_NODES:
+            raise DatasetError(
+                f"{self._url}: there are more than {MAX_NODES:,} groups and arrays. Pass the path "
+                "of a group in it."
+            )
+
+
+def encoded_path(path: str) -> bytes:
+    """Return the path of a node as the name of its folder."""
+    return path.encode("utf-8", "surrogateescape")
+
 
 ROOT_FIELD = "array"
 """The field's name of an array that is the root of the hierarchy."""
@@ -35,8 +201,6 @@ IMAGE_FIELD = "image"
 """The field's name of the finest level of an OME-Zarr image."""
 
 _MAX_NAMES = 8
-
-_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,15 +269,11 @@ def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
         refused[arrays[name].name or name] = reason
     for name, reason in refused.items():
         _log.info("%s: %s isn't a field: %s", url, name, reason)
-    check_samples(windows[lead].samples, what=f"{url}: {lead!r} of shape {shapes[lead]}")
-    if not windows[lead].samples:
-        raise DatasetNotFoundError(f"{url}: {lead!r} has no samples: shape {shapes[lead]}.")
-    schema = {
-        name: field_type(types.get(name), arrays[name].dtype, own.sample_shape, name=name, url=url)
-        for name, own in windows.items()
-    }
+    stored = {name: (arrays[name].dtype, own.sample_shape) for name, own in windows.items()}
+    samples, what = windows[lead].samples, f"{url}: {lead!r} of shape {shapes[lead]}"
+    schema = array_schema(stored, types, samples, url=url, what=what)
     return ChosenFields(
-        schema=Schema(schema),
+        schema=schema,
         fields=[
             WindowedArray(name=name, array=arrays[name], windows=own)
             for name, own in windows.items()

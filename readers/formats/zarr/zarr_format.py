@@ -33,8 +33,14 @@ from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.zarr.zarr_codecs import decoder_of
-from penstock.readers.formats.zarr.zarr_fields import WindowedArray, choose_fields
-from penstock.readers.formats.zarr.zarr_hierarchy import ROOTS, Hierarchy, encoded_path, in_parallel
+from penstock.readers.formats.zarr.zarr_fields import (
+    ROOTS,
+    Hierarchy,
+    WindowedArray,
+    choose_fields,
+    encoded_path,
+    in_parallel,
+)
 from penstock.readers.formats.zarr.zarr_metadata import Node, parse_array
 from penstock.readers.types import Rejection
 

@@ -33,7 +33,7 @@ from penstock.readers.formats.array_windows import ChunkGrid
 from penstock.readers.types import Rejection, array_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -65,7 +65,7 @@ class Node:
 
     name: str
     kind: Literal["array", "group"]
-    version: Literal[2, 3]
+    version: int
     document: Document
     attributes: Document = field(default_factory=dict)
 
@@ -95,67 +95,46 @@ def _depth(value: Any) -> int:
 def read_node(name: str, read: Callable[[str], Document | None]) -> Node | None:
     """Make the node at a path; None if there is none. read: returns the document in one of the
     node's files, None if there is no such file. Raises DatasetError."""
-    if (document := read("zarr.json")) is not None:
-        return v3_node(name, document)
-    kinds: tuple[Literal["array", "group"], ...] = ("array", "group")
-    for kind in kinds:
-        if (document := read(f".z{kind}")) is not None:
-            attributes = read(".zattrs") or {}
-            return Node(name=name, kind=kind, version=2, document=document, attributes=attributes)
-    return None
+    version, document = 3, read("zarr.json")
+    kind: Any
+    attributes: Any
+    if document is not None:
+        kind, attributes = document.get("node_type"), document.get("attributes")
+    else:
+        version, kind, document = 2, "array", read(".zarray")
+        if document is None:
+            kind, document = "group", read(".zgroup")
+        if document is None:
+            return None
+        attributes = read(".zattrs")
+    attributes = attributes or {}
+    try:
+        _one_of("zarr_format", document.get("zarr_format"), (version,))
+        _one_of("node_type", kind, ("array", "group"))
+        if not isinstance(attributes, dict):
+            raise ValueError(f"its attributes are {_short(attributes)}")
+    except ValueError as error:
+        raise _damaged(name, str(error)) from None
+    return Node(name=name, kind=kind, version=version, document=document, attributes=attributes)
 
 
-def v3_node(name: str, document: Document) -> Node:
-    """Make a node of version 3 from its zarr.json. Raises DatasetError."""
-    kind, version = document.get("node_type"), document.get("zarr_format")
-    if version != 3 or type(version) is not int:
-        raise _damaged(name, f"its zarr.json has zarr_format {_short(version)}, expected 3")
-    if kind != "array" and kind != "group":
-        raise _damaged(name, f"its zarr.json has node_type {_short(kind)}")
-    attributes = document.get("attributes") or {}
-    if not isinstance(attributes, dict):
-        raise _damaged(name, "its attributes aren't an object")
-    return Node(name=name, kind=kind, version=3, document=document, attributes=attributes)
-
-
-def v2_consolidated(document: Document, *, name: str) -> dict[str, Node]:
-    """Return the nodes that a .zmetadata file lists, including the root. Raises DatasetError."""
-    listed = _listed(document, name)
-    folders = dict[str, dict[str, Document]]()
-    for key, value in listed.items():
-        path, _, file = key.rpartition("/")
-        folders.setdefault(path, {})[file] = value
-    nodes = [read_node(path, folders[path].get) for path in _checked_names(folders, within=name)]
-    return {node.name: node for node in nodes if node is not None}
-
-
-def v3_consolidated(root: Node) -> dict[str, Node] | None:
-    """Return the nodes below a group whose document has the metadata of all of them; None if it
-    hasn't, and the nodes must be listed. Raises DatasetError."""
-    consolidated = root.document.get("consolidated_metadata")
-    if not isinstance(consolidated, dict) or consolidated.get("kind") != "inline":
-        return None  # missing, or of a kind that readers may ignore
-    listed = _listed(consolidated, f"{root.name} consolidated_metadata".strip())
-    return {name: v3_node(name, listed[name]) for name in _checked_names(listed, within=root.name)}
-
-
-def _listed(document: Document, name: str) -> dict[str, Document]:
-    """Return the documents that consolidated metadata hold."""
+def consolidated_nodes(document: Document, *, version: int, name: str) -> dict[str, Node]:
+    """Return the nodes that consolidated metadata list, sorted by path. name: of its file, for
+    messages. Raises DatasetError."""
     metadata = document.get("metadata")
     if not isinstance(metadata, dict):
-        raise _damaged(name, 'it has no "metadata"')
-    for key, value in metadata.items():
+        raise _damaged(name, 'its consolidated metadata have no "metadata"')
+    folders: dict[str, dict[str, Document]] = {}
+    for key, value in sorted(metadata.items()):
+        path, _, file = (key, "", "zarr.json") if version == 3 else key.rpartition("/")
+        parts = set(path.split("/")) if path else set()
+        if len(path) > _MAX_NAME_LENGTH or "\0" in path or parts & {"", ".", ".."}:
+            raise _damaged(name, f"it names a node {_short(path)}, which isn't a valid path")
         if not isinstance(value, dict):
             raise _damaged(name, f"{_short(key)} isn't an object")
-    return metadata
-
-
-def _checked_names(names: Collection[str], *, within: str) -> list[str]:
-    for name in names:
-        parts = set(name.split("/")) if name else set()
-        if len(name) > _MAX_NAME_LENGTH or "\0" in name or parts & {"", ".", ".."}:
-            raise _damaged(within, f"it names a node {_short(name)}, which isn't a valid path")
-    return sorted(names)
+        folders.setdefault(path, {})[file] = value
+    nodes = [read_node(path, files.get) for path, files in folders.items()]
+    return {node.name: node for node in nodes if node is not None}
 
 
 def _short(value: object) -> str:
@@ -458,7 +437,6 @@ def _translated(node: Node) -> Document:
     filters, compressor, shape = given.get("filters"), given.get("compressor"), given.get("shape")
     has_names = isinstance(names, list) and isinstance(shape, list) and len(names) == len(shape)
     filters = [] if filters is None else filters
-    _one_of("zarr_format", given.get("zarr_format"), (2,))
     if not isinstance(filters, list):
         raise ValueError(f"its filters are {_short(filters)}")
     codecs: list[Any] = []
@@ -486,18 +464,20 @@ def _translated(node: Node) -> Document:
 
 def _parse(node: Node, document: Document) -> ArrayMetadata:
     """Parse a document in the form of version 3. Raises ValueError or NotImplementedError."""
-    for key in document.keys() - _V3_KEYS:
-        value = document[key]
-        if not isinstance(value, dict) or value.get("must_understand", True) is not False:
-            raise NotImplementedError(f"its metadata has {_short(key)}, which isn't supported")
+    grid, configuration = _named("chunk_grid", document.get("chunk_grid"))
+    encoding, separators = _named("chunk_key_encoding", document.get("chunk_key_encoding"))
+    keys = [
+        key
+        for key in document.keys() - _V3_KEYS
+        if not isinstance(document[key], dict) or document[key].get("must_understand") is not False
+    ]
+    if grid != "regular" or encoding not in ("default", "v2") or keys:
+        raise NotImplementedError(
+            f"its chunk grid {grid!r}, its chunk keys {encoding!r} or the keys {keys[:5]!r:.80} of "
+            "its metadata aren't supported"
+        )
     if document.get("storage_transformers"):
         raise NotImplementedError("it has storage transformers, which aren't supported")
-    regular, configuration = _named("chunk_grid", document.get("chunk_grid"))
-    if regular != "regular":
-        raise NotImplementedError(f"its chunks differ in shape (chunk grid {_short(regular)})")
-    encoding, separators = _named("chunk_key_encoding", document.get("chunk_key_encoding"))
-    if encoding not in ("default", "v2"):
-        raise NotImplementedError(f"its chunk_key_encoding {encoding!r} isn't supported")
     prefix, usual = ("c", "/") if encoding == "default" else ("", ".")
     dtype = data_type(document.get("data_type")).newbyteorder("=")
     shape = _lengths("shape", document.get("shape"))

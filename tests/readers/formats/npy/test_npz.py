@@ -15,7 +15,7 @@ import pytest
 from penstock.cache import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import Array, ClassLabel, Value
-from penstock.readers.formats.npy import npy_format, stored_arrays
+from penstock.readers.formats.npy import npy_fields, npy_format
 from tests.files import npy
 from tests.readers.formats.npy.arrays import check_rows, dense, shuffled
 
@@ -279,7 +279,7 @@ def test_a_hostile_archive_raises_an_error_that_names_it(
 def test_a_large_compressed_member_is_refused(
     root: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_arrays, "MAX_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(npy_fields, "MAX_CHUNK_BYTES", 1000)
     np.savez_compressed(root / "x.npz", x=X)
     with pytest.raises(DatasetError, match=r"x.npz.*decoded as a whole.*np.savez"):
         opened("x.npz").open()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,18 @@ from penstock.readers.formats.zarr import (
     MAX_DOCUMENT_BYTES,
     ArrayMetadata,
     Node,
+    consolidated_nodes,
     data_type,
     fill_value,
     parse_array,
     read_document,
-    v2_consolidated,
-    v3_consolidated,
-    v3_node,
+    read_node,
 )
 from penstock.readers.types import Rejection
 from tests.readers.formats.zarr.zarr_files import key_of, metadata_of, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Consolidated metadata.*", "ignore:.*not have a Zarr.*"
@@ -58,18 +56,18 @@ V2: dict[str, Any] = {
 }
 
 
+def node_of(files: Mapping[str, Any], name: str = "group/x") -> Node:
+    found = read_node(name, files.get)
+    assert found is not None
+    return found
+
+
 def v3(**changes: Any) -> Node:
-    return v3_node("group/x", {**V3, **changes})
+    return node_of({"zarr.json": {**V3, **changes}})
 
 
 def v2(attributes: dict[str, Any] | None = None, **changes: Any) -> Node:
-    return Node(
-        name="group/x",
-        kind="array",
-        version=2,
-        document={**V2, **changes},
-        attributes=attributes or {},
-    )
+    return node_of({".zarray": {**V2, **changes}, ".zattrs": attributes})
 
 
 def parsed(node: Node) -> ArrayMetadata:
@@ -164,7 +162,6 @@ def each(make: Callable[..., Node], key: str, *values: Any) -> list[Node]:
 
 
 HOSTILE: list[Node] = [
-    v2(zarr_format=3),
     *each(v2, "shape", None, 5, [10], ["a", 4], [-1, 4], [1.0, 4], [True, 4]),
     *each(v2, "shape", [2**62, 4], [2**61, 4], [1] * 33, [10, 4, 1]),
     *each(v2, "chunks", None, [0, 4], [3], [3, -4], [3, 4, 5], [2**63, 1]),
@@ -297,20 +294,15 @@ def test_consolidated_metadata_has_all_nodes(version: int) -> None:
     group.create_array("x", shape=(4, 2), chunks=(2, 2), dtype="f4", attributes={"u": "K"})
     group.create_array("deep/y", shape=(4,), chunks=(2,), dtype="i2")
     files = {name: data.to_bytes() for name, data in store._store_dict.items()}
-    if version == 3:
-        root = v3_node("", read_document(files["zarr.json"], name=""))
-        assert v3_consolidated(root) is None
     zarr.consolidate_metadata(store)
     files = {name: data.to_bytes() for name, data in store._store_dict.items()}
+    file = "zarr.json" if version == 3 else ".zmetadata"
+    document = read_document(files[file], name=file, is_consolidated=True)
     if version == 3:
-        root = v3_node("", read_document(files["zarr.json"], name="", is_consolidated=True))
-        nodes = v3_consolidated(root)
-        assert nodes is not None
-    else:
-        document = read_document(files[".zmetadata"], name=".zmetadata", is_consolidated=True)
-        nodes = v2_consolidated(document, name=".zmetadata")
-        root = nodes.pop("")
-    assert root.attributes["who"] == "us"
+        document = document["consolidated_metadata"]
+    nodes = consolidated_nodes(document, version=version, name=file)
+    if version == 2:
+        assert nodes.pop("").attributes["who"] == "us"
     assert {name: node.kind for name, node in nodes.items()} == {
         "deep": "group",
         "deep/y": "array",
@@ -322,25 +314,21 @@ def test_consolidated_metadata_has_all_nodes(version: int) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/../b", ".", "a\0b", "x" * 9999])
 def test_paths_of_nodes_dont_leave_the_hierarchy(name: str) -> None:
-    with pytest.raises(DatasetError, match="names a node"):
-        v2_consolidated({"metadata": {f"{name}/.zarray": V2}}, name=".zmetadata")
-    metadata = {"kind": "inline", "metadata": {name: V3}}
-    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": metadata}
-    with pytest.raises(DatasetError, match="names a node"):
-        v3_consolidated(v3_node("", group))
+    for version, metadata in ((2, {f"{name}/.zarray": V2}), (3, {name: V3})):
+        with pytest.raises(DatasetError, match="names a node"):
+            consolidated_nodes({"metadata": metadata}, version=version, name="set.zarr")
 
 
 def test_documents_that_arent_nodes_are_rejected() -> None:
     for document in ({}, {"zarr_format": 2}, {"zarr_format": 3, "node_type": "x"}):
-        with pytest.raises(DatasetError, match=r"zarr\.json has"):
-            v3_node("x", document)
+        with pytest.raises(DatasetError, match=r"group/x: this isn't valid.*expected one of"):
+            node_of({"zarr.json": document})
+    with pytest.raises(DatasetError, match="zarr_format"):
+        v2(zarr_format=3)
     with pytest.raises(DatasetError, match="attributes"):
         v3(attributes=[1])
-    for nothing in list[Any]([{}, {"metadata": {".zarray": 3}}]):
-        with pytest.raises(DatasetError, match=r"\.zmetadata"):
-            v2_consolidated(nothing, name=".zmetadata")
-    damaged: list[Any] = [{"kind": "inline"}, {"kind": "inline", "metadata": {"x": 3}}]
-    for consolidated in damaged:
-        group: Any = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": consolidated}
-        with pytest.raises(DatasetError, match="consolidated_metadata"):
-            v3_consolidated(v3_node("", json.loads(json.dumps(group))))
+    assert read_node("x", {".zattrs": {}}.get) is None
+    for nothing in list[Any]([{}, {"metadata": {".zarray": 3}}, {"metadata": [3]}]):
+        for version in (2, 3):
+            with pytest.raises(DatasetError, match=r"set\.zarr: this isn't valid"):
+                consolidated_nodes(nothing, version=version, name="set.zarr")

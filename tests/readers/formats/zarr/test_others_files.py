@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from penstock.readers.formats import CodecChain
-from penstock.readers.formats.zarr import ArrayMetadata, parse_array, read_document, v2_consolidated
+from penstock.readers.formats.zarr import (
+    ArrayMetadata,
+    consolidated_nodes,
+    parse_array,
+    read_document,
+)
 from tests.readers.formats.zarr.make_fixtures import values
 from tests.readers.formats.zarr.zarr_files import Files, chunks, metadata_of, read
 
@@ -48,7 +53,7 @@ def test_chunks_of_fill_values_arent_stored() -> None:
 def test_consolidated_metadata_of_zarr_2() -> None:
     files = files_of("zarr_2")
     document = read_document(files[".zmetadata"], name=".zmetadata", is_consolidated=True)
-    nodes = v2_consolidated(document, name=".zmetadata")
+    nodes = consolidated_nodes(document, version=2, name=".zmetadata")
     assert nodes.pop("").kind == "group"
     assert len(nodes) == KINDS["zarr_2"]
     assert all(isinstance(parse_array(node), ArrayMetadata) for node in nodes.values())

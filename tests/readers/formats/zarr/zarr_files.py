@@ -12,11 +12,10 @@ from zarr.storage import MemoryStore
 
 from penstock.readers.formats.zarr import (
     ArrayMetadata,
-    Node,
     decoder_of,
     parse_array,
     read_document,
-    v3_node,
+    read_node,
 )
 
 if TYPE_CHECKING:
@@ -40,17 +39,14 @@ def written(values: NDArray[Any], **options: Any) -> tuple[Files, NDArray[Any]]:
     return {name: data.to_bytes() for name, data in store._store_dict.items()}, found
 
 
-def node(files: Mapping[str, bytes], name: str = "") -> Node:
-    prefix = f"{name}/" if name else ""
-    if f"{prefix}zarr.json" in files:
-        return v3_node(name, read_document(files[f"{prefix}zarr.json"], name=name))
-    document = read_document(files[f"{prefix}.zarray"], name=name)
-    attributes = read_document(files.get(f"{prefix}.zattrs", b"{}"), name=name)
-    return Node(name=name, kind="array", version=2, document=document, attributes=attributes)
-
-
 def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
-    found = parse_array(node(files, name))
+    def read(file: str) -> dict[str, Any] | None:
+        data = files.get(f"{name}/{file}" if name else file)
+        return None if data is None else read_document(data, name=name)
+
+    node = read_node(name, read)
+    assert node is not None
+    found = parse_array(node)
     assert isinstance(found, ArrayMetadata)
     return found
 

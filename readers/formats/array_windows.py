@@ -34,6 +34,9 @@ Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 """The first index and the end of a range, by axis."""
 
+MAX_AXES = 16
+"""The most axes of an array of a NumPy file."""
+
 MAX_TOUCHED = 2**24
 """The most chunks of one array that a range of samples may need."""
 

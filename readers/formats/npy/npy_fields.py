@@ -37,9 +37,8 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.files import extension, printable
 from penstock.readers.formats.array_fields import array_schema, matched_windows
-from penstock.readers.formats.array_windows import ArrayWindows
+from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
-from penstock.readers.formats.npy.npy_format import MAX_AXES
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.origin import left_out_for
 from penstock.readers.types import Rejection

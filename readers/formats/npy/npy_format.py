@@ -23,7 +23,7 @@ import numpy as np
 from penstock.cache import ConfigError
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece, ArrayReader, CodecChain
-from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid
+from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows, ChunkGrid
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard
@@ -114,8 +114,6 @@ class NpyFormat(ChunkFormat):
 
 
 _VERSION = 1
-MAX_AXES = 16
-"""The most axes of an array."""
 
 
 def _part(

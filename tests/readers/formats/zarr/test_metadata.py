@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from penstock.cache import DatasetError
+from penstock.readers import Rejection
 from penstock.readers.formats.zarr import (
     MAX_DOCUMENT_BYTES,
     ArrayMetadata,
@@ -24,7 +25,6 @@ from penstock.readers.formats.zarr import (
     read_document,
     read_node,
 )
-from penstock.readers.types import Rejection
 from tests.readers.formats.zarr.zarr_files import key_of, metadata_of, written
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import BlobSpans, refuse_shortage
 from penstock.cache.blobs import CachedBlob
-from penstock.readers.byte_source import REINDEX, ByteSource, PartsSource
+from penstock.readers.byte_source import REINDEX, ByteSource
 from penstock.readers.files import advise_willneed, only_the_tail
 
 if TYPE_CHECKING:
@@ -20,22 +20,15 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob, ReadMode
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.byte_source import (
-        FileErrors,
-        FileList,
-        Ints,
-        PlacedParts,
-        Room,
-        SourceSpans,
-        Unread,
-    )
+    from penstock.readers.byte_source import FileErrors, Ints, Room, SourceSpans, Unread
+    from penstock.readers.formats import BlobExtents, Extents, Parts, ShardFiles
     from penstock.readers.types import Encoded
 
 _log = logging.getLogger("penstock")
 
 
 class BlobPlace:
-    """A blob with the bytes of a shard. Implements `ShardPlace`."""
+    """A blob with the bytes of a shard; a `ShardPlace`."""
 
     def __init__(self, remote: Remote, blob: Blob) -> None:
         self._remote, self._blob = remote, blob
@@ -48,41 +41,40 @@ class BlobPlace:
         del name, size_bytes, is_below, errors
         return self._source
 
-    def files(self, files: FileList) -> ByteSource:
+    def files(self, files: ShardFiles) -> ByteSource:
         """Return the blob, which has the files end to end."""
         del files
         return self._source
 
     def parts(
         self,
-        files: FileList,
-        begins: Ints,
-        sizes: Ints,
+        files: ShardFiles,
+        extents: Extents,
         *,
-        placed: Callable[[], PlacedParts],
+        placed: Callable[[], BlobExtents],
         may_lack: bool,
-    ) -> PartsSource:
-        """Return the blob, and where the parts lie in it."""
-        del files, begins, sizes
-        parts, shown, size_bytes = placed(), self._source.shown, self._source.size_bytes
-        if parts.size_bytes != size_bytes:
+    ) -> Parts:
+        """Return the blob, and where the extents lie in it."""
+        del files, extents
+        parts, source = placed(), self._source
+        if parts.size_bytes != source.size_bytes:
             raise CorruptShardError(
-                f"{shown}: this part of the index records {parts.size_bytes:,} bytes of the chosen "
-                f"fields, the manifest {size_bytes:,}. {REINDEX}"
+                f"{source.shown}: this part of the index records {parts.size_bytes:,} bytes of the "
+                f"chosen fields, the manifest {source.size_bytes:,}. {REINDEX}"
             )
 
-        def beyond(others: PlacedParts) -> ByteSource:
+        def beyond(others: BlobExtents) -> ByteSource:
             segments = others.segments(may_lack=may_lack)
-            source = replace(self._blob.source, segments=segments, size_bytes=others.size_bytes)
-            return BlobBytes(self._remote, self._remote.pass_by(source))
+            blob = replace(self._blob.source, segments=segments, size_bytes=others.size_bytes)
+            return BlobBytes(self._remote, self._remote.pass_by(blob))
 
-        return PartsSource(self._source, parts.begins, beyond)
+        return source, parts.begins, beyond
 
 
 class BlobBytes(ByteSource):
     """The bytes of a shard in a blob of the cache, or read past the cache."""
 
-    has_lasting_maps = False  # the cache counts what is read
+    is_fetched = True
     remedy = "Upload the data again."
 
     def __init__(self, remote: Remote, blob: Blob) -> None:
@@ -193,15 +185,6 @@ class BlobBytes(ByteSource):
             cache.give_up(error, reads=True)
         else:
             _log.warning("%s: the cache can't be read (%s)", self._remote.label, error)
-
-    def has_other_bytes(self, attempt: int) -> bool:
-        """Return True for the first attempt."""
-        return not attempt
-
-    def counted(self, size_bytes: int) -> int:
-        """Return 0: the cache counts the bytes by tier."""
-        del size_bytes
-        return 0
 
 
 def _blob_spans(wanted: Sequence[SourceSpans]) -> list[BlobSpans]:

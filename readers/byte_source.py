@@ -1,8 +1,8 @@
 """Define the bytes of a shard, whatever their place. `local_place` reads them from local files,
 `blob_source` from a blob of the cache. No other module knows which of them it reads.
 
-A format opens the `ByteSource` of a shard at a `ShardPlace`. Positions count from the shard's first
-byte; several files lie end to end, as in a blob.
+A format opens the `ByteSource` of a shard at its place, a local folder or a blob. Positions count
+from the shard's first byte; several files lie end to end, as in a blob.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode, Segment
+    from penstock.cache.base import ReadMode
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -162,9 +162,9 @@ class ByteSource(ABC):
     shown: its path or address, for messages. size_bytes: of the shard. is_mapped: True if spans are
     views of mapped files, whose bytes may change, unless the mode is "pread". is_kept: True if
     bytes that are read stay on the local disk. may_map: False if `view` always returns None.
-    has_lasting_maps: True if views may be read at any time, uncounted. inode: of the cached file;
-    None for other sources. remedy: what to do if the shard can't be parsed; "" for files, whose
-    format knows it.
+    is_fetched: True if bytes come from a store, through a cache that counts what is read; wrong
+    ones can then be fetched again. inode: of the cached file; None for other sources. remedy: what
+    to do if the shard can't be parsed; "" for files, whose format knows it.
 
     Methods raise IndexChangedError, CorruptShardError, DatasetError, ReadError or FetchError.
     """
@@ -174,7 +174,7 @@ class ByteSource(ABC):
     is_mapped: bool = True
     is_kept: bool = True
     may_map: bool = True
-    has_lasting_maps: bool = True
+    is_fetched: bool = False
     inode: int | None = None
     remedy: str = ""
 
@@ -253,71 +253,3 @@ class ByteSource(ABC):
         errors of one read, from 0."""
         del attempt
         raise error
-
-    def has_other_bytes(self, attempt: int) -> bool:
-        """Return True if wrong bytes should be fetched again."""
-        del attempt
-        return False
-
-    def counted(self, size_bytes: int) -> int:
-        """Return the bytes read that the caller counts as read from the local disk."""
-        return size_bytes
-
-
-class FileList(Protocol):
-    """The files of a shard, in order. starts: of each file if they lie end to end, and the end."""
-
-    @property
-    def names(self) -> Sequence[bytes]: ...
-
-    @property
-    def sizes(self) -> Ints: ...
-
-    @property
-    def starts(self) -> Ints: ...
-
-
-class PlacedParts(Protocol):
-    """Parts of files that lie end to end in a blob. begins: the first byte of each part of the
-    shard, below 0 for a part outside of the blob."""
-
-    begins: Ints
-    size_bytes: int
-
-    def segments(self, *, may_lack: bool) -> Sequence[Segment]:
-        """Return the objects that make up the blob."""
-
-
-class PartsSource(NamedTuple):
-    """A source of the parts of a shard of chunks. begins: the first byte of each part, below 0 if
-    the source lacks it. beyond: opens a source of such parts, which aren't kept."""
-
-    source: ByteSource
-    begins: Ints
-    beyond: Callable[[PlacedParts], ByteSource] | None
-
-
-class ShardPlace(Protocol):
-    """The place of a shard: a local folder, or a blob of the cache."""
-
-    def file(
-        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
-    ) -> ByteSource:
-        """Open a shard that is one file. is_below: refuse links that lead out of the folder.
-        errors: of a local file."""
-
-    def files(self, files: FileList) -> ByteSource:
-        """Open a shard of several files."""
-
-    def parts(
-        self,
-        files: FileList,
-        begins: Ints,
-        sizes: Ints,
-        *,
-        placed: Callable[[], PlacedParts],
-        may_lack: bool,
-    ) -> PartsSource:
-        """Open a shard of chunks. begins, sizes: of its parts if its files lie end to end. placed:
-        returns where they lie in a blob. may_lack: a missing file is no error. Raises
-        CorruptShardError."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.byte_source import FILE_ERRORS, ByteSource, LocalFile, PartsSource
+from penstock.readers.byte_source import FILE_ERRORS, ByteSource, LocalFile
 from penstock.readers.files import advise_willneed, below, only_the_tail, printable
 
 if TYPE_CHECKING:
@@ -16,19 +16,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.byte_source import (
-        FileErrors,
-        FileList,
-        Ints,
-        PlacedParts,
-        SourceSpans,
-        Unread,
-    )
+    from penstock.readers.byte_source import FileErrors, Ints, SourceSpans, Unread
+    from penstock.readers.formats import BlobExtents, Extents, Parts, ShardFiles
     from penstock.readers.types import Encoded
 
 
 class LocalPlace:
-    """A local folder with the files of shards. Implements `ShardPlace`."""
+    """A local folder with the files of shards; a `ShardPlace`."""
 
     def __init__(self, root: bytes) -> None:
         self._root = root
@@ -40,7 +34,7 @@ class LocalPlace:
         path = below(self._root, name) if is_below else os.path.join(self._root, name)
         return MappedFile(LocalFile(path, name, size_bytes, errors or FILE_ERRORS))
 
-    def files(self, files: FileList) -> ByteSource:
+    def files(self, files: ShardFiles) -> ByteSource:
         """Return the files, which are opened when they are read."""
         from penstock.readers.loose_files import LooseFiles
 
@@ -48,26 +42,26 @@ class LocalPlace:
 
     def parts(
         self,
-        files: FileList,
-        begins: Ints,
-        sizes: Ints,
+        files: ShardFiles,
+        extents: Extents,
         *,
-        placed: Callable[[], PlacedParts],
+        placed: Callable[[], BlobExtents],
         may_lack: bool,
-    ) -> PartsSource:
-        """Return the files, which have all parts."""
+    ) -> Parts:
+        """Return the files, which have all extents."""
         from penstock.readers.loose_files import LooseFiles
 
         del placed
+        begins = files.starts[extents.files] + extents.starts
         source = LooseFiles(
             self._root,
             files.names,
             files.sizes,
             is_below=True,
             may_lack=may_lack,
-            used=(begins, begins + sizes),
+            used=(begins, begins + extents.sizes),
         )
-        return PartsSource(source, begins, None)
+        return source, begins, None
 
 
 class MappedFile(ByteSource):

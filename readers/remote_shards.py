@@ -28,46 +28,32 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_ABSENT = -1
+_LOCAL = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Provider:
-    """A dataset's remote, and the shards of a source that come through it.
-
-    index: of the dataset. numbers: the number in that index of each shard of the source,
-    -1 for shards from elsewhere, int64, shape (shards of the source,).
-    """
-
-    remote: Remote
-    index: Index
-    numbers: Ints
-
-
 class RemoteShards:
     """The remote shards of a source, by the source's own numbers. Fetches them and reports on them.
 
-    Joined datasets may come through several remotes and caches, and lie partly on the local disk.
-    This class hides that from code that fills shards and counts traffic.
+    datasets: the remotes and the indexes. dataset, number: the dataset of each
+    shard of the source, -1 for a local shard, and its number in that index, both int64, shape
+    (shards of the source,).
     """
 
-    def __init__(self, providers: Sequence[Provider]) -> None:
-        """providers: at least one, no shard in two of them."""
-        self._providers = tuple(providers)
-        self._of = np.full(len(providers[0].numbers), _ABSENT, np.int64)
-        for place, provider in enumerate(providers):
-            self._of[provider.numbers != _ABSENT] = place
+    datasets: Sequence[tuple[Remote, Index]]
+    dataset: Ints
+    number: Ints
 
     @classmethod
     def of_dataset(cls, remote: Remote, index: Index) -> RemoteShards:
         """Return all shards of one dataset."""
         numbers = np.arange(len(index.sizes), dtype=np.int64)
-        return cls([Provider(remote=remote, index=index, numbers=numbers)])
+        return cls(datasets=[(remote, index)], dataset=np.zeros_like(numbers), number=numbers)
 
     def only(self, shards: Ints) -> RemoteShards:
         """Return the remote shards of a source that has these shards of this one, in their
         order."""
-        return RemoteShards([replace(p, numbers=p.numbers[shards]) for p in self._providers])
+        return replace(self, dataset=self.dataset[shards], number=self.number[shards])
 
     @classmethod
     def end_to_end(cls, parts: Sequence[tuple[RemoteShards | None, int]]) -> RemoteShards | None:
@@ -75,24 +61,34 @@ class RemoteShards:
 
         parts: of each source its remote shards, if any, and its number of shards.
         """
-        total, before, providers = sum(count for _, count in parts), 0, list[Provider]()
+        datasets: list[tuple[Remote, Index]] = []
+        found, numbers = [], []
         for part, count in parts:
-            for provider in part._providers if part is not None else ():
-                numbers = np.full(total, _ABSENT, np.int64)
-                numbers[before : before + count] = provider.numbers
-                providers.append(replace(provider, numbers=numbers))
-            before += count
-        return cls(providers) if providers else None
+            local = np.full(count, _LOCAL, np.int64)
+            own = part or cls(datasets=(), dataset=local, number=local)
+            is_local = own.dataset == _LOCAL
+            found.append(np.where(is_local, _LOCAL, own.dataset + len(datasets)))
+            numbers.append(own.number)
+            datasets += own.datasets
+        if not datasets:
+            return None
+        joined = np.concatenate(found), np.concatenate(numbers)
+        return cls(datasets=datasets, dataset=joined[0], number=joined[1])
+
+    def _keys_of(self, dataset: int, shards: Ints) -> list[str]:
+        """Return the keys of the blobs of some shards of one dataset."""
+        keys = self.datasets[dataset][1].keys()
+        return [keys[number] for number in self.number[shards].tolist()]
 
     # -- one shard
 
     def find(self, shard: int) -> tuple[Remote, BlobSource] | None:
         """Return the remote and the blob of a shard; None if the shard is local."""
-        place = int(self._of[shard])
-        if place == _ABSENT:
+        dataset = int(self.dataset[shard])
+        if dataset == _LOCAL:
             return None
-        provider = self._providers[place]
-        return provider.remote, provider.index.source(int(provider.numbers[shard]))
+        remote, index = self.datasets[dataset]
+        return remote, index.source(int(self.number[shard]))
 
     def is_whole(self, shard: int) -> bool:
         """Return True if all of a shard is on the local disk."""
@@ -124,11 +120,10 @@ class RemoteShards:
         draw: returns the parts of samples, given their numbers. Raises the errors of reading the
         shard's sidecar.
         """
-        place = int(self._of[shard])
-        if place == _ABSENT:
+        dataset = int(self.dataset[shard])
+        if dataset == _LOCAL:
             return 1.0
-        provider = self._providers[place]
-        return provider.index.wanted_share(int(provider.numbers[shard]), fields, draw)
+        return self.datasets[dataset][1].wanted_share(int(self.number[shard]), fields, draw)
 
     def uri(self, shard: int) -> str:
         """Return the address of a remote shard for messages; "" for a local shard."""
@@ -140,20 +135,15 @@ class RemoteShards:
 
         The function returns None for a blob that isn't a shard of this source.
         """
-        mine = [provider for provider in self._providers if provider.remote is remote]
+        mine = [number for number, (other, _) in enumerate(self.datasets) if other is remote]
 
         @functools.cache
         def sorted_marks() -> tuple[NDArray[np.uint64], Ints]:
-            found, shards = [], []
-            for provider in mine:
-                keys = provider.index.keys()
-                places = np.flatnonzero(provider.numbers != _ABSENT)
-                shards.append(places)
-                numbers = provider.numbers[places].tolist()
-                found.append(np.array([_mark(keys[number]) for number in numbers], np.uint64))
-            marks, numbers = np.concatenate(found), np.concatenate(shards)
+            shards = [np.flatnonzero(self.dataset == number) for number in mine]
+            keys = [key for each in zip(mine, shards, strict=True) for key in self._keys_of(*each)]
+            marks = np.array([_mark(key) for key in keys], np.uint64)
             order = np.argsort(marks, kind="stable")
-            return marks[order], numbers[order]
+            return marks[order], np.concatenate(shards)[order]
 
         def find(key: str) -> int | None:
             marks, shards = sorted_marks()
@@ -168,7 +158,7 @@ class RemoteShards:
     @property
     def remotes(self) -> tuple[Remote, ...]:
         """Return each remote once."""
-        return tuple(dict.fromkeys(provider.remote for provider in self._providers))
+        return tuple(dict.fromkeys(remote for remote, _ in self.datasets))
 
     @property
     def caches(self) -> tuple[DiskCache, ...]:
@@ -178,8 +168,8 @@ class RemoteShards:
 
     def kept_by(self, cache: DiskCache) -> Ints:
         """Return the shards that come through a cache, ascending."""
-        mine = [p.numbers != _ABSENT for p in self._providers if p.remote.cache is cache]
-        return np.flatnonzero(np.any(mine, axis=0)).astype(np.int64, copy=False)
+        mine = [n for n, (remote, _) in enumerate(self.datasets) if remote.cache is cache]
+        return np.flatnonzero(np.isin(self.dataset, mine)).astype(np.int64, copy=False)
 
     @property
     def max_bytes(self) -> int:
@@ -189,15 +179,12 @@ class RemoteShards:
     def held_shares(self) -> NDArray[np.float64]:
         """Return the share of each shard's bytes in the node's caches, 0 to 1, float64, shape
         (shards of the source,). Lists each cache's folder once."""
-        shares = np.zeros(len(self._of))
-        for remote in self.remotes:
-            held = remote.held()
-            for provider in self._providers if held else ():
-                if provider.remote is remote:
-                    mine = np.flatnonzero(provider.numbers != _ABSENT)
-                    keys = provider.index.keys()
-                    names = (keys[number] for number in provider.numbers[mine].tolist())
-                    shares[mine] = [held.get(name, 0.0) for name in names]
+        shares = np.zeros(len(self.dataset))
+        held = {remote: remote.held() for remote in self.remotes}
+        for number, (remote, _) in enumerate(self.datasets):
+            if held[remote]:
+                mine = np.flatnonzero(self.dataset == number)
+                shares[mine] = [held[remote].get(key, 0.0) for key in self._keys_of(number, mine)]
         return shares
 
     def traffic(self) -> Traffic:
@@ -244,12 +231,13 @@ class RemoteShards:
         """Begin a job that reads these shards in each epoch, in each cache. sizes: their bytes."""
         keys = [""] * len(shards)
         blobs_of: dict[Remote, dict[str, int]] = {}
-        for number, provider in enumerate(self._providers):
-            names = provider.index.keys()
-            blobs = blobs_of.setdefault(provider.remote, {})
-            for place in np.flatnonzero(self._of[shards] == number).tolist():
-                keys[place] = names[int(provider.numbers[shards[place]])]
-                blobs[keys[place]] = int(sizes[place])  # once, if two shards are parts of one blob
+        for number, (remote, _) in enumerate(self.datasets):
+            places = np.flatnonzero(self.dataset[shards] == number)
+            blobs = blobs_of.setdefault(remote, {})
+            found = self._keys_of(number, shards[places])
+            for place, key, size_bytes in zip(places.tolist(), found, sizes[places], strict=True):
+                keys[place] = key
+                blobs[key] = int(size_bytes)  # once, if two shards are parts of one blob
         jobs = [
             (remote, job)
             for remote, blobs in blobs_of.items()

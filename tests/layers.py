@@ -37,8 +37,8 @@ readers.sources
 readers.splits readers.remote_shards
 readers.reading
 readers.index
-readers.formats
 readers.local_place readers.blob_source
+readers.formats
 readers.loose_files
 readers.byte_source
 readers.origin readers.fieldtypes

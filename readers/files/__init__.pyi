@@ -4,7 +4,7 @@ from .atomic import write_bytes as write_bytes, write_error as write_error, writ
 from .atomic import write_whole as write_whole
 from .ipc import Columns as Columns, LazyColumn as LazyColumn, batch_head_end as batch_head_end
 from .ipc import footer_start as footer_start, metadata as metadata, only_batch as only_batch
-from .ipc import typed_batch as typed_batch, write_batch as write_batch
+from .ipc import write_batch as write_batch
 from .mapped_files import ADVISED_BATCHES as ADVISED_BATCHES, BROKEN as BROKEN
 from .mapped_files import PageAdvice as PageAdvice, advise_willneed as advise_willneed
 from .mapped_files import disk_reads as disk_reads, map_buffer as map_buffer

@@ -57,44 +57,34 @@ def metadata(buffer: Any) -> Mapping[bytes, bytes]:
     return found
 
 
-def typed_batch(buffer: Any, schema: Any) -> Any:
-    """Return the only record batch of a mapped Arrow IPC file. Its columns must have the names and
-    types of a schema; their values are not checked: offsets may point anywhere, and text may not be
-    UTF-8. Raises one of BROKEN."""
+def only_batch(
+    buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset(), is_full: bool = True
+) -> Any:
+    """Return the only record batch of a mapped Arrow IPC file.
+
+    columns: the expected ones, of which those in `optional` may be absent. is_full: check the
+    values too, which may not be missing; unchecked offsets may point anywhere, and unchecked text
+    may not be UTF-8. Raises one of BROKEN.
+    """
     reader = pa.ipc.open_file(pa.BufferReader(buffer))
-    found = reader.schema
-    if found.names != schema.names or found.types != schema.types:
-        names = [*found.names, *schema.names]
-        odd = next((n for n in names if _types(found, n) != _types(schema, n)), "their order")
-        got, wanted = _types(found, odd), _types(schema, odd)
-        raise ValueError(f"its column {odd[:64]} is {got}, wanted {wanted}")
+    found = [(field.name, str(field.type)) for field in reader.schema]
+    names = {name for name, _ in found}
+    wanted = [(n, kind) for n, kind in columns.items() if n in names or n not in optional]
+    if found != wanted:
+        got, expected = _differing(found, wanted), _differing(wanted, found)
+        raise ValueError(f"its columns are {got}, wanted {expected}")
     _refuse_packed(memoryview(buffer))
     batch = reader.get_batch(0)
-    batch.validate()
-    return batch
-
-
-def _types(schema: Any, name: str) -> str:
-    """Return the types of all columns of a name, for messages."""
-    found = [str(field.type)[:64] for field in schema if field.name == name]
-    return " and ".join(found[:4]) or "absent"
-
-
-def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset()) -> Any:
-    """Return the only record batch of a mapped Arrow IPC file, checked in full. columns: the
-    expected ones, of which those in `optional` may be absent. Raises one of BROKEN."""
-    reader = pa.ipc.open_file(pa.BufferReader(buffer))
-    found = {field.name: str(field.type) for field in reader.schema}
-    wanted = {name: kind for name, kind in columns.items() if name in found or name not in optional}
-    if list(found.items()) != list(wanted.items()) or len(reader.schema) != len(found):
-        shown = ", ".join(f"{name[:32]} {kind[:32]}" for name, kind in list(found.items())[:12])
-        raise ValueError(f"its columns are {shown}")
-    _refuse_packed(memoryview(buffer))
-    batch = reader.get_batch(0)
-    batch.validate(full=True)  # without it, offsets out of bounds would crash the process
-    if any(column.null_count for column in batch.columns):
+    batch.validate(full=is_full)  # without it, offsets out of bounds would crash the process
+    if is_full and any(column.null_count for column in batch.columns):
         raise ValueError("a column has missing values")
     return batch
+
+
+def _differing(columns: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> str:
+    """Return the columns that the others don't contain, for messages."""
+    odd = [each for each in columns if each not in others]
+    return ", ".join(f"{name[:32]} {kind[:32]}" for name, kind in (odd or columns)[:12]) or "none"
 
 
 def footer_start(buffer: Any) -> int:

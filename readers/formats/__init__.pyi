@@ -30,8 +30,8 @@ from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMod
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
-from .dataset_arguments import renamed_arrangement as renamed_arrangement
-from .extents import ChunkedShard as ChunkedShard, Extents as Extents
+from .extents import BlobExtents as BlobExtents, ChunkedShard as ChunkedShard, Extents as Extents
+from .extents import Parts as Parts, ShardFiles as ShardFiles, ShardPlace as ShardPlace
 from .format import Format as Format, Listing as Listing
 from .format import ShardEntry as ShardEntry, Snapshot as Snapshot
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK

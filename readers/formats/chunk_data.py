@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.byte_source import ByteSource, ShardPlace
+    from penstock.readers.byte_source import ByteSource
     from penstock.readers.formats.chunk_cache import PendingExtent, ShardChunks
+    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
@@ -122,8 +123,7 @@ class ChunkData:
         self._files, self._extents, self._chunks = sidecar.files, sidecar.extents, chunks
         self.source, self._begins, self._beyond = place.parts(
             self._files,
-            self._files.starts[self._extents.files] + self._extents.starts,
-            self._extents.sizes,
+            self._extents,
             placed=lambda: sidecar.blob_extents(fields),
             may_lack=may_lack,
         )

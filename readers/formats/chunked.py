@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_data import ChunkParts, Fetches
-    from penstock.readers.formats.extents import ChunkedShard, Extents
+    from penstock.readers.formats.extents import ChunkedShard, Extents, ShardPlace
     from penstock.readers.formats.format import Draw, ShardEntry
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import Sidecar
@@ -469,7 +468,7 @@ class ChunkShard(OpenShard):
 
     def strided(self, field: str) -> StridedRows | None:
         """Return the places of a field's rows in a map; None if they can't be copied from one."""
-        is_readable = not self._has_units and self.source.has_lasting_maps
+        is_readable = not (self._has_units or self.source.is_fetched)
         return self.reader.plain(field, data=self.data) if is_readable else None
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:

@@ -10,19 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import (
-    MAX_FIELDS,
-    FieldType,
-    check_field_name,
-    check_field_type,
-    from_json,
-)
+from penstock.readers.fieldtypes import MAX_FIELDS, FieldType, check_field_name, check_field_type
 from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, status_of
 
 if TYPE_CHECKING:
@@ -130,17 +124,8 @@ class Sampling:
     @classmethod
     def of(cls, arrangement: Arrangement) -> Sampling:
         """Return the sampling of an arrangement."""
-        if not arrangement.sampling:
-            return DEFAULT_SAMPLING
-        sample, stride, dtype, documents, vocabulary, *unit = json.loads(arrangement.sampling)
-        return cls(
-            sample={name: tuple(window) for name, window in sample.items()},
-            stride={name: tuple(window) for name, window in stride.items()},
-            dtype=dtype,
-            documents=documents,
-            vocabulary=vocabulary,
-            unit=unit[0] if unit else None,
-        )
+        found: Sampling = arrangement.sampling or DEFAULT_SAMPLING
+        return found
 
 
 DEFAULT_SAMPLING = Sampling()
@@ -160,8 +145,7 @@ def check_sampling(
         raise ConfigError(
             f"documents: got {documents!r}, wanted one of {list(get_args(DocumentMode))}."
         )
-    if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
-        raise ConfigError(f"vocabulary: got {vocabulary!r}, wanted the number of token ids.")
+    _check_count("vocabulary", vocabulary, wanted="the number of token ids.")
     unit: Unit | None = sample if sample in ("file", "row") else None
     windows = _windows("sample", None if unit else sample)
     strides = _windows("stride", stride)
@@ -239,54 +223,34 @@ def arrangement_of(
     """Return checked arguments of a dataset as an Arrangement. Raises ConfigError."""
     if type(allow_empty) is not bool:
         raise ConfigError(f"allow_empty: got {allow_empty!r}, wanted True or False.")
-    if max_pixels is not None and (type(max_pixels) is not int or max_pixels < 1):
+    _check_count("max_pixels", max_pixels, wanted="the pixels of the largest image: 200_000_000.")
+    types: Any = {} if schema is None else schema
+    if not isinstance(types, Mapping):
         raise ConfigError(
-            f"max_pixels: got {max_pixels!r}, wanted the pixels of the largest image, such as "
-            "200_000_000."
+            f'schema: got {schema!r}, wanted types by field, such as {{"boxes": '
+            'Boxes(of="image")}.'
         )
+    for name, type_ in types.items():
+        check_field_name(name, what="schema")
+        check_field_type(name, type_)
     return Arrangement(
         manifest=_manifest(url, manifest, is_path=filesystem is not None),
         places=_places(fields),
-        schema=_schema(schema),
-        sampling="" if sampling is None else sampling.to_json(),
+        schema=dict(types),
+        sampling=None if sampling == DEFAULT_SAMPLING else sampling,
         allow_empty=allow_empty,
         max_pixels=max_pixels,
     )
 
 
+def _check_count(what: str, given: object, *, wanted: str) -> None:
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigError(f"{what}: got {given!r}, wanted {wanted}")
+
+
 def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
     """Return the types of fields that the user gave, by name."""
-    types = json.loads(arrangement.schema) if arrangement.schema else []
-    return {
-        each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in types
-    }
-
-
-def renamed_arrangement(arrangement: Arrangement, names: Mapping[str, str]) -> Arrangement:
-    """Return an arrangement for renamed fields as one for the data's own names.
-
-    names: the data's name of each renamed field.
-    """
-    types = json.loads(arrangement.schema) if arrangement.schema else []
-    for each in types:
-        each["name"] = names.get(each["name"], each["name"])
-        if each.get("of") is not None:
-            each["of"] = names.get(each["of"], each["of"])
-    return replace(arrangement, places=(), schema=json.dumps(types) if types else "")
-
-
-def _schema(schema: Mapping[str, Any] | None) -> str:
-    if not schema:
-        return ""
-    if not isinstance(schema, Mapping):
-        raise ConfigError(
-            f'schema: got {schema!r}, wanted types by field, such as {{"boxes": '
-            'Boxes(of="image")}.'
-        )
-    for name, type in schema.items():
-        check_field_name(name, what="schema")
-        check_field_type(name, type)
-    return json.dumps([{"name": name, **type.to_json()} for name, type in schema.items()])
+    return dict(arrangement.schema)
 
 
 def _places(fields: Iterable[str] | Mapping[str, str | None] | None) -> tuple[tuple[str, str], ...]:
@@ -319,37 +283,29 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
             f"manifest: a table lists the files of a folder, but the dataset is a list of "
             f"{len(url):,} files. Leave one out."
         )
-    path = local_path(given)
+    path, root = local_path(given), None if is_path else local_path(url)
     if path is None:
-        root = str(url).rstrip("/") + "/"
-        if is_path or not given.startswith(root):
+        shown = str(url).rstrip("/") + "/"
+        if is_path or not given.startswith(shown):
             raise ConfigError(
                 f"manifest: got {show(given)}, wanted a name below {show(url)}, or a path on this "
                 "machine: download the table first."
             )
-        return given[len(root) :]
+        return given[len(shown) :]
     named = os.fsdecode(path)
-    root_path = None if is_path else local_path(url)
-    if os.path.isabs(named):
-        return _below(named, root_path)
-    if root_path is None:
-        is_local = not isinstance(manifest, str) or named.startswith(("./", "../"))
-        return os.path.abspath(named) if is_local else os.path.normpath(named)
-    inside, local = os.path.join(os.fsdecode(root_path), named), os.path.abspath(named)
-    found = [each for each in (inside, local) if status_of(each) is not None]
-    if len(found) == 2 and not os.path.samefile(*found):
-        raise ConfigError(
-            f"manifest: got {named!r}, but both {inside} and {local} exist. Give an absolute path."
-        )
-    if not found:
-        raise ConfigError(f"manifest: got {named!r}, but neither {inside} nor {local} exists.")
-    return _below(os.path.abspath(found[0]), root_path)
-
-
-def _below(path: str, root: bytes | None) -> str:
-    """Return a path below a local dataset's root as a name relative to it, so that the data can be
-    moved."""
     if root is None:
-        return path
-    inside = os.path.abspath(os.fsdecode(root)).rstrip("/") + "/"
-    return path[len(inside) :] if path.startswith(inside) else path
+        is_local = not isinstance(manifest, str) or named.startswith(("/", "./", "../"))
+        return os.path.abspath(named) if is_local else os.path.normpath(named)
+    found = named
+    if not os.path.isabs(named):
+        places = [os.path.join(os.fsdecode(root), named), os.path.abspath(named)]
+        existing = [each for each in places if status_of(each) is not None]
+        if not existing or (len(existing) == 2 and not os.path.samefile(*existing)):
+            raise ConfigError(
+                f"manifest: got {named!r}, but {'both' if existing else 'neither'} {places[0]} "
+                f"{'and' if existing else 'nor'} {places[1]} exist{'s' * (not existing)}. Give an "
+                "absolute path."
+            )
+        found = os.path.abspath(existing[0])
+    # Relative to the root, so that the data can be moved.
+    return found.removeprefix(os.path.abspath(os.fsdecode(root)).rstrip("/") + "/")

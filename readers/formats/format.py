@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import ShardChunks
+    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import Sidecar

@@ -94,8 +94,8 @@ def is_format(name: str) -> bool:
 def format_named(name: str) -> Format:
     """Return the format of a name that was checked before: a manifest's, or an argument.
 
-    Raises MissingDependencyError, or ConfigError if another package's format doesn't load or isn't
-    a format.
+    Raises MissingDependencyError if another package's format doesn't load, and ConfigError if it
+    isn't a format.
     """
     if name not in _MODULES:
         return _load_external(external_entry_points()[name])
@@ -108,25 +108,18 @@ def _load_external(point: EntryPoint) -> Format:
     label = f"format {point.name!r} of the package {package} ({point.value})"
     try:
         loaded = point.load()
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{label}: can't be imported ({error}). Install what it needs, or uninstall it."
-        ) from error
     except Exception as error:  # another package's code may raise anything
-        raise ConfigError(
-            f"{label}: fails when it is imported ({type(error).__name__}: {error}). Report "
-            "it to its authors, or uninstall it."
+        raise MissingDependencyError(
+            f"{label}: can't be imported ({type(error).__name__}: {error}). Install what it needs, "
+            "or uninstall it."
         ) from error
     found: Any = getattr(loaded, "FORMAT", loaded)
-    is_format = isinstance(found, Format)
-    if not is_format or found.name != point.name:
-        why = f"calls itself {found.name!r}" if is_format else f"is {type(found).__name__}"
-        raise ConfigError(
-            f"{label}: isn't a valid format: it {why}. Expected an object of a subclass of "
-            "penstock.readers.formats.Format with this name."
-        )
-    valid: Format = found
-    return valid
+    if isinstance(found, Format) and found.name == point.name:
+        return found
+    raise ConfigError(
+        f"{label}: isn't a valid format. Expected an object of a subclass of "
+        f"penstock.readers.formats.Format with this name, got {found!r:.80}."
+    )
 
 
 def formats(origin: Origin | None = None) -> Iterator[Format]:

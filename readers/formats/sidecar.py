@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
-    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.extents import ChunkedShard
+    from penstock.readers.formats.extents import ChunkedShard, ShardPlace
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
     from penstock.readers.types import Encoded, Facts
 

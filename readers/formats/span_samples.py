@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import printable
 from penstock.readers.formats import candidates as shard_sizes
 from penstock.readers.formats.candidates import (
+    MISSING,
     Candidates,
     Grouping,
     Spans,
@@ -47,12 +48,6 @@ def left_out_sentences(what: str, entries: Sequence[QuarantineEntry]) -> list[st
         "All are in the index's quarantine.jsonl."
         for first in entries[:1]
     ]
-
-
-def whole_files(numbers: NDArray[np.int64], files: Sequence[Entry]) -> Spans:
-    """Return spans that are whole files. numbers: of each sample's file, or MISSING, int64."""
-    sizes = np.array([*(file.size_bytes for file in files), 0], np.int64)
-    return Spans(files=numbers, starts=np.zeros(len(numbers), np.int64), sizes=sizes[numbers])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +82,24 @@ class SpanSamples:
     left_out: Sequence[str] = ()
     has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
+
+    @classmethod
+    def of_files(cls, columns: Mapping[str, Sequence[Entry | None]], **more: Any) -> SpanSamples:
+        """Return samples whose fields are whole files.
+
+        columns: the file of each sample by field, None if the sample lacks it. The first field is
+        the sample's own file, which names it. more: further attributes.
+        """
+        file_of = {each.name: each for column in columns.values() for each in column if each}
+        number_of = {name: number for number, name in enumerate(file_of)}
+        sizes = np.array([*(each.size_bytes for each in file_of.values()), 0], np.int64)
+        spans = {}
+        for field_name, column in columns.items():
+            numbers = np.array([number_of[e.name] if e else MISSING for e in column], np.int64)
+            starts = np.zeros(len(numbers), np.int64)
+            spans[field_name] = Spans(files=numbers, starts=starts, sizes=sizes[numbers])
+        names = [each.name for each in next(iter(columns.values())) if each is not None]
+        return cls(names=names, files=list(file_of.values()), spans=spans, **more)
 
     def with_table(self, found: TableFields, *, of: str) -> SpanSamples:
         """Return these samples with a table's fields added; fields that exist already are kept.

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Segment, Traffic
     from penstock.cache.blobs import Remote
-    from penstock.readers.byte_source import ShardPlace
     from penstock.readers.fieldtypes import ColumnCrop
-    from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, Sidecar
+    from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, ShardPlace, Sidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.sidecars import Sidecars
     from penstock.readers.origin import Origin, RemoteFolder, Scratch

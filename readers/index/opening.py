@@ -138,9 +138,7 @@ class IndexOpener:
             opener.origin.close()
             raise
         opener.origin.close()
-        from penstock.readers.formats import renamed_arrangement
-
-        origin = data.locate(scratch, renamed_arrangement(arrangement, names))
+        origin = data.locate(scratch, arrangement.renamed(names))
         return replace(opener, origin=origin, renames=names)
 
     # -- recognition

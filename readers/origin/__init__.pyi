@@ -5,7 +5,7 @@ from .arrangement import (
 )
 from .dataset_place import index_url as index_url, options_scope as options_scope
 from .dataset_place import place_of as place_of
-from .file_selection import by_pattern as by_pattern, of_names as of_names
+from .file_selection import of_names as of_names
 from .left_out import LeftOut as LeftOut, QUARANTINE as QUARANTINE
 from .left_out import QuarantineEntry as QuarantineEntry
 from .left_out import count_left_out as count_left_out, joined_left_out as joined_left_out

@@ -1,7 +1,7 @@
 """Describe how the files of a dataset make up samples, as far as the user's arguments define it.
 
-The same files in another arrangement are another dataset, with an index of its own. Field types are
-defined in a higher package, so a schema is JSON here.
+The same files in another arrangement are another dataset, with an index of its own. Types of fields
+and `Sampling` are defined in other packages; here they are values with a JSON form.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError
 
-MAX_MANIFEST_BYTES = 2**30
-"""The largest local table that is read."""
-
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NO_TABLE = ""
 """A value of `Arrangement.manifest`: the tables in the dataset's folder aren't read."""
@@ -27,16 +27,16 @@ class Arrangement:
 
     manifest: a table of samples, as a name relative to the dataset's root or an absolute local
     path. None reads the tables in the folder, NO_TABLE none of them. places: fields and the place
-    of each (folders, patterns or a table's columns), in order. schema: types of some fields, as
-    `Schema.to_json` writes them; "" for none. sampling: the part of an array that is one sample, as
-    `Sampling.to_json` writes it; "" for the default. allow_empty: True if a class folder without
-    samples keeps its class number. max_pixels: of an image or a mask; None is the default.
+    of each (folders, patterns or a table's columns), in order. schema: the types of some fields.
+    sampling: a `Sampling`, the part of an array that is one sample; None is the default.
+    allow_empty: True if a class folder without samples keeps its class number. max_pixels: of an
+    image or a mask; None is the default.
     """
 
     manifest: str | None = None
     places: tuple[tuple[str, str], ...] = ()
-    schema: str = ""
-    sampling: str = ""
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Any = None
     allow_empty: bool = False
     max_pixels: int | None = None
 
@@ -45,10 +45,20 @@ class Arrangement:
         """Return 16 hex digits that identify this arrangement of a dataset, "" for the default."""
         if self == DEFAULT_ARRANGEMENT:
             return ""
-        values: list[object] = [self.manifest, self.places, self.schema, self.sampling]
-        if self.allow_empty or self.max_pixels is not None:  # keeps the keys of earlier versions
+        # The JSON in JSON keeps the keys of earlier versions.
+        types = [{"name": name, **type.to_json()} for name, type in self.schema.items()]
+        schema = json.dumps(types) if types else ""
+        sampling = "" if self.sampling is None else self.sampling.to_json()
+        values: list[object] = [self.manifest, self.places, schema, sampling]
+        if self.allow_empty or self.max_pixels is not None:
             values += [self.allow_empty, self.max_pixels]
         return hashlib.sha256(json.dumps(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    def renamed(self, names: Mapping[str, str]) -> Arrangement:
+        """Return this arrangement for the data's own names of the fields. names: of each renamed
+        field."""
+        schema = {names.get(name, name): type.renamed(names) for name, type in self.schema.items()}
+        return replace(self, places=(), schema=schema)
 
     def key_with_content(self) -> str:
         """Return `key` with the content of a local table in place of its path. This is for remote
@@ -58,11 +68,6 @@ class Arrangement:
         if path is None:
             return self.key
         try:
-            if os.path.getsize(path) > MAX_MANIFEST_BYTES:
-                raise ConfigError(
-                    f"manifest: {self.manifest} is larger than {MAX_MANIFEST_BYTES:,} bytes. Split "
-                    "the dataset, or pack it."
-                )
             with open(path, "rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:

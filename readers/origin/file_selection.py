@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
@@ -39,7 +42,6 @@ _SET_IN_NAME = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
 _SET_IN_PART = re.compile(r"\[[^\]]+\]")
 _EVERYTHING = "**"
 
-Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 Listed = tuple[str, "Entry | None"]
 """The name of a file, and its entry if the listing contains it."""
@@ -60,7 +62,7 @@ class FileSelection:
     @cached_property
     def is_listed(self) -> bool:
         """Return True if a part has wildcards, so that the folder must be listed."""
-        return not self.is_one and any(map(has_wildcard, self.parts))
+        return not self.is_one and any(map(_has_wildcard, self.parts))
 
     @property
     def key(self) -> str:
@@ -88,15 +90,15 @@ class FileSelection:
         return ending.encode() if ending.isascii() and ending.isalnum() else b"files"
 
 
-def has_wildcard(pattern: str) -> bool:
+def _has_wildcard(pattern: str) -> bool:
     """Return True if a pattern must be matched against listed names: it has * or ?, or [a-z] in a
     file's name."""
     return bool(_WILDCARD.search(pattern) or _SET_IN_NAME.search(pattern))
 
 
-def has_star(pattern: str) -> bool:
-    """Return True if a pattern has * or ?, which file names rarely contain."""
-    return bool(_WILDCARD.search(pattern))
+def _is_magic(part: str) -> bool:
+    """Return True if one part of a pattern can match several names."""
+    return bool(_WILDCARD.search(part) or _SET_IN_PART.search(part))
 
 
 def is_tar_name(name: str) -> bool:
@@ -110,9 +112,13 @@ def is_file_name(name: str) -> bool:
     return bool(_ONE_FILE.search(name))
 
 
+def _has_braces(text: str) -> bool:
+    return bool(_CHOICE.search(text)) or ("{" in text and is_tar_name(text))
+
+
 def is_pattern(text: str) -> bool:
     """Return True if the path of a URL is a pattern of files, not a folder."""
-    return has_wildcard(text) or bool(_CHOICE.search(text) or ("{" in text and is_tar_name(text)))
+    return _has_wildcard(text) or _has_braces(text)
 
 
 def one_file(name: str) -> FileSelection:
@@ -120,28 +126,14 @@ def one_file(name: str) -> FileSelection:
     return FileSelection(pattern=name, parts=(name,), is_one=True)
 
 
-def by_pattern(text: str) -> tuple[str, FileSelection]:
-    """Split a pattern into its folder and the selection below it. The folder ends before the first
-    part with braces or a wildcard, without a trailing slash.
+def of_names(names: list[str]) -> FileSelection:
+    """Return the selection of names and patterns below one folder.
 
     `train-{000000..000009}.tar` counts with the width of its first bound, `{train,val}.tar` lists,
     and several groups multiply. Raises ConfigError for a malformed pattern.
     """
-    parts = text.split("/")
-    odd = (i for i, part in enumerate(parts) if set(part) & {"{", "}"} or has_wildcard(part))
-    first = next(odd, len(parts) - 1)
-    pattern = "/".join(parts[first:])
-    return "/".join(parts[:first]), _checked(pattern, _expand(pattern))
-
-
-def of_names(parts: list[str]) -> FileSelection:
-    """Return the selection of a list of names and patterns below one folder. Raises ConfigError."""
-    first = parts[0]
-    shown = first if len(parts) == 1 else f"{first} and {len(parts) - 1:,} more"
-    return _checked(shown, [each for part in parts for each in _expand(part)])
-
-
-def _checked(shown: str, parts: list[str]) -> FileSelection:
+    shown = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+    parts = [each for name in names for each in _expand(name)]
     if len(set(parts)) < len(parts):
         raise ConfigError(f"url: {shown!r} names a file twice. Give each file once.")
     for part in parts:
@@ -154,7 +146,8 @@ def _checked(shown: str, parts: list[str]) -> FileSelection:
 
 
 def _expand(pattern: str) -> list[str]:
-    if not (_CHOICE.search(pattern) or ("{" in pattern and is_tar_name(pattern))):
+    """Return the names and patterns without braces that a pattern stands for."""
+    if not _has_braces(pattern):
         return [pattern]
     pieces = _GROUP.split(pattern)  # text, group, text, group, …, text
     if any(c in text for text in pieces[::2] for c in "{}"):
@@ -162,11 +155,8 @@ def _expand(pattern: str) -> list[str]:
             f"url: the braces in {pattern!r} don't match. Wanted name-{{000000..000009}}.tar."
         )
     choices = [_choices(piece, pattern) if i % 2 else [piece] for i, piece in enumerate(pieces)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > MAX_NAMES:
-        raise ConfigError(f"url: {pattern!r} names {count} files, wanted {MAX_NAMES} at most.")
+    if math.prod(map(len, choices)) > MAX_NAMES:
+        raise ConfigError(f"url: {pattern!r} names more than {MAX_NAMES} files.")
     return ["".join(parts) for parts in itertools.product(*choices)]
 
 
@@ -174,16 +164,11 @@ def _choices(group: str, pattern: str) -> list[str]:
     counted = _RANGE.fullmatch(group)
     if counted is None and "," in group:
         return group.split(",")
-    if counted is None:
+    first, last = (int(counted[1]), int(counted[2])) if counted else (0, -1)
+    if not 0 <= last - first < MAX_NAMES or counted is None:
         raise ConfigError(
-            f"url: got {{{group}}} in {pattern!r}, wanted a range such as {{000000..000009}} or a "
-            "list such as {train,val}."
-        )
-    first, last = int(counted[1]), int(counted[2])
-    if last < first or last - first >= MAX_NAMES:
-        raise ConfigError(
-            f"url: {{{group}}} in {pattern!r} counts from {first} to {last}, wanted an ascending "
-            f"range of {MAX_NAMES} files at most."
+            f"url: got {{{group}}} in {pattern!r}, wanted an ascending range of at most "
+            f"{MAX_NAMES} numbers such as {{000000..000009}}, or a list such as {{train,val}}."
         )
     return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]
 
@@ -210,66 +195,64 @@ def select_files(tree: Tree, selection: FileSelection) -> list[Listed]:
     """
     url, is_listed = tree.url, selection.is_listed
     # A name may contain brackets too.
-    named = [part for part in selection.parts if not (is_listed and has_star(part))]
-    existing = dict(zip(named, _each(tree, _find(tree), named), strict=True))
-    plain = [part for part in named if not (is_listed and has_wildcard(part))]
+    named = [part for part in selection.parts if not (is_listed and _WILDCARD.search(part))]
+    existing = dict(zip(named, _entries(tree, named), strict=True))
+    plain = [part for part in named if not (is_listed and _has_wildcard(part))]
     missing = [part for part in plain if existing[part] is None]
     if missing:
+        few = ", ".join(printable(os.fsencode(name)) for name in missing[:3])
         raise DatasetNotFoundError(
-            f"{url}: {len(missing):,} of {len(plain):,} files don't exist ({_shown(missing)}). "
-            "Fetch them, or list only files that exist. To join datasets that are folders, use "
-            "concat([…])."
+            f"{url}: {len(missing):,} of {len(plain):,} files don't exist "
+            f"({few}{', …' if len(missing) > 3 else ''}). Fetch them, or list only files that "
+            "exist. To join datasets that are folders, use concat([…])."
         )
     found: list[Listed] = []
     for part in selection.parts:
-        if (file := existing.get(part)) is not None:
-            found.append((part, file))
-            continue
-        fitting = _matches(tree, part)
+        file = existing.get(part)
+        fitting = _matches(tree, part) if file is None else [(part, file)]
         if not fitting:
             raise DatasetNotFoundError(
                 f"{url}: no file matches {part!r}. Check the pattern: * stands for a part of a "
                 "name within one folder, ** for any number of folders. Folders don't match."
             )
         found += fitting
-    if len({name for name, _ in found}) < len(found):
-        names = [name for name, _ in found]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"url: {url} names {twice!r} twice. Give each file once.")
+    name, count = Counter(name for name, _ in found).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"url: {url} names {name!r} twice. Give each file once.")
     return found
 
 
-def _each(tree: Tree, ask: Callable[[Key], Answer], keys: Sequence[Key]) -> list[Answer]:
-    if tree.is_local or len(keys) < 2:
-        return [ask(key) for key in keys]
-    return list(ordered(ask, keys, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
+def _each(tree: Tree, ask: Callable[[str], Answer], names: Sequence[str]) -> list[Answer]:
+    """Return the answer about each name. A store answers several at the same time."""
+    if tree.is_local or len(names) < 2:
+        return [ask(name) for name in names]
+    return list(ordered(ask, names, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
 
 
-def _find(tree: Tree) -> Callable[[str], Entry | None]:
-    return lambda name: tree.entry(os.fsencode(name))
-
-
-def _shown(names: list[str]) -> str:
-    few = ", ".join(printable(os.fsencode(name)) for name in names[:3])
-    return f"{few}, …" if len(names) > 3 else few
+def _entries(tree: Tree, names: Sequence[str]) -> list[Entry | None]:
+    return _each(tree, lambda name: tree.entry(os.fsencode(name)), names)
 
 
 def _matches(tree: Tree, pattern: str) -> list[Listed]:
-    parts, folders, depth = pattern.split("/"), [""], 0
-    while parts[depth] != _EVERYTHING and depth < len(parts) - 1:
-        depth += 1
-        folders = _subfolders(tree, folders, parts[:depth])
-    part, listed = parts[depth], list[Listed]()
-    if part == _EVERYTHING:
+    *above, last = parts = pattern.split("/")
+    if _EVERYTHING in above:
+        above, last = above[: above.index(_EVERYTHING)], _EVERYTHING
+    folders, listed = [""], list[Listed]()
+    for part in above:
+        folders = _subfolders(tree, folders, part)
+    if last == _EVERYTHING:
         listed += (file for folder in folders for file in tree.list_below(folder))
-    elif _is_magic(part):
+    elif _is_magic(last):
         listed += (file for files, _ in _each(tree, tree.list_one, folders) for file in files)
     else:
-        names = [_below(folder, part) for folder in folders]
-        found = zip(names, _each(tree, _find(tree), names), strict=True)
+        names = [_joined(folder, last) for folder in folders]
+        found = zip(names, _entries(tree, names), strict=True)
         listed += ((name, entry) for name, entry in found if entry is not None)
-    fits = _matcher(parts)
-    matching = [each for each in listed if fits(each[0])]
+    matching = [
+        each
+        for each in listed
+        if _fits(each[0].split("/"), parts) and unsafe_reason(os.fsencode(each[0])) is None
+    ]
     if len(matching) > MAX_NAMES:
         raise ConfigError(
             f"url: {pattern!r} matches {len(matching):,} files, wanted {MAX_NAMES:,} at most."
@@ -277,73 +260,42 @@ def _matches(tree: Tree, pattern: str) -> list[Listed]:
     return sorted(matching, key=lambda each: os.fsencode(each[0]))
 
 
-def _subfolders(tree: Tree, above: list[str], parts: list[str]) -> list[str]:
-    """Return the folders inside others that match the last part of a pattern."""
-    if not _is_magic(parts[-1]):
-        return [_below(folder, parts[-1]) for folder in above]
-    fits = _matcher(parts)
+def _subfolders(tree: Tree, above: list[str], part: str) -> list[str]:
+    """Return the folders directly in some folders that match one part of a pattern."""
+    if not _is_magic(part):
+        return [_joined(folder, part) for folder in above]
     listed = zip(above, _each(tree, tree.list_one, above), strict=True)
-    below = (_below(folder, name) for folder, (_, names) in listed for name in names)
-    return [folder for folder in below if fits(folder)]
+    return [
+        _joined(folder, name)
+        for folder, (_, names) in listed
+        for name in names
+        if _fits([name], [part]) and unsafe_reason(os.fsencode(name)) is None
+    ]
 
 
-def _matcher(parts: list[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether a name matches a pattern, may be used as a path, and has
-    no hidden part that the pattern doesn't name."""
-    try:
-        regex = re.compile(_regex(parts))
-    except re.error:
-        raise ConfigError(
-            f"url: {'/'.join(parts)!r} isn't a pattern. Wanted a set such as [0-9] in brackets."
-        ) from None
-    named = parts[: parts.index(_EVERYTHING)] if _EVERYTHING in parts else parts
-
-    def is_shown(inside: str, part: str) -> bool:
-        may_be_hidden = not _is_magic(part) or (part[:1] == "." and inside[:1] == ".")
-        return may_be_hidden or not is_passed_over(os.fsencode(inside))
-
-    def fits(name: str) -> bool:
-        if regex.fullmatch(name) is None or unsafe_reason(os.fsencode(name)) is not None:
-            return False
-        pairs = itertools.zip_longest(name.split("/"), named, fillvalue="*")
-        return all(is_shown(inside, part) for inside, part in pairs)
-
-    return fits
+def _is_hidden(part: str) -> bool:
+    return is_passed_over(os.fsencode(part))
 
 
-def _regex(parts: list[str]) -> str:
-    """Return the regular expression of a pattern."""
-    text = ""
-    for number, part in enumerate(parts, 1):
-        is_last = number == len(parts)
-        if part == _EVERYTHING:
-            text += "(?s:.+)" if is_last else "(?:(?s:.+)/)?"
-        else:
-            text += _part_regex(part) + ("" if is_last else "/")
-    return text
-
-
-def _part_regex(part: str) -> str:
-    """Translate one part as fnmatch does, except that nothing matches a slash."""
-    return "".join(map(_piece_regex, re.split(r"(\*+|\?|\[[^\]]+\])", part)))
-
-
-def _piece_regex(piece: str) -> str:
-    if piece.startswith("*"):
-        return "[^/]*"
-    if piece == "?":
-        return "[^/]"
-    if piece.startswith("[") and piece.endswith("]") and len(piece) > 2:
-        is_other = piece[1] == "!"
-        inside = re.sub(r"[\\\[&~|^]", r"\\\g<0>", piece[2 if is_other else 1 : -1])
-        return f"(?!/)[{'^' * is_other}{inside}]"
-    return re.escape(piece)
-
-
-def _is_magic(part: str) -> bool:
-    """Return True if one part of a pattern can match several names."""
-    return has_star(part) or bool(_SET_IN_PART.search(part))
-
-
-def _below(folder: str, name: str) -> str:
+def _joined(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
+
+
+def _fits(name: list[str], pattern: list[str]) -> bool:
+    """Return True if a name matches a pattern and has no hidden part that the pattern doesn't name.
+    Both are given by their parts between slashes."""
+    if not (name and pattern):
+        return not (name or pattern)
+    if pattern[0] == _EVERYTHING:
+        rest = pattern[1:] or ["*"]
+        firsts = range(len(name)) if _EVERYTHING in rest else range(len(name) - len(rest) + 1)[-1:]
+        return any(
+            _fits(name[first:], rest) and not any(map(_is_hidden, name[:first])) for first in firsts
+        )
+    first, part = name[0], pattern[0]
+    may_be_hidden = part.startswith(".") or not _is_magic(part)
+    return (
+        fnmatchcase(first, part)
+        and (may_be_hidden or not _is_hidden(first))
+        and _fits(name[1:], pattern[1:])
+    )

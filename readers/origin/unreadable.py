@@ -101,7 +101,6 @@ _OF_OTHERS = (
     "its folder isn't a class",
     "the file of the same name isn't a sample",
     "a symbolic link",
-    "it vanished",
     "can't be examined",
     "not a regular file",
 )
@@ -111,14 +110,10 @@ _MOST_KINDS = 5
 
 
 _LIST_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
-_N5 = (
-    "an N5 store{}, which Penstock doesn't read. Write it as Zarr, which is read: N5Store "
-    "of zarr 2 opens it, and zarr.copy copies it."
-)
+_AS_PARQUET = "Write it as Parquet, which is read."
 _UNPACK = "Unpack it, and give the folder."
-_UNSAFE = f"It can run any code when it is opened, so it is never opened. {REMEDY}"
 # Stores of other formats by a path in them: its name, and the advice if it isn't REMEDY.
-_STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
+_STORES = [
     (re.compile(pattern, re.IGNORECASE), kind, advice or REMEDY)
     for pattern, kind, advice in (
         (rb"(^|/)__(schema|fragments|meta)/|\.tdb$", "a TileDB array", ""),
@@ -139,12 +134,16 @@ _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
         (rb"\.nc4?$", "NetCDF", ""),
         (rb"\.l?mdb$", "LMDB", ""),
         (rb"\.(sqlite3?|db)$", "a database", ""),
-        (rb"\.orc$", "ORC", "Write it as Parquet, which is read."),
-        (rb"\.avro$", "Avro", "Write it as Parquet, which is read."),
-        (rb"\.vortex$", "Vortex", "Write it as Parquet, which is read."),
+        (rb"\.orc$", "ORC", _AS_PARQUET),
+        (rb"\.avro$", "Avro", _AS_PARQUET),
+        (rb"\.vortex$", "Vortex", _AS_PARQUET),
         (rb"\.xlsx?$", "a spreadsheet", "Write it as CSV or Parquet, which are read."),
         (rb"\.safetensors$", "SafeTensors", "Write its arrays by np.savez or as Zarr."),
-        (rb"\.(pt|pth|pkl|pickle)$", "pickled tensors", _UNSAFE),
+        (
+            rb"\.(pt|pth|pkl|pickle)$",
+            "pickled tensors",
+            f"It can run any code when it is opened, so it is never opened. {REMEDY}",
+        ),
         (rb"\.mat$", "MATLAB's arrays", ""),
         (rb"\.nii(\.gz)?$", "NIfTI", ""),
         (rb"\.dcm$", "DICOM", ""),
@@ -154,28 +153,31 @@ _STORES: Sequence[tuple[re.Pattern[bytes], str, str]] = [
         (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
     )
 ]
+_N5 = "Write it as Zarr, which is read: N5Store of zarr 2 opens it, and zarr.copy copies it."
 
 
-def store_of(names: Sequence[bytes]) -> tuple[bytes, str] | None:
-    """Recognise files of another format: return a file that shows it, and the format's name with
+def store_of(names: Sequence[bytes]) -> tuple[bytes, str, str] | None:
+    """Recognise files of another format: return a file that shows it, the format's name, and
     advice. Return None if there are readable samples, or no file shows a format."""
     found = [name for name in names if not is_prose(name)]
     if any(kind_of(name) not in (None, "json") or extension(name) == "npz" for name in found):
         return None
     bases = [name.rpartition(b"/")[2] for name in found]
     if b"attributes.json" in bases and all(b == b"attributes.json" or b.isdigit() for b in bases):
-        return found[bases.index(b"attributes.json")], _N5
+        return found[bases.index(b"attributes.json")], "an N5 store", _N5
     for pattern, kind, advice in _STORES:
         if (shown := next(filter(pattern.search, names), None)) is not None:
-            return shown, f"{kind}{{}}, which Penstock doesn't read. {advice}"
+            return shown, kind, advice
     return None
 
 
 def check_store(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetNotFoundError for a store of another format, which is no folder of samples."""
     if (found := store_of(names)) is not None:
-        shown, text = found
-        raise DatasetNotFoundError(f"{url}: this is {text.format(f' ({printable(shown)})')}")
+        raise DatasetNotFoundError(
+            f"{url}: this is {found[1]} ({printable(found[0])}), which Penstock doesn't read. "
+            f"{found[2]}"
+        )
 
 
 def may_be_image(name: bytes) -> bool:
@@ -203,7 +205,7 @@ def remedy_for(name: bytes) -> str:
     """Return the advice for a file or folder of an unsupported kind; "" for any other."""
     found, kind = extension(name.rstrip(b"/")), kind_of(name)
     if (store := store_of([name])) is not None:
-        return f"This is {store[1].format('')}"
+        return f"This is {store[1]}, which Penstock doesn't read. {store[2]}"
     if kind in ("audio", "video"):
         return (
             f"Files of {kind} are read as bytes: give their folder and pass "
@@ -211,48 +213,28 @@ def remedy_for(name: bytes) -> str:
         )
     if found in _TABLE_FORMATS:
         return f'Pass format="{_TABLE_FORMATS[found]}".'
-    return _REMEDIES.get(found, "")
-
-
-_REMEDIES = {
-    **dict.fromkeys(
-        _LIST_TABLES,
-        "Pass a table of files as manifest=, and the folder of its files as the URL. Write a table "
-        "of values or texts as Parquet, which is read.",
-    ),
-    **dict.fromkeys(("json", "xml"), f"Annotations alone aren't read. {REMEDY}"),
-    "bin": "To read token ids (nanoGPT's train.bin), describe them: "
-    'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
-    f"{REMEDY.replace('on it', 'on other data', 1)}",
-}
-
-
-def _check_rows(url: str, folder: str, table: bytes) -> None:
-    """Raise DatasetError for a clone of a Hugging Face dataset, or several splits saved by
-    `datasets`: their rows are meant as samples."""
-    inside = f"{url.rstrip('/')}/{folder}"
-    if table == b"dataset_dict.json":
-        raise DatasetError(
-            f"{url}: dataset_dict.json shows that the folders are splits, each a dataset of its "
-            f"own. Give one of them: {inside}."
+    if found in _LIST_TABLES:
+        return (
+            "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "
+            "table of values or texts as Parquet, which is read."
         )
-    if b"/" in table and extension(table) in _TABLE_FORMATS:
-        raise DatasetError(
-            f"{url}: the tables are in the only folder, {folder!r} (such as {printable(table)}). "
-            f"If their rows are the samples, give that folder, {inside}, or pass "
-            f'format="{_TABLE_FORMATS[extension(table)]}".'
+    if found == "bin":
+        return (
+            "To read token ids (nanoGPT's train.bin), describe them: "
+            f'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). {REMEDY}'
         )
+    return f"Annotations alone aren't read. {REMEDY}" if found in ("json", "xml") else ""
 
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetError for folders that can't be classes. names: of all files."""
     folders, root = _folders(names), url.rstrip("/")
     if len(folders) == 1 and (table := _table(names)) is not None:
-        _check_rows(url, folders[0], table)
+        inside = f"{root}/{folders[0]}"
         raise DatasetError(
-            f"{url}: {printable(table)} is next to the only folder, {folders[0]!r}. If that "
-            f"folder were a class, every label would be 0. {_read_table(table)}For the images "
-            f"alone give {root}/{folders[0]}."
+            f"{url}: {printable(table)} shows that the only folder, {folders[0]!r}, isn't a class, "
+            f"which would make every label 0. {_read_table(table, inside)}"
+            f"For the images alone give {inside}."
         )
     roles = {folder: role_of(folder) for folder in folders}
     companions = [folder for folder, role in roles.items() if role == "companion"]
@@ -307,15 +289,18 @@ def _table(names: Sequence[bytes]) -> bytes | None:
     return next((name for name in tables if stem(name) not in images), None)
 
 
-def _read_table(table: bytes) -> str:
-    if extension(table) == "parquet":
-        return 'If the rows of the tables are the samples, pass format="parquet". '
+def _read_table(table: bytes, folder: str) -> str:
+    if table == b"dataset_dict.json":
+        return f"Splits are datasets of their own: give one of them: {folder}. "
+    if (format := _TABLE_FORMATS.get(extension(table))) is not None:
+        where = f"give that folder, {folder}, or " if b"/" in table else ""
+        return f'If the rows of the tables are the samples, {where}pass format="{format}". '
     if extension(table) not in _LIST_TABLES:
         return f"The table isn't read. {REMEDY} "
     return (
         f'If each row of the table names a file, pass manifest="{printable(table)}": paths in a '
-        "column path, file_name, file or image, relative to the URL. If they are relative to "
-        "that folder, give it as the URL and the table by its full path. "
+        'column "path", relative to the URL. If they are relative to that folder, give it as the '
+        "URL and the table by its full path. "
     )
 
 
@@ -363,30 +348,23 @@ def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Cou
 def not_found_message(url: str) -> str:
     """Return the message for a dataset that doesn't exist, or whose name is of an unsupported kind.
     A store that only lists folders doesn't show whether a file exists."""
-    if "://" in url and (remedy := _remedy(url)):
-        return f"{url}: this isn't a dataset that Penstock reads.{remedy}"
     return (
         f"{url}: there is no such file or folder. Wanted a folder, a file, or a pattern such as "
         "data/*.parquet. Check the path for a typing error or a missing mount; a URL needs two "
         "slashes (s3://bucket/folder), and a Windows path its place in WSL (/mnt/c/…)."
+        + _advice(url)
     )
 
 
 def not_a_folder_message(url: str) -> str:
     """Return the message for a file in place of a folder."""
-    if (store := store_of([_path_of(url)])) is not None:
-        return f"{url}: this is {store[1].format('')}"
     return (
         f"{url}: this is a file, and its name isn't of a format that is read as a single file "
         "(.npy, .parquet, .tar, …). Give the folder that holds the dataset, or pass format=."
-        + _remedy(url)
+        + _advice(url)
     )
 
 
-def _remedy(url: str) -> str:
-    remedy = remedy_for(_path_of(url))
-    return f" {remedy}" if remedy else ""
-
-
-def _path_of(url: str) -> bytes:
-    return os.fsencode(url.partition("?")[0])
+def _advice(url: str) -> str:
+    advice = remedy_for(os.fsencode(url.partition("?")[0]))
+    return f" {advice}" if advice else ""

@@ -124,7 +124,7 @@ class OpenShards:
             except (CorruptShardError, OSError, EOFError) as error:
                 shard.source.refuse(error, attempt)
             else:
-                if is_right or not shard.source.has_other_bytes(attempt):
+                if is_right or attempt or not shard.source.is_fetched:
                     return found
             shard = self.replace(number, shard)
         raise AssertionError("not reached")

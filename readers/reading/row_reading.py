@@ -147,7 +147,7 @@ def _gather_large(
     except (CorruptShardError, OSError, EOFError) as error:
         source.refuse(error, 0)
         return False
-    if not any(wrong) or not source.has_other_bytes(0):
+    if not any(wrong) or not source.is_fetched:
         return True
     for each in wrong:
         each.clear()

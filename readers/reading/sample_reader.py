@@ -132,8 +132,8 @@ class SampleReader:
             return 0
         chunks = self.index.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
-        if visit.shards:
-            self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))
+        if visit.shards and not visit.shards[0].source.is_fetched:
+            self._local.add(bytes_disk=size_bytes)
         return size_bytes
 
     def _find_plain(self) -> PlainRows | None:

@@ -189,8 +189,8 @@ class SpanReader:
                     payloads[i], crcs[i] = sample, crc
                 if found is not None and some_marks:
                     found |= {others[i]: reason for i, reason in some_marks.items()}
-        if visit.shards:
-            self._local.add(bytes_disk=visit.shards[0].source.counted(size_bytes))
+        if visit.shards and not visit.shards[0].source.is_fetched:
+            self._local.add(bytes_disk=size_bytes)
         seconds = time.perf_counter() - began
         self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
@@ -228,7 +228,7 @@ class SpanReader:
                 continue
             number = spans.numbers[piece]
             repaired: set[int] = set()
-            if shard.source.has_other_bytes(0):
+            if shard.source.is_fetched:
                 again = spans.again(number, opened.replace(number, shard), in_shard, choice)
                 found = read_files(load_spans(again, mode, opened), None)
                 crcs = checksums(again, found, mode, blocks)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.origin import (
+    NOT_FOUND,
     Entry,
     LocalFolder,
     QuarantineEntry,
@@ -81,16 +81,14 @@ def _walk_local(
 def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
     try:
         found = entry.stat()
-    except FileNotFoundError:
-        missing = "a symbolic link whose target is missing"
-        return missing if entry.is_symlink() else "it vanished during listing"
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            return "a symbolic link that leads back to itself"
         # A failing mount or a missing permission isn't a fault of the file.
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in NOT_FOUND:
             raise cannot_examine(entry.path, error) from error
-        return f"can't be examined ({error.strerror})"
+        what = (
+            "a symbolic link that leads to no file" if entry.is_symlink() else "can't be examined"
+        )
+        return f"{what} ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"
     return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")

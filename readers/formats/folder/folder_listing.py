@@ -7,8 +7,8 @@ noticed.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence, Set
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.folder.listed_samples import ListedTable
@@ -74,84 +74,96 @@ class FolderFiles(SpanListing):
         if found.directories:
             times = {table.name: table.mtime_ns for table in self._tables(origin, files)}
             found = replace(found, directories={**found.directories, **times})
-        is_apart = self._manifest is not None and self._manifest not in files
-        listed = [*files, self._manifest] if is_apart and self._manifest else files
-        super().__init__(origin, found, listed=listed)
+        apart = [] if self._manifest is None or self._manifest in files else [self._manifest]
+        super().__init__(origin, found, listed=[*files, *apart])
+
+    def _tables(self, origin: Origin, files: Sequence[Entry]) -> Sequence[Entry]:
+        """Return the files that are read for the index, and texts, which people edit in place."""
+        if self._manifest is not None or origin.arrangement.places:
+            return [] if self._manifest is None else [self._manifest]
+        if origin.arrangement.manifest is None and self._metadata:
+            return self._metadata
+        edited = (file for file in files if file.name.endswith(_EDITED))
+        return list(itertools.islice(edited, _MAX_TIMED_FILES))
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
         """Return all samples. Reads tables and JSON files."""
-        return with_masks(self._samples(files, workers=workers), self.given)
-
-    def _tables(self, origin: Origin, files: Sequence[Entry]) -> list[Entry]:
-        """Return the files that are read for the index, and texts, which people edit in place."""
-        if self._manifest is not None:
-            return [self._manifest]
-        if origin.arrangement.places:
-            return []
-        if origin.arrangement.manifest is None and self._metadata:
-            return self._metadata
-        edited = [file for file in files if file.name.endswith(_EDITED)]
-        return edited[:_MAX_TIMED_FILES]
-
-    def _samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
-        origin, schema, url = self.origin, self.given, self.origin.url
-        arrangement, manifest = origin.arrangement, self._manifest
-
-        def read(some: Sequence[Entry]) -> list[bytes]:
-            parts = [(file, 0, file.size_bytes) for file in some]
-            return read_file_parts(origin, parts, workers=workers)
-
-        def listed(table: ListedTable) -> SpanSamples:
+        arrangement, schema, url = self.origin.arrangement, self.given, self.origin.url
+        table = self._table(files, workers=workers)
+        if table is not None:
             by_name = {file.name: file for file in files}
-            root = origin.root if isinstance(origin, LocalFolder) else b""
-            return listed_samples(url, by_name, table, schema, root=root)
+            root = self.origin.root if isinstance(self.origin, LocalFolder) else b""
+            samples = listed_samples(url, by_name, table, schema, root=root)
+        elif arrangement.places:
+            samples = paired_samples(url, files, arrangement.places, schema)
+        else:
+            samples = self._by_folders(files, workers=workers)
+        return with_masks(samples, schema)
 
+    def _table(self, files: Sequence[Entry], *, workers: int) -> ListedTable | None:
+        """Read the tables that list the samples; None if there are none."""
+        origin, manifest = self.origin, self._manifest
+        arrangement, url = origin.arrangement, origin.url
         if manifest is not None:
             place = LocalFolder(b"/") if os.path.isabs(manifest.name) else origin
-            (data,) = read_file_parts(place, [(manifest, 0, manifest.size_bytes)], workers=1)
+            (data,) = _read(place, [manifest], workers=1)
             name = printable(manifest.name)
-            return listed(manifest_table(data, name=name, places=arrangement.places, schema=schema))
+            return manifest_table(data, name=name, places=arrangement.places, schema=self.given)
         if arrangement.places:
-            return paired_samples(url, files, arrangement.places, schema)
+            return None
         names = [file.name for file in files]
         check_store(url, names)
-        if arrangement.manifest != NO_TABLE:
-            unread = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
-            if unread is not None:
-                raise DatasetError(
-                    f"{url}: {printable(unread)} isn't supported yet. Convert it to metadata.csv "
-                    "or metadata.jsonl; or pass manifest=False to read only the images."
-                )
-            if self._metadata:
-                if all(b"/" in file.name for file in self._metadata):
-                    check_splits(url, names)
-                tables = zip(self._metadata, read(self._metadata), strict=True)
-                return listed(metadata_table([(f.name, data) for f, data in tables], schema))
+        if arrangement.manifest == NO_TABLE:
+            return None
+        unread = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
+        if unread is not None:
+            raise DatasetError(
+                f"{url}: {printable(unread)} isn't supported yet. Convert it to metadata.csv or "
+                "metadata.jsonl; or pass manifest=False to read only the images."
+            )
+        if not self._metadata:
+            return None
+        if all(b"/" in file.name for file in self._metadata):
+            check_splits(url, names)
+        read = _read(origin, self._metadata, workers=workers)
+        tables = [(file.name, data) for file, data in zip(self._metadata, read, strict=True)]
+        return metadata_table(tables, self.given)
+
+    def _by_folders(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+        """Return the samples by their names; the folders below the root are their classes."""
+        origin, schema, url, folders = self.origin, self.given, self.origin.url, list[bytes]()
         if "label" not in schema:
-            check_layout(url, names)
+            check_layout(url, [file.name for file in files])
+        if origin.selection is None:  # empty ones too
+            # A local listing has no links that lead back.
+            listed = self._found_folders if origin.is_local else origin.names().folders
+            folders = [n for n in listed if n and b"/" not in n and not is_passed_over(n)]
         samples = class_folder_samples(
             files,
-            read,
+            lambda some: _read(origin, some, workers=workers),
             schema,
-            folders=self._folders(),
-            allow_empty=arrangement.allow_empty,
+            folders=folders,
+            allow_empty=origin.arrangement.allow_empty,
             url=url,
         )
-        main = next(iter(samples.types))
-        considered = (*samples.names, *(each.name for each in samples.quarantined))
+        types, names = samples.types, samples.names
+        main, classes = next(iter(types)), types["label"].class_names if "label" in types else ()
+        considered = (*names, *(each.name for each in samples.quarantined))
         others = [name for name in considered if kind_of(name) != main]
-        passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
-        hints = hints_of_names(url, samples.names, samples.types, has_labels="label" in schema)
+        passed_over = warn_of_left_out(url, others, labelled="label" in types)
+        hints = [] if classes else _pairing_hints(names)
+        if len(classes) == 1 and "label" not in schema and role_of(classes[0]) is not None:
+            hints = [
+                f"{classes[0]!r} is the only folder, and is read as the only class: every label is "
+                f"0. If it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is "
+                'one, pass schema={"label": ClassLabel()}.'
+            ]
         left_out = [*samples.left_out, *hints]
         return replace(samples, passed_over=passed_over, left_out=left_out, has_stray_files=True)
 
-    def _folders(self) -> list[bytes]:
-        """Return the folders directly below the root, empty ones too; none if a URL names files."""
-        if self.origin.selection is not None:
-            return []
-        if self.origin.is_local:  # without links that lead back
-            return [name for name in self._found_folders if name and b"/" not in name]
-        return [name for name in self.origin.names().folders if not is_passed_over(name)]
+
+def _read(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[bytes]:
+    return read_file_parts(origin, [(f, 0, f.size_bytes) for f in files], workers=workers)
 
 
 def _manifest_entry(origin: Origin) -> Entry:
@@ -160,9 +172,8 @@ def _manifest_entry(origin: Origin) -> Entry:
     Its name is an absolute path if it is a file of this machine outside of the dataset's root.
     Raises ConfigError, FetchError.
     """
-    manifest = origin.arrangement.manifest
+    manifest, path = origin.arrangement.manifest, origin.arrangement.local_manifest()
     assert manifest
-    path = origin.arrangement.local_manifest()
     name = os.fsencode(manifest)
     if path is None and (reason := unsafe_reason(name)) is not None:
         raise ConfigError(f"manifest: got {manifest!r}: {reason}. Give a name below {origin.url}.")
@@ -195,56 +206,33 @@ def with_masks(samples: SpanSamples, given: Mapping[str, FieldType]) -> SpanSamp
         samples,
         types=types,
         notes=[*samples.notes, *(f"{note}." for note in notes)],
-        hints=pictures_of_numbers(types, extensions),
+        hints=_pictures_of_numbers(types, extensions),
     )
-
-
-def hints_of_names(
-    url: str, names: Sequence[bytes], types: Mapping[str, FieldType], *, has_labels: bool
-) -> list[str]:
-    """Return warnings about samples of one file each.
-
-    names: of the samples. has_labels: the user's schema contains labels.
-    """
-    label = types.get("label")
-    classes = label.class_names if label is not None else ()
-    if not classes:
-        return _pairing_hints(names)
-    if has_labels or len(classes) != 1 or role_of(classes[0]) is None:
-        return []
-    return [
-        f"{classes[0]!r} is the only folder, and is read as the only class: every label is 0. If "
-        f"it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is one, pass "
-        'schema={"label": ClassLabel()}.'
-    ]
 
 
 def _pairing_hints(names: Iterable[bytes]) -> list[str]:
     """Return a warning if images are named like others plus a suffix: 1_mask.png next to 1.jpg."""
     by_stem = {stem(name): name for name in names if extension(name) in IMAGES}
-    found: Counter[tuple[bytes, bytes]] = Counter()
-    example: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
+    found: dict[tuple[bytes, bytes], list[tuple[bytes, bytes]]] = {}
     for own, name in by_stem.items():
         base, mark, suffix = own.rpartition(b"_")
         other = by_stem.get(base)
         if mark and other is not None and role_of(printable(suffix)) == "companion":
-            kind = (other[len(base) :], name[len(base) :])
-            found[kind] += 1
-            example.setdefault(kind, (other, name))
+            found.setdefault((other[len(base) :], name[len(base) :]), []).append((other, name))
     if not found:
         return []
-    kind, count = found.most_common(1)[0]
-    first, second = map(printable, example[kind])
-    field = field_of(printable(kind[1].rpartition(b".")[0].lstrip(b"_")))
+    endings, pairs = max(found.items(), key=lambda each: len(each[1]))
+    image, companion = map(printable, endings)
+    field = field_of(companion.rpartition(".")[0].lstrip("_"))
     return [
-        f"{count:,} images seem to belong to others, such as {second} to {first}, but each is read "
-        f'as a sample of its own. To pair them by name pass fields={{"image": '
-        f'"*{printable(kind[0])}", "{field}": "*{printable(kind[1])}"}}.'
+        f"{len(pairs):,} images seem to belong to others, such as {printable(pairs[0][1])} to "
+        f"{printable(pairs[0][0])}, but each is read as a sample of its own. To pair them by name "
+        f'pass fields={{"image": "*{image}", "{field}": "*{companion}"}}.'
     ]
 
 
-def pictures_of_numbers(
-    types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
+def _pictures_of_numbers(
+    types: Mapping[str, FieldType], extensions: Mapping[str, Set[str]]
 ) -> list[str]:
     """Return warnings about image fields whose names suggest numbers.
 
@@ -253,17 +241,17 @@ def pictures_of_numbers(
     images = [name for name, type in types.items() if type.is_image]
     hints = []
     for name in images if len(images) > 1 else ():
-        found = {*extensions.get(name, ())}
-        other = next(each for each in images if each != name)
+        found = extensions.get(name, set())
+        mask = f'pass schema={{"{name}": Mask(of="{next(n for n in images if n != name)}")}}.'
         if found and is_mask_name(name, ()) and not is_mask_name(name, found):
             hints.append(
                 f'"{name}" is read as pictures: only PNG, TIFF and BMP preserve class numbers, and '
                 f"its files are {', '.join(f'.{each}' for each in sorted(found))}. To read masks, "
-                f'convert them and pass schema={{"{name}": Mask(of="{other}")}}.'
+                f"convert them and {mask}"
             )
         elif found and name.rpartition("_")[2] in _NUMBERS and not {"jpg", "jpeg"} & found:
             hints.append(
                 f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored '
-                f'numbers pass schema={{"{name}": Mask(of="{other}")}}.'
+                f"numbers {mask}"
             )
     return hints

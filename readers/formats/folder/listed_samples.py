@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import (
     LABEL,
@@ -28,15 +26,12 @@ from penstock.readers.fieldtypes import (
     jsonl_table,
 )
 from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
-from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.file_kinds import type_by_names
-from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
+from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, left_out_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
@@ -186,86 +181,65 @@ def listed_samples(
     Raises DatasetNotFoundError (the table has no rows), DatasetError (a path outside of the
     dataset, or none of the files exists).
     """
-    table, columns = listed.table, dict(listed.files)
+    table, columns, shown = listed.table, dict(listed.files), listed.table.source
     names = {column: _names(table, column, listed.folders, root) for column in columns}
     types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
     main = next(iter(columns))
     if columns[main] == _OWN_FILE and not listed.is_named:
         columns[main] = _FIELDS.get(type(types[main]), "file")
     if not len(table):
-        raise DatasetNotFoundError(f"{url}: {table.source} has no rows, so it lists no samples.")
-    numbers, number_of, missing = _numbered(table, names, columns, main, found)
+        raise DatasetNotFoundError(f"{url}: {shown} has no rows, so it lists no samples.")
+    missing: dict[int, QuarantineEntry] = {}
+    for column, field in columns.items():
+        for row, name in enumerate(names[column]):
+            if (name is None and column != main) or name in found:
+                continue
+            where = f"{shown}, {table.place(row)}"
+            what = "the row names no file" if name is None else f"{field}: the file isn't there"
+            entry = QuarantineEntry(name=name or where.encode(), reason=f"{what} ({where})")
+            missing.setdefault(row, entry)
+    missing = dict(sorted(missing.items()))
     if len(missing) == len(table):
-        example, remedy = _similar(missing[0].name, found, url)
         raise DatasetError(
-            f"{url}: none of the {len(table):,} rows of {table.source} names an existing file "
-            f"({printable(missing[0].name)}: {missing[0].reason}{example}). Paths in "
-            f'"{main}" are relative to the dataset\'s root; those of a metadata file, to its '
-            f"folder.{remedy}"
+            f"{url}: none of the {len(table):,} rows of {shown} names an existing file "
+            f"({printable(missing[0].name)}: {missing[0].reason}{_similar(missing[0].name, found)}"
+            f'). Paths in "{main}" have / and an extension, and are relative to the dataset\'s '
+            "root; those of a metadata file, to its folder."
         )
-    kept = np.array([row for row in range(len(table)) if row not in missing], np.int64)
-    files = [found[name] for name in number_of]
+    kept = [row for row in range(len(table)) if row not in missing]
     in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
     given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
     values = fields_of(
-        table.without(*columns).take(kept.tolist()),
+        table.without(*columns).take(kept),
         {name: type for name, type in given.items() if name not in in_files},
     )
-    unlisted = []
-    if listed.is_whole:
-        unlisted = [n for n in found if kind_of(n) == "image" and n not in number_of]
-    samples = SpanSamples(
-        names=[files[number].name for number in numbers[columns[main]][kept].tolist()],
-        files=files,
-        spans={field: whole_files(each[kept], files) for field, each in numbers.items()},
+    rows = {field: [names[column][row] for row in kept] for column, field in columns.items()}
+    samples = SpanSamples.of_files(
+        {
+            field: [found[n] if n is not None else None for n in each]
+            for field, each in rows.items()
+        },
         types=in_files,
         quarantined=list(missing.values()),
         left_out=[
-            *left_out_sentences(
-                f"of {len(table):,} rows of {table.source}",
-                [missing[row] for row in sorted(missing)],
-            ),
+            *left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
             *_hints(table, values.types, found, listed.folders),
-            *(
-                f"{len(unlisted):,} images are left out because no row of {table.source} names "
-                f"them, such as {printable(name)}."
-                for name in unlisted[:1]
-            ),
         ],
-        unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
-    ).with_table(values, of=f"columns of {table.source}")
+    ).with_table(values, of=f"columns of {shown}")
     # In the order of the table's columns, the sample's own file first.
     order = [columns[main], *(columns.get(name, name) for name in table.columns)]
-    return replace(samples, types={n: samples.types[n] for n in order if n in samples.types})
-
-
-def _numbered(
-    table: TextTable,
-    names: Mapping[str, Sequence[bytes | None]],
-    columns: Mapping[str, str],
-    main: str,
-    found: Mapping[bytes, Entry],
-) -> tuple[dict[str, NDArray[np.int64]], dict[bytes, int], dict[int, QuarantineEntry]]:
-    """Number the files that a table names.
-
-    Returns the numbers of each field's files by row, the number of each file by its name, and a
-    quarantine entry for each row whose file doesn't exist or that names none of its own.
-    """
-    missing: dict[int, QuarantineEntry] = {}
-    number_of: dict[bytes, int] = {}
-    numbers = {field: np.full(len(table), MISSING, np.int64) for field in columns.values()}
-    for column, field in columns.items():
-        for row, name in enumerate(names[column]):
-            if name is not None and name in found:
-                numbers[field][row] = number_of.setdefault(name, len(number_of))
-            elif name is not None or column == main:
-                where = f"{table.source}, {table.place(row)}"
-                reason = f"the row names no file ({where})"
-                if name is not None:
-                    reason = f"{field}: the file isn't there ({where})"
-                entry = QuarantineEntry(name=name or where.encode(), reason=reason)
-                missing.setdefault(row, entry)
-    return numbers, number_of, missing
+    samples = replace(samples, types={n: samples.types[n] for n in order if n in samples.types})
+    if not listed.is_whole:
+        return samples
+    named = {name for each in names.values() for name in each}
+    unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
+    hints = [
+        f"{len(unlisted):,} images are left out because no row of {shown} names them, such as "
+        f"{printable(name)}."
+        for name in unlisted[:1]
+    ]
+    unnamed = left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1))
+    return replace(samples, left_out=[*samples.left_out, *hints], unnamed=unnamed)
 
 
 def _file_columns(
@@ -344,27 +318,12 @@ def _names(
     ]
 
 
-def _similar(name: bytes, found: Mapping[bytes, Entry], url: str) -> tuple[str, str]:
-    """Return a hint at an existing file that resembles a missing one, and a remedy; both may be
-    empty."""
-    base = name.rpartition(b"/")[2]
+def _similar(name: bytes, found: Mapping[bytes, Entry]) -> str:
+    """Return a hint at an existing file that resembles a missing one; "" if there is none."""
+    base = name.replace(b"\\", b"/").rpartition(b"/")[2]
     bases = ((each, each.rpartition(b"/")[2]) for each in found)
     same = next((each for each, own in bases if base in (own, stem(own))), None)
-    if name.replace(b"\\", b"/") in found:
-        return "", " Write / instead of \\ in the table."
-    if same is None:
-        return "", ""
-    folder, shown = printable(same.rpartition(b"/")[0]), printable(same)
-    if stem(same) == name:
-        remedy = f" {shown} exists: write names with their extension."
-    elif same.endswith(b"/" + name):
-        remedy = (
-            f" {shown} exists: give {url.rstrip('/')}/{folder} as the URL, and the table's full "
-            "path as manifest=."
-        )
-    else:
-        remedy = ""
-    return f"; {shown} exists", remedy
+    return "" if same is None else f"; {printable(same)} exists"
 
 
 def _hints(

@@ -28,9 +28,8 @@ from penstock.readers.fieldtypes import (
     object_table,
 )
 from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
-from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
-from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences, whole_files
+from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, is_prose, may_be_image
 
 if TYPE_CHECKING:
@@ -78,74 +77,56 @@ def class_folder_samples(
     """
     found = list(found)
     kinds = [kind_of(file.name) for file in found]
-    kind = _main_kind(found, kinds)
-    files, companions = _split(found, kinds, kind)
+    main = _main_kind(found, kinds)
+    files, companions = _split(found, kinds, main)
     files.sort(key=_class_order)
-    classes = _classes(files, kind)
-    given = schema.get("label")
+    classes, given = _classes(files, main), schema.get("label")
     # A given list of classes numbers them, whichever folders exist.
     if classes and (given is None or not given.class_names):
         classes = _with_empty(classes, folders, allow_empty=allow_empty, url=url)
     known = set(classes)
-    stray: list[QuarantineEntry] = []
+    left_out: dict[bytes, str] = {}
     samples: list[Entry] = []
     for file in files:
         top = _class_of(file.name)
-        if kind in _WRONG_NAME and kind_of(file.name) != kind:  # unlike for images, names decide
-            stray.append(QuarantineEntry(name=file.name, reason=_WRONG_NAME[kind]))
+        if main in _WRONG_NAME and kind_of(file.name) != main:  # unlike for images, names decide
+            left_out[file.name] = _WRONG_NAME[main]
         elif classes and top not in known:
-            reason = _NO_CLASS if top else _IN_ROOT
-            stray.append(QuarantineEntry(name=file.name, reason=reason))
+            left_out[file.name] = _NO_CLASS if top else _IN_ROOT
         else:
             samples.append(file)
-    types: dict[str, FieldType] = {kind: TYPES[kind]}
+    stray = _quarantined(left_out)
+    types: dict[str, FieldType] = {main: TYPES[main]}
     values: dict[str, Column] = {}
     if classes:
         types["label"], values["label"] = _labels(samples, classes, given)
-    images = [each for each in stray if kind_of(each.name) == "image"]
-    found_samples = SpanSamples(
-        names=[file.name for file in samples],
-        files=samples,
-        spans={kind: whole_files(np.arange(len(samples)), samples)},
-        types=types,
-        values=values,
-        quarantined=stray,
-        left_out=left_out_sentences("images", images),
-    )
-    if companions:
-        return _with_companions(found_samples, companions, read, schema)
-    return found_samples
-
-
-def _with_companions(
-    samples: SpanSamples, companions: Companions, read: Read, schema: Mapping[str, FieldType]
-) -> SpanSamples:
-    """Add the fields whose files share the samples' names: captions, arrays and JSON."""
-    stems = [stem(name) for name in samples.names]
-    files, types, spans = list(samples.files), dict(samples.types), dict(samples.spans)
+    columns: dict[str, Sequence[Entry | None]] = {main: samples}
+    stems = [stem(file.name) for file in samples] if companions else []
     for kind, field in _COMPANIONS.items():
         mine = companions.get(kind, {})
         if field and not mine.keys().isdisjoint(stems):
-            number_of: dict[bytes, int] = {}
-            for each in stems:
-                if each in mine and each not in number_of:
-                    number_of[each] = len(files)
-                    files.append(mine[each])
-            numbers = [number_of.get(each, MISSING) for each in stems]
-            types[field] = TYPES[kind]
-            spans[field] = whole_files(np.array(numbers, np.int64), files)
+            types[field], columns[field] = TYPES[kind], [mine.get(each) for each in stems]
     known = set(stems)
-    alone = [
-        QuarantineEntry(name=file.name, reason=_NO_SAMPLE)
+    alone = {
+        file.name: _NO_SAMPLE
         for mine in companions.values()
         for own, file in mine.items()
         if own not in known
-    ]
-    quarantined = [*samples.quarantined, *alone]
-    samples = replace(samples, files=files, types=types, spans=spans, quarantined=quarantined)
+    }
+    made = SpanSamples.of_files(
+        columns,
+        types=types,
+        values=values,
+        quarantined=[*stray, *_quarantined(alone)],
+        left_out=left_out_sentences("images", [q for q in stray if kind_of(q.name) == "image"]),
+    )
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
-    return _with_json(samples, rows, read, schema) if rows else samples
+    return _with_json(made, rows, read, schema) if rows else made
+
+
+def _quarantined(reasons: Mapping[bytes, str]) -> list[QuarantineEntry]:
+    return [QuarantineEntry(name=name, reason=reason) for name, reason in reasons.items()]
 
 
 def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
@@ -341,25 +322,14 @@ def paired_samples(
                 f"{shown or 'none'}{', …' if len(tops) > _SHOWN_FOLDERS else ''}."
             )
     first = files[wanted[0].field]
-    whole = [
-        pair
-        for pair in first
-        if all(len(files[place.field].get(pair, ())) == 1 for place in wanted)
-    ]
+    whole = [p for p in first if all(len(mine.get(p, ())) == 1 for mine in files.values())]
     if not whole:
         raise DatasetError(f"{url}: {_why_nothing_pairs(files, wanted)}")
     whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
+    columns = {field: [mine[pair][0] for pair in whole] for field, mine in files.items()}
     unpaired = list(_unpaired(files, wanted))
-    columns = {place.field: [files[place.field][pair][0] for pair in whole] for place in wanted}
-    numbers = np.arange(len(whole), dtype=np.int64)
-    ordered = [file for column in columns.values() for file in column]
-    return SpanSamples(
-        names=[file.name for file in columns[wanted[0].field]],
-        files=ordered,
-        spans={
-            field: whole_files(numbers + number * len(whole), ordered)
-            for number, field in enumerate(columns)
-        },
+    return SpanSamples.of_files(
+        columns,
         types={
             field: schema.get(field) or type_by_names(file.name for file in column)
             for field, column in columns.items()

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.cache import CorruptShardError
 from penstock.readers.fieldtypes import as_bits, codec_number
-from penstock.readers.files import typed_batch
+from penstock.readers.files import only_batch
 from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
@@ -104,7 +104,8 @@ class PackColumns:
         BROKEN.
         """
         self.forms = pack_forms(schema)
-        self._batch = typed_batch(buffer, arrow_schema(self.forms))
+        columns = {field.name: str(field.type) for field in arrow_schema(self.forms)}
+        self._batch = only_batch(buffer, columns, is_full=False)
         self._address, self._size = buffer.address, buffer.size
         self.data = np.frombuffer(buffer, np.uint8)
         self._metadata = self._batch.schema.metadata or {}

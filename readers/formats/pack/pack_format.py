@@ -14,7 +14,7 @@ from penstock.readers.formats.pack.pack_shard import PackShard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.byte_source import ShardPlace
+    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin import Origin, RemoteFolder

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.byte_source import ShardPlace
+    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField

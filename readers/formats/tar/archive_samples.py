@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry
 
+    # Members by extension, each with the content that was read.
+    _Group = dict[str, list[tuple[TarMember, Any]]]
+
 NO_KEY = "(no key)"
 """Counts members without an extension among the skipped ones."""
 
@@ -42,15 +45,13 @@ class ArchiveSample(NamedTuple):
     """The members of one key.
 
     name: of the member after which the sample is named. start: that member's first byte, by which
-    samples are sorted. spans: the members that are fields. values: contents of the other members,
-    by field.
+    samples are sorted. parts: the member of each field, or its content if it holds values.
     """
 
     key: bytes
     name: bytes
     start: int
-    spans: Mapping[str, TarMember]
-    values: Mapping[MemberField, Any]
+    parts: Mapping[MemberField, Any]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,12 +84,10 @@ def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) 
     FetchError.
     """
     found = ArchiveSamples(entry=entry)
-    groups: dict[bytes, dict[str, list[TarMember]]] = {}
-    # Values are read during the walk: a remote archive buffers only the bytes around its position.
-    values: dict[int, Any] = {}
-    count = 0
+    groups: dict[bytes, _Group] = {}
+    is_empty = True
     for member in archive_members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
-        count += 1
+        is_empty = False
         name = member.name
         while name.startswith(b"./"):  # as `tar -c .` writes names
             name = name[2:].lstrip(b"/")
@@ -102,70 +101,64 @@ def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) 
             # No dot, a dot-file, or a name that WebDataset reserves.
             found.passed_over[NO_KEY] += 1
         elif requested.wants(extension):
-            groups.setdefault(key, {}).setdefault(extension, []).append(member)
-            kind = requested.field_of(extension)
-            if kind is not None and kind.is_value:
-                values[member.start] = _read_value(member, kind, opened, requested)
-    if count == 0:
+            field = requested.field_of(extension)
+            part: Any = member
+            if field is not None and field.is_value:
+                # Here, because a remote archive buffers only the bytes around its position.
+                part = _read_value(member, field, opened, requested)
+            groups.setdefault(key, {}).setdefault(extension, []).append((member, part))
+    if is_empty:
         empty = QuarantineEntry(name=entry.name, reason="an archive without members")
         found.quarantined.append(empty)
-    for key, parts in groups.items():
-        _add_key(key, parts, found, values, requested)
+    for key, group in groups.items():
+        _add_sample(key, group, found, requested)
     found.samples.sort(key=lambda sample: sample.start)
     return found
 
 
-def _add_key(
-    key: bytes,
-    parts: Mapping[str, list[TarMember]],
-    found: ArchiveSamples,
-    values: Mapping[int, Any],
-    requested: RequestedFields,
+def _add_sample(
+    key: bytes, group: _Group, found: ArchiveSamples, requested: RequestedFields
 ) -> None:
-    """Add one key's members as a sample, or quarantine them, or skip them.
-
-    values: contents of labels and json, by the first byte of their member.
-    """
-    fields: dict[str, tuple[MemberField, str, TarMember]] = {}
-    for part, (member, *others) in parts.items():
+    """Add one key's members as a sample, or quarantine them, or skip them."""
+    members: dict[str, tuple[MemberField, str, TarMember]] = {}
+    parts: dict[MemberField, Any] = {}
+    unread: list[str] = []
+    for extension, ((member, part), *others) in group.items():
         if others:
-            what = f"two members of one key and extension ({_shown(part)})"
+            what = f"two members of one key and extension ({_shown(extension)})"
             found.refuse(member.name, what)
             return
-        kind = requested.field_of(part)
-        if kind is None:
+        field = requested.field_of(extension)
+        if field is None:
+            unread.append(_shown(extension))
             continue
-        if kind.name in fields:
-            other, other_part, first = fields[kind.name]
-            both = sorted((other_part, part))
+        if field.name in members:
+            other, first, named = members[field.name]
+            both = sorted((first, extension))
             what = "members"
-            remedy = f"a key ends at the first dot of a name. Rename one, such as other.{part}"
-            if other.kind == kind.kind == "image":
+            remedy = f"a key ends at the first dot of a name. Rename one, such as other.{extension}"
+            if other.kind == field.kind == "image":
                 what = "images"
                 remedy = f'name each field, fields={{"image": "{both[0]}", "mask": "{both[1]}"}}'
             found.refuse(
-                first.name,
+                named.name,
                 f"two {what} of one key ({', '.join(both)}), and both would be the field "
-                f'"{kind.name}": {remedy}',
+                f'"{field.name}": {remedy}',
             )
             return
-        fields[kind.name] = kind, part, member
-    for part in parts:
-        if requested.field_of(part) is None:
-            found.passed_over[_shown(part)] += 1
-    if not fields:
-        return
-    for kind, part, _ in fields.values():
-        found.fields.setdefault(kind, set()).add(part)
-    images = (member for kind, _, member in fields.values() if kind.kind == "image")
-    first = next(images, next(iter(fields.values()))[2])
-    contents = {kind: values[m.start] for kind, _, m in fields.values() if kind.is_value}
-    bad = next((value for value in contents.values() if isinstance(value, Rejection)), None)
+        members[field.name] = field, extension, member
+        parts[field] = part
+    found.passed_over.update(unread)
+    for field, extension, _ in members.values():
+        found.fields.setdefault(field, set()).add(extension)
+    # Named after its first image.
+    order = sorted(members.values(), key=lambda each: each[0].kind != "image")
+    bad = next((part for part in parts.values() if isinstance(part, Rejection)), None)
     if bad is not None:
-        found.refuse(first.name, bad.reason)
-        return
-    spans = {name: member for name, (kind, _, member) in fields.items() if not kind.is_value}
-    found.samples.append(ArchiveSample(key, first.name, first.start, spans, contents))
+        found.refuse(order[0][2].name, bad.reason)
+    elif order:
+        own = order[0][2]
+        found.samples.append(ArchiveSample(key, own.name, own.start, parts))
 
 
 def _shown(extension: str) -> str:

@@ -34,30 +34,6 @@ def is_archive_name(name: bytes) -> bool:
     )
 
 
-def holds_tars(origin: Origin) -> bool:
-    """Return True if a folder is a set of tar files, or if a URL names tar files.
-
-    Raises ConfigError if the folder also holds images or sub-folders.
-    """
-    names = origin.names()
-    archives = [name for name in names.files if is_archive_name(name)]
-    if origin.selection is not None or not archives:
-        return bool(archives) and len(archives) == len(names.files)
-    top = origin.top(is_archive_name)
-    if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
-        return bool(top.entries) and not top.folders and not top.others
-    folders = [name for name in top.folders if not is_passed_over(name)]
-    images = [n for n in top.others if (found := split_key(n)) is not None and found[1] in IMAGES]
-    if folders or images:
-        other = printable((folders + images)[0])
-        raise ConfigError(
-            f"{origin.url}: holds tar files, and also {other}. Choose the dataset by "
-            'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
-            "as train-{000000..000009}.tar."
-        )
-    return True
-
-
 class TarFormat(FilesFormat):
     """The format of tar files: all those of a folder, or those that a URL names.
 
@@ -70,8 +46,26 @@ class TarFormat(FilesFormat):
     least_sample_bytes: ClassVar[int] = 1024  # a header and a block
 
     def recognises(self, origin: Origin) -> bool:
-        """Return True if a URL names tar files, or the root holds some; see `holds_tars`."""
-        return holds_tars(origin)
+        """Return True if a folder is a set of tar files, or if a URL names tar files.
+
+        Raises ConfigError if the folder also holds images or sub-folders.
+        """
+        names = origin.names()
+        archives = [name for name in names.files if is_archive_name(name)]
+        others = [name for name in names.files if not is_archive_name(name)]
+        if origin.selection is not None or not archives:
+            return bool(archives) and not others
+        if not any(name.lower().endswith(b".tar") for name in archives):
+            return not names.folders and not others
+        odd = [name for name in names.folders if not is_passed_over(name)]
+        odd += [n for n in others if (found := split_key(n)) is not None and found[1] in IMAGES]
+        if odd:
+            raise ConfigError(
+                f"{origin.url}: holds tar files, and also {printable(odd[0])}. Choose the dataset "
+                'by format="tar" or format="folder" (--format); or give the tar files as a '
+                "pattern, such as train-{000000..000009}.tar."
+            )
+        return True
 
     def is_file(self, name: bytes) -> bool:
         """Return True for tar files, compressed ones and parts of split ones."""

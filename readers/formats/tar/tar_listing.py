@@ -22,7 +22,6 @@ from penstock.readers.fieldtypes import (
     masks_by_name,
     object_table,
 )
-from penstock.readers.files import printable
 from penstock.readers.formats.candidates import MISSING, Spans
 from penstock.readers.formats.file_kinds import TYPES
 from penstock.readers.formats.span_listing import SpanListing
@@ -31,9 +30,11 @@ from penstock.readers.formats.tar.archive_samples import NO_KEY, archive_samples
 from penstock.readers.formats.tar.member_fields import RequestedFields
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType, TableFields
+    from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes import TableFields
     from penstock.readers.formats.tar.archive_samples import ArchiveSamples
     from penstock.readers.formats.tar.member_fields import MemberField
     from penstock.readers.formats.unindexed_files import DataFile
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 _MAX_FIELDS = 1024
 _SHOWN_EXTENSIONS, _SHOWN_NAMES = 32, 5
 _IMAGE = "image"
+_TOGETHER = "Write all members of a key into one archive"
 
 
 class TarListing(SpanListing):
@@ -84,20 +86,27 @@ class _ArchiveJoin:
         self, archives: Sequence[ArchiveSamples], requested: RequestedFields, url: str
     ) -> None:
         self._archives, self._requested, self._url = archives, requested, url
-        self._samples = [sample for each in archives for sample in each.samples]
+        samples = [sample for each in archives for sample in each.samples]
         self._names = [each.path(sample.name) for each in archives for sample in each.samples]
         counts = [len(each.samples) for each in archives]
         self._archive_of = np.repeat(np.arange(len(archives)), counts)
-        self._fields: dict[MemberField, set[str]] = {}
+        self._extensions: dict[MemberField, set[str]] = {}
         for each in archives:
-            for found, extensions in each.fields.items():
-                self._fields.setdefault(found, set()).update(extensions)
+            for field, extensions in each.fields.items():
+                self._extensions.setdefault(field, set()).update(extensions)
+        self._members = self._check_members()
+        # The parts of all samples by field, None if a sample lacks it.
+        self._parts: dict[MemberField, list[Any]] = {
+            field: [None] * len(samples) for field in self._extensions
+        }
+        for row, sample in enumerate(samples):
+            for field, part in sample.parts.items():
+                self._parts[field][row] = part
 
     def join(self) -> SpanSamples:
         """Return the joined samples."""
-        given = self._requested.types
-        members = self._members()
-        sources, notes = self._sources(members)
+        given, members = self._requested.types, self._members
+        sources, notes = self._sources()
         kinds = {name: members[some[0]].kind for name, some in sources.items()}
         types = {name: given.get(name) or TYPES[kind] for name, kind in kinds.items()}
         suffixes = {
@@ -107,8 +116,7 @@ class _ArchiveJoin:
         masks, of_masks = masks_by_name(types, suffixes, given=given)
         types |= masks
         found = self._values(types)
-        rejected = {**found.rejected, **self._without_image(members)}
-        rejected = {**self._unlabelled(found, rejected), **rejected}
+        rejected = {**self._unlabelled(found), **found.rejected, **self._without_image()}
         refused = [entry for each in self._archives for entry in each.quarantined]
         counts = sum((each.passed_over for each in self._archives), Counter[str]())
         passed_over = dict(counts.most_common(_SHOWN_EXTENSIONS))
@@ -127,16 +135,22 @@ class _ArchiveJoin:
             hints=_hints(sources, refused),
             left_out=_unread_members(passed_over),
         ).with_table(found, of="keys of json")
-        self._check_requested(samples.types)
+        for source, name in self._requested.names.items():
+            # Every key of a json is a field, whose name starts with the name that json was given.
+            if not any(each == name or each.startswith(f"{name}.") for each in samples.types):
+                raise ConfigError(
+                    f'fields["{name}"]: no member in {self._url} ends in {source!r}, and no json '
+                    f"has that key. The fields are {list(samples.types)}."
+                )
         images = [name for name, kind in kinds.items() if kind == _IMAGE]
         images.sort(key=lambda name: not types[name].is_image)
         order = [n for n in dict.fromkeys((*images, LABEL, *samples.types)) if n in samples.types]
         return replace(samples, types={name: samples.types[name] for name in order})
 
-    def _members(self) -> dict[str, MemberField]:
+    def _check_members(self) -> dict[str, MemberField]:
         """Return the fields that lie in members, by name. Raises DatasetError."""
         members: dict[str, MemberField] = {}
-        for found in self._fields:
+        for found in self._extensions:
             if not found.is_value and members.setdefault(found.name, found) != found:
                 both = ", ".join(sorted({members[found.name].kind, found.kind}))
                 raise DatasetError(
@@ -153,43 +167,45 @@ class _ArchiveJoin:
         return members
 
     def _suffixes(self, member: MemberField) -> set[str]:
-        return {extension.rpartition(".")[2] for extension in self._fields[member]}
+        return {extension.rpartition(".")[2] for extension in self._extensions[member]}
 
-    def _sources(
-        self, members: Mapping[str, MemberField]
-    ) -> tuple[dict[str, list[str]], list[str]]:
+    def _count(self, fields: Iterable[MemberField]) -> NDArray[np.int64]:
+        """Return how many of some fields each sample has."""
+        counts = np.zeros(len(self._names), np.int64)
+        for field in fields:
+            counts += np.array([part is not None for part in self._parts[field]], np.bool_)
+        return counts
+
+    def _sources(self) -> tuple[dict[str, list[str]], list[str]]:
         """Return the names of members that each field comes from, and a note on the decision.
 
         A field has one source, with one exception: if no key has several images, its only image is
         the field "image", whatever its member is called.
         """
+        members = self._members
         requested = {*self._requested.types, *self._requested.names.values()} - {_IMAGE}
         images = {
-            name
+            name: each
             for name, each in members.items()
             if each.kind == _IMAGE and not is_mask_name(name, self._suffixes(each))
         }
         sources = {name: [name] for name in members}
-        others = images - {_IMAGE}
+        others = images.keys() - {_IMAGE}
         if (
             not others
             or others & requested
             or (_IMAGE in members and members[_IMAGE].kind != _IMAGE)
-            or any(len(images & sample.spans.keys()) > 1 for sample in self._samples)
+            or (self._count(images.values()) > 1).any()
         ):
             return sources, []
-        named = [name for name in members if name in images]
-        listed = ", ".join(f'"{name}"' for name in named[:_SHOWN_NAMES])
+        listed = ", ".join(f'"{name}"' for name in [*images][:_SHOWN_NAMES])
         note = f'the only image of each key ({listed}) is the field "{_IMAGE}"'
-        return {_IMAGE: named, **{n: some for n, some in sources.items() if n not in images}}, [
-            note
-        ]
+        rest = {name: some for name, some in sources.items() if name not in images}
+        return {_IMAGE: [*images], **rest}, [note]
 
     def _spans(self, names: Sequence[str]) -> Spans:
-        members = [
-            next((sample.spans[name] for name in names if name in sample.spans), None)
-            for sample in self._samples
-        ]
+        columns = (self._parts[self._members[name]] for name in names)
+        members = [next(filter(None, row), None) for row in zip(*columns, strict=True)]
         starts = np.array([0 if each is None else each.start for each in members], np.int64)
         ends = np.array([0 if each is None else each.end for each in members], np.int64)
         there = np.array([each is not None for each in members], np.bool_)
@@ -205,18 +221,16 @@ class _ArchiveJoin:
         requested, names, notes = self._requested, self._names, list[str]()
         rejected: dict[int, str] = {}
         left_out: dict[str, str] = {}
-
-        def contents(field: MemberField) -> list[Any]:
-            return [sample.values.get(field) for sample in self._samples]
-
         columns: dict[str, Sequence[Any]] = {
-            each.name: contents(each) for each in self._fields if each.kind == "class"
+            each.name: parts for each, parts in self._parts.items() if each.kind == "class"
         }
         labels = {*columns}
-        for json in [each for each in self._fields if each.kind == "json"]:
+        for json, objects in self._parts.items():
+            if json.kind != "json":
+                continue
             try:  # samples whose object can't be a row are rejected
                 flat = object_table(
-                    contents(json), rejected=rejected, source=self._url, places=names, unit="sample"
+                    objects, rejected=rejected, source=self._url, places=names, unit="sample"
                 ).columns
             except DatasetError as error:
                 left_out["json"] = str(error)
@@ -249,25 +263,16 @@ class _ArchiveJoin:
             notes=[*notes, *found.notes],
         )
 
-    def _without_image(self, members: Mapping[str, MemberField]) -> dict[int, str]:
+    def _without_image(self) -> dict[int, str]:
         """If some keys have images, reject the keys without one."""
-        images = {name for name, each in members.items() if each.kind == _IMAGE}
+        images = [each for each in self._members.values() if each.kind == _IMAGE]
         rejected: dict[int, str] = {}
-        if not images:
-            return rejected
-        with_image = {s.key: i for i, s in enumerate(self._samples) if images & s.spans.keys()}
-        for row, sample in enumerate(self._samples):
-            if images & sample.spans.keys():
-                continue
-            parts = [*sample.spans, *(each.name or "json" for each in sample.values)]
-            problem, other = "isn't there", with_image.get(sample.key)
-            if other is not None:
-                archive = self._archives[int(self._archive_of[other])].entry.name
-                problem = f"lies in another archive ({printable(archive)})"
-            rejected[row] = f"{', '.join(parts)} whose image {problem}"
+        for row in np.flatnonzero(self._count(images) == 0).tolist() if images else ():
+            parts = [f.name or "json" for f, some in self._parts.items() if some[row] is not None]
+            rejected[row] = f"{', '.join(parts)} whose image isn't in its archive. {_TOGETHER}"
         return rejected
 
-    def _unlabelled(self, found: TableFields, rejected: Mapping[int, str]) -> dict[int, str]:
+    def _unlabelled(self, found: TableFields) -> dict[int, str]:
         """If some samples have classes, reject those without one.
 
         A class is never guessed, and one that is missing doesn't keep the labels from the others.
@@ -277,27 +282,11 @@ class _ArchiveJoin:
         is_class = isinstance(found.types.get(LABEL), ClassLabel)
         if present is None or not is_class or LABEL in self._requested.types:
             return {}
-        elsewhere = {self._samples[row].key: row for row in rejected if present[row]}
-        reasons: dict[int, str] = {}
-        for row in np.flatnonzero(~present).tolist():
-            other = elsewhere.get(self._samples[row].key)
-            reasons[row] = (
-                "no label (cls, or in json), but other samples have one; to keep such samples "
-                f'pass schema={{"{LABEL}": ClassLabel()}}'
-                if other is None
-                else f"its label lies in another archive ({printable(self._names[other])}): write "
-                "all members of a key into one archive"
-            )
-        return reasons
-
-    def _check_requested(self, types: Mapping[str, FieldType]) -> None:
-        for source, name in self._requested.names.items():
-            # Every key of a json is a field, whose name starts with the name that json was given.
-            if name not in types and not any(each.startswith(f"{name}.") for each in types):
-                raise ConfigError(
-                    f'fields["{name}"]: no member in {self._url} ends in {source!r}, and no json '
-                    f"has that key. The fields are {list(types)}."
-                )
+        reason = (
+            f"no label (cls, or in json) in its archive, but other samples have one. {_TOGETHER}; "
+            f'to keep such samples pass schema={{"{LABEL}": ClassLabel()}}'
+        )
+        return dict.fromkeys(np.flatnonzero(~present).tolist(), reason)
 
 
 def _merged(labels: Sequence[Any], others: Sequence[Any]) -> list[Any] | None:

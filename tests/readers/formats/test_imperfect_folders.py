@@ -150,10 +150,10 @@ def test_full_paths_below_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a/1", r"a/1\.jpg exists: write names with their extension"),
-        ("1.jpg", r"a/1\.jpg exists: give .*/set/a as the URL"),
-        (r"a\1.jpg", r"Write / instead of"),
-        ("b/2.jpg", r"to its folder\.$"),
+        ("a/1", r"a/1\.jpg exists\).* an extension"),
+        ("1.jpg", r"a/1\.jpg exists\).* relative to the dataset's root"),
+        (r"a\1.jpg", r"a/1\.jpg exists\).* have /"),
+        ("b/2.jpg", r"line 2\)\).*to its folder\.$"),
     ],
 )
 def test_names_that_resemble_existing_files(tmp_path: Path, name: str, words: str) -> None:

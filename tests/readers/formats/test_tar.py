@@ -28,7 +28,7 @@ from penstock.cache import (
 )
 from penstock.readers import Dataset, build_index, open_index, pack
 from penstock.readers.fieldtypes import Array, Image, Text, Value
-from penstock.readers.origin import by_pattern
+from penstock.readers.origin import of_names, place_of
 from tests import images, tars
 from tests.files import quarantine
 
@@ -118,7 +118,9 @@ def test_one_file_or_a_pattern_is_a_dataset_of_its_own(folder: Path) -> None:
     ],
 )
 def test_patterns_expand_as_webdataset_writes_them(url: str, wanted: list[str]) -> None:
-    assert list(by_pattern(url)[1].parts) == wanted
+    selection = place_of(url).selection
+    assert selection is not None
+    assert list(selection.parts) == wanted
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_patterns_expand_as_webdataset_writes_them(url: str, wanted: list[str]) 
 )
 def test_invalid_patterns_are_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="url"):
-        by_pattern(url)
+        of_names([url])
 
 
 def test_a_remote_set_is_read_through_copies_and_indexed_in_the_cache(
@@ -269,9 +271,9 @@ def test_incomplete_samples_are_quarantined_with_the_reason(tmp_path: Path) -> N
         "0.tar/huge.jpg": "isn't an integer",
         "0.tar/two.jpg": "two images of one key",
         "0.tar/twice.jpg": "two members of one key and extension",
-        "0.tar/split.jpg": "another archive (1.tar/split.cls)",
-        "1.tar/split.cls": "another archive",
-        "0.tar/loose.cls": "isn't there",
+        "0.tar/split.jpg": "into one archive",
+        "1.tar/split.cls": "whose image isn't in its archive",
+        "0.tar/loose.cls": "whose image isn't in its archive",
         "0.tar/torn.jpg": "truncated",
         "0.tar/film.gif": "convert",
         "0.tar/deep.jpg": "isn't JSON",

@@ -294,10 +294,10 @@ def test_a_sample_without_a_label_is_quarantined():
     assert column_values(found.values["label"]) == [1]
     refused = quarantine(found)
     assert "no label (cls, or in json)" in refused["0.tar/b.jpg"]
-    assert "lies in another archive (1.tar/c.cls)" in refused["0.tar/c.jpg"]
+    assert "Write all members of a key into one archive" in refused["0.tar/c.jpg"]
     assert "isn't an integer" in refused["0.tar/d.jpg"]
-    assert refused["1.tar/c.cls"] == "label whose image lies in another archive (0.tar)"
-    assert refused["1.tar/e.cls"] == "label whose image isn't there"
+    for name in ("1.tar/c.cls", "1.tar/e.cls"):
+        assert refused[name].startswith("label whose image isn't in its archive")
     kept = candidates(files, schema={"label": ClassLabel()})
     assert kept.present["label"].tolist() == [True, False, False]
     few = candidates(files[:2] + files[3:5], schema={"label": ClassLabel(("x",))})

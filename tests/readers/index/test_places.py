@@ -15,7 +15,7 @@ import penstock.cache.base.folders
 import penstock.readers.index.index_folders
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
-from penstock.readers.origin import by_pattern, index_url
+from penstock.readers.origin import index_url, place_of
 from tests import images, tars
 from tests.images import CountingVerifier
 
@@ -93,7 +93,8 @@ def test_the_index_of_tar_files_is_next_to_them(tmp_path: Path) -> None:
 
 def test_a_long_pattern_has_a_name_that_a_file_system_takes() -> None:
     for url in ("/x/" + "é" * 120 + "-{0..9}.tar", "/x/" + "n" * 251 + ".tar", "/x/{a,b}.tar"):
-        found = by_pattern(url)[1]
+        found = place_of(url).selection
+        assert found is not None
         assert len(found.index_name) <= 255
         assert found.index_name.endswith(b".penstock")
 

@@ -16,6 +16,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError
+from penstock.readers.fieldtypes import Text
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
     Arrangement,
@@ -204,7 +205,7 @@ def test_a_list_is_in_its_own_order_and_its_root_is_what_it_shares(
         (["{}/data/test.parquet", "{}/data/test.parquet"], ConfigError, "twice"),
         (["{}/data/a**.parquet"], ConfigError, r"\*\* stands for whole folders"),
         (["{}/x.npy", "s3://bucket/x.npy"], ConfigError, "one store"),
-        (["{}/data/[z-a]*.npy"], ConfigError, "isn't a pattern"),
+        (["{}/data/[z-a]*.npy"], DatasetNotFoundError, "no file matches"),
         ([], ConfigError, "list of 0"),
         (["{}/x.npy", 5], ConfigError, "in a list"),
     ],
@@ -349,7 +350,7 @@ ARRANGEMENTS = (
     Arrangement(manifest="other.csv"),
     Arrangement(places=(("image", "images"), ("mask", "masks"))),
     Arrangement(places=(("mask", "masks"), ("image", "images"))),
-    Arrangement(schema='[{"kind": "text", "name": "label"}]'),
+    Arrangement(schema={"label": Text()}),
 )
 
 

@@ -24,9 +24,9 @@ from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard
-from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
+from penstock.readers.formats.shard_summary import FieldSummary
 from penstock.readers.formats.unindexed_files import open_data_file
-from penstock.readers.formats.unit_reader import UnitReader, UnitValues
+from penstock.readers.formats.unit_reader import ROW_BYTES, UnitReader, UnitValues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Samples = NDArray[Any] | list[NDArray[Any]]
-
-_ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
-"""The least size that counts for a record, because blocks of few bytes may hold many records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +114,7 @@ class BlockFormat(ChunkFormat):
                 first += block.rows
         if not found:
             raise DatasetNotFoundError(f"{origin.url}: its {len(entries)} files have no records.")
-        sizes = [max(block.size_bytes, block.rows * _ROW_BYTES) for _, _, block in found]
+        sizes = [max(block.size_bytes, block.rows * ROW_BYTES) for _, _, block in found]
         bounds = pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist())
         shards = [_shard(found[a:b]) for a, b in bounds]
         given = given_types(origin.arrangement)
@@ -218,12 +215,6 @@ class BlockReader(UnitReader):
         self._file_numbers = extents.files.tolist()
         if len(self._firsts) != len(rows):
             raise ValueError("the numbers of its blocks disagree")
-
-    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
-        """Return the blocks that hold these rows."""
-        del crops
-        found: list[int] = np.unique(self.units_of(rows)).tolist() if fields else []
-        return found
 
     def name(self, row: int) -> str:
         """Return the file, and the record's number in it."""

@@ -5,33 +5,36 @@ file, or the row groups and record batches of a table, of which each field is a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache import PenstockError
 from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, upright_sizes
 from penstock.readers.formats.array_windows import place_numbers
+from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkReader
+from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, Column
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
     from penstock.readers.formats.open_shard import Places
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
-Found = TypeVar("Found")
-
 NO_CHUNK = -1
 """The number of the chunk if a unit lacks the field."""
 
+ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
+"""The least size that counts for a row when units are grouped into shards, because units of few
+bytes may have many rows."""
 
 _MISSING = "it is null or is missing, which the index doesn't record"
 
@@ -49,8 +52,7 @@ class UnitValues(ABC):
     ) -> None:
         """Put the samples of some rows into a list; those without a value may be left out.
 
-        here: their places in the list. form: None if they are encoded. Raises ValueError for
-        damage.
+        here: their places in the list. form: None if they are encoded.
         """
 
     @abstractmethod
@@ -87,6 +89,18 @@ class UnitReader(ChunkReader):
         NO_CHUNK for units that lack the field."""
         del field
         return units
+
+    def dictionaries(self, chunk: int) -> Sequence[int]:
+        """Return the other chunks that a chunk is decoded with, by default none."""
+        del chunk
+        return ()
+
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
+        """Return the chunks that these rows need, in order."""
+        del crops
+        units = np.unique(self.units_of(rows)).tolist()
+        found = set[int]().union(*(self.chunks(units, field) for field in fields)) - {NO_CHUNK}
+        return sorted(found.union(*map(self.dictionaries, found)))
 
     def units_of(self, rows: Ints) -> Ints:
         """Return the unit of each row."""
@@ -142,20 +156,13 @@ class UnitReader(ChunkReader):
         """Read rows of a dense field into their places; return which of them have it."""
         form, present = self._forms[field], np.ones(len(rows), np.bool_)
         assert form is not None
-        is_slice = isinstance(places, slice)
-
         slots: Ints | None = None
-
-        def dense(values: UnitValues, here: Ints, local: Ints) -> NDArray[Any]:
-            del here, local
-            return values.dense(form)
-
-        for here, local, values in self._read(field, rows, dense, data, wrong, present):
-            if is_slice and values is not None and len(here) == len(rows):  # one call copies them
-                np.take(values, local, axis=0, out=out[places])
+        for here, local, values in self._read(field, rows, data, wrong, present):
+            if values is not None and isinstance(places, slice) and len(here) == len(rows):
+                np.take(values.dense(form), local, axis=0, out=out[places])
                 continue
             slots = place_numbers(places, len(rows)) if slots is None else slots
-            out[slots[here]] = 0 if values is None else values[local]
+            out[slots[here]] = 0 if values is None else values.dense(form)[local]
         if not present.all():
             out[place_numbers(places, len(rows))[~present]] = 0
         return present
@@ -166,12 +173,9 @@ class UnitReader(ChunkReader):
         """Return rows of a field as a column, and which of them have it."""
         present = np.ones(len(rows), np.bool_)
         samples = [np.empty(0, np.uint8) if form is None else form.empty] * len(rows)
-
-        def put(values: UnitValues, here: Ints, local: Ints) -> None:
-            values.put(samples, here, local, form)
-
-        for _ in self._read(field, rows, put, data, wrong, present):
-            pass
+        for here, local, values in self._read(field, rows, data, wrong, present):
+            if values is not None:
+                values.put(samples, here, local, form)
         if form is not None:
             return form.column(samples), present
         if not self._schema[field].has_sides:
@@ -182,16 +186,10 @@ class UnitReader(ChunkReader):
         return EncodedColumn(samples, dims), present
 
     def _read(
-        self,
-        field: str,
-        rows: Ints,
-        get: Callable[[UnitValues, Ints, Ints], Found],
-        data: ShardData,
-        wrong: dict[int, str],
-        present: Bools,
-    ) -> Iterator[tuple[Ints, Ints, Found | None]]:
+        self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str], present: Bools
+    ) -> Iterator[tuple[Ints, Ints, UnitValues | None]]:
         """Yield for each unit: the places of its rows among `rows`, their numbers in the unit, and
-        what `get` returns; None if the unit is damaged or lacks the field. Rows without the field
+        the unit's values; None if the unit is damaged or lacks the field. Rows without the field
         become False in `present`."""
         groups = self._groups_of(rows)
         units = dict(zip(self.chunks([*groups], field), groups, strict=True))
@@ -205,7 +203,6 @@ class UnitReader(ChunkReader):
             here, local = groups[units[chunk]]
             try:
                 values = self.values(chunk, units[chunk], field, data, len(here))
-                found = get(values, here, local)
             except ValueError as error:
                 if isinstance(error, PenstockError):
                     raise
@@ -220,7 +217,7 @@ class UnitReader(ChunkReader):
                 present[lacking] = False
                 if field not in self._lacking:
                     _mark(wrong, lacking, f"{field}: {_MISSING}")
-            yield here, local, found
+            yield here, local, values
 
     def _groups_of(self, rows: Ints) -> Mapping[int, tuple[Ints, Ints]]:
         """Return the units of rows, each with the places of its rows among them, and these rows'

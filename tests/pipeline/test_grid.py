@@ -25,7 +25,7 @@ from penstock.readers.fieldtypes import Array
 from penstock.readers.formats import candidates, check_sampling
 from penstock.readers.formats.npy import npy_format
 from penstock.readers.formats.tables import table_files
-from penstock.readers.formats.tokens import token_listing
+from penstock.readers.formats.tokens import token_format
 from penstock.readers.formats.zarr import zarr_format
 from tests import field_sets
 from tests.chunk_sets import SETS
@@ -75,7 +75,7 @@ class Case:
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Divide datasets of a few kB into several shards."""
-    for module in (candidates, table_files, npy_format, token_listing, zarr_format):
+    for module in (candidates, table_files, npy_format, token_format, zarr_format):
         monkeypatch.setattr(module, "PART_BYTES", 600)
 
 

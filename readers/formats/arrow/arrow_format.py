@@ -16,9 +16,9 @@ from penstock.cache import DatasetError
 from penstock.readers.files import printable
 from penstock.readers.formats.arrow.ipc_chunks import (
     ColumnChunk,
+    array_types,
     decode_chunk,
     note_of,
-    pruned_type,
     storage_type,
     stored_arrays,
     type_of_text,
@@ -58,10 +58,13 @@ class ArrowFile(TableFile):
     def __init__(self, entry: Entry, contents: IpcContents) -> None:
         """Raises DatasetError with the file's name, ValueError for types that nest too deep."""
         self.entry, self.checksum = entry, contents.checksum
-        self.columns = columns_of(contents.schema, entry)
+        self.columns = columns_of(contents.schema, printable(entry.name))
         self._batches = [each for each in contents.batches if each.dictionary is None and each.rows]
-        self._types = [storage_type(field.type) for field in contents.schema]
-        self._names: list[str] = contents.schema.names
+        self._types = [
+            each
+            for field in contents.schema
+            for each in array_types((field.name,), storage_type(field.type))
+        ]
         self._numbers = dict(enumerate(contents.numbers))
         self._dictionaries: dict[int, list[BatchMetadata]] = {}
         for batch in contents.batches:
@@ -79,17 +82,18 @@ class ArrowFile(TableFile):
 
     @cached_property
     def _arrays(self) -> list[list[IpcArray]]:
-        """The columns of each unit."""
+        """The arrays of each unit."""
         return [stored_arrays(batch, self._types) for batch in self._batches]
 
     def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
         """Return the chunks of a column of this file."""
-        del form
-        at, path, depth = self._names.index(column.path[0]), column.path[1:], len(column.path)
-        arrow = inside = pruned_type(self._types[at], path)
-        for _ in path:
-            inside = inside.field(0).type
-        units = [list(arrays[at].along(path)) for arrays in self._arrays]
+        path, depth = column.path, len(column.path)
+        # The arrays along the path through structs, and all those inside the last one.
+        chosen = [n for n, (own, _) in enumerate(self._types) if own[:depth] == path[: len(own)]]
+        inside = arrow = self._types[chosen[depth - 1]][1]
+        for part in reversed(path[1:]):
+            arrow = pa.struct([(part, arrow)])
+        units = [[arrays[number] for number in chosen] for arrays in self._arrays]
         if any(arrays[0].shape[0] != rows for arrays, rows in zip(units, self.rows, strict=True)):
             raise ValueError(
                 f'its column "{column.name}" has another number of rows than its batch'
@@ -103,29 +107,20 @@ class ArrowFile(TableFile):
             ]
         dictionaries = None
         if pa.types.is_dictionary(inside) and units:
-            number = self._numbers.get(units[0][depth - 1].number)
+            number = self._numbers.get(chosen[depth - 1])
             parts = [] if number is None else self._dictionaries.get(number, [])
             if not parts:
                 raise ValueError(f'its column "{column.name}" has no dictionary')
-            values = [stored_arrays(part, [inside.value_type])[0] for part in parts]
+            types = [*array_types((), inside.value_type)]
+            values = [stored_arrays(part, types) for part in parts]
             dictionaries = _column_chunks(
-                inside.value_type,
-                parts,
-                [list(array.along(())) for array in values],
-                nulls=[array.shape[1] for array in values],
-                depth=1,
+                inside.value_type, parts, values, [own[0].shape[1] for own in values], form
             )
-        return _column_chunks(
-            arrow, self._batches, units, nulls=nulls, depth=depth, dictionaries=dictionaries
-        )
+        return _column_chunks(arrow, self._batches, units, nulls, form, depth, dictionaries)
 
     def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
         """Return where the values of fields are in structs, and how their tensors are stored."""
-        tensors = [
-            [number, *column.tensor]
-            for number, column in enumerate(columns)
-            if column.tensor is not None
-        ]
+        tensors = [[n, *column.tensor] for n, column in enumerate(columns) if column.tensor]
         parts = {"parts": [column.path[1:] for column in columns]}
         return {**parts, "tensors": tensors} if tensors else parts
 
@@ -134,20 +129,21 @@ def _column_chunks(
     arrow: Any,
     batches: Sequence[BatchMetadata],
     units: Sequence[Sequence[IpcArray]],
-    *,
     nulls: Sequence[int],
-    depth: int,
+    form: ArrayForm | None,
+    depth: int = 1,
     dictionaries: ColumnChunks | None = None,
 ) -> ColumnChunks:
     """Return the chunks of a type. units: their arrays; depth: how many of them lead to the
     values."""
     notes = [note_of(arrays, b.codec) for arrays, b in zip(units, batches, strict=True)]
+    is_ragged = form is not None and form.is_ragged
     return ColumnChunks(
         starts=np.array([start for _, start, _ in notes], np.int64),
         sizes=np.array([size for _, _, size in notes], np.int64),
         forms=[type_to_text(arrow)] * len(units),
         note=lambda unit: notes[unit][0],
-        nulls=np.array(nulls, np.int64),
+        lacking=np.array(nulls, np.int64) * (not is_ragged),
         nulls_inside=np.array([any(a.shape[1] for a in own[depth:]) for own in units], np.bool_),
         dictionaries=dictionaries,
     )
@@ -162,7 +158,11 @@ class ArrowReader(TableReader):
         del chunks
         self._fields = np.asarray(shard.extents.fields).tolist()
         self._types = [type_of_text(str(text)) for text in notes["forms"]]
-        self._decoding = [ColumnChunk.of_json(each) for each in notes["chunks"]]
+        sizes, forms = shard.extents.sizes.tolist(), len(self._types)
+        self._decoding = [
+            ColumnChunk.of_json(note, size, forms=forms, chunks=len(sizes))
+            for note, size in zip(notes["chunks"], sizes, strict=True)
+        ]
         self._parts = [[str(part) for part in each] for each in notes["parts"]]
         self._tensors = {
             int(number): tensor_of_json([shape, axes])
@@ -170,13 +170,6 @@ class ArrowReader(TableReader):
         }
         if len(self._parts) != len(shard.schema):
             raise ValueError("the number of its fields is wrong")
-        for chunk, size in zip(self._decoding, shard.extents.sizes.tolist(), strict=True):
-            places = (start >= 0 and 0 <= length <= size - start for start, length in chunk.buffers)
-            others = (0 <= other < len(self._decoding) for other in chunk.dictionaries)
-            if not (0 <= chunk.form < len(self._types) and all(places) and all(others)):
-                raise ValueError("a chunk has parts that don't exist")
-            if any(not 0 <= nulls <= length for length, nulls in chunk.nodes):
-                raise ValueError("a chunk has arrays of invalid lengths")
 
     def is_plain(self, extent: int) -> bool:
         """Return True if the chunk isn't compressed and has no dictionary."""
@@ -197,7 +190,7 @@ class ArrowReader(TableReader):
             for part, chunk in zip([data, *dictionaries], chunks, strict=True)
         )
         field = self._fields[extent]
-        return decode_chunk(first, type, self._parts[field], others, self._tensors.get(field))
+        return decode_chunk(first, others, type, self._parts[field], self._tensors.get(field))
 
 
 class ArrowFormat(TableFormat):

@@ -6,9 +6,8 @@ A chunk is the nodes and buffers of a column in a record batch, which the index 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -78,56 +77,45 @@ def _fields_inside(arrow: Any) -> list[Any]:
     return [arrow.field(i) for i in range(arrow.num_fields)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class IpcArray:
+ArrayType = tuple[tuple[str, ...], Any]
+"""The names that lead to an array of a record batch, from its column on, and its storage type."""
+
+
+def array_types(path: tuple[str, ...], arrow: Any) -> Iterator[ArrayType]:
+    """Yield the arrays of a column of a storage type in the order of a record batch."""
+    yield path, arrow
+    for field in _fields_inside(arrow):
+        yield from array_types((*path, field.name), field.type)
+
+
+class IpcArray(NamedTuple):
     """An array in a record batch, from the batch's metadata.
 
-    number: among the arrays of the batch. shape: length and nulls. buffers: first byte in the file
-    and size of each. views: the number of data buffers of an array of views. inside: the arrays in
-    it, by name.
+    shape: length and nulls. buffers: first byte in the file and size of each. views: the number of
+    data buffers of an array of views.
     """
 
-    number: int
     shape: list[int]
     buffers: list[list[int]]
     views: list[int]
-    inside: list[tuple[str, IpcArray]]
-
-    def along(self, path: Sequence[str]) -> Iterator[IpcArray]:
-        """Yield the arrays at a path through structs, and all those inside the last one."""
-        yield self
-        for name, array in self.inside:
-            if not path or name == path[0]:
-                yield from array.along(path[1:])
 
 
-def stored_arrays(batch: BatchMetadata, types: Sequence[Any]) -> list[IpcArray]:
-    """Return the columns of a record batch. types: their storage types. Raises ValueError if the
-    batch has too few nodes or buffers."""
-    nodes, variadic = enumerate(batch.nodes.tolist()), iter(batch.variadic)
-    buffers = iter(batch.buffers.tolist())
-
-    def read(arrow: Any) -> IpcArray:
-        number, shape = next(nodes)
-        views = [next(variadic)] if arrow.id in _VIEWS else []
-        if views and not 0 <= views[0] < 2**16:
-            raise ValueError("it has an invalid number of buffers of views")
-        own = [next(buffers) for _ in range(_BUFFERS.get(arrow.id, 2) + sum(views))]
-        inside = [(field.name, read(field.type)) for field in _fields_inside(arrow)]
-        return IpcArray(number, shape, own, views, inside)
-
+def stored_arrays(batch: BatchMetadata, types: Sequence[ArrayType]) -> list[IpcArray]:
+    """Return the arrays of a record batch. Raises ValueError if it has too few nodes or buffers."""
+    found: list[IpcArray] = []
+    variadic, buffers = iter(batch.variadic), iter(batch.buffers.tolist())
     try:
-        return [read(arrow) for arrow in types]
+        for (_, arrow), shape in zip(types, batch.nodes.tolist(), strict=False):
+            views = [next(variadic)] if arrow.id in _VIEWS else []
+            if views and not 0 <= views[0] < 2**16:
+                raise ValueError("it has an invalid number of buffers of views")
+            own = [next(buffers) for _ in range(_BUFFERS.get(arrow.id, 2) + sum(views))]
+            found.append(IpcArray(shape, own, views))
     except StopIteration:
-        raise ValueError("one of its record batches lacks columns of its schema") from None
-
-
-def pruned_type(arrow: Any, path: Sequence[str]) -> Any:
-    """Return a column's type with only the part at a path and the structs around it."""
-    if not path:
-        return arrow
-    inside = arrow.field(arrow.get_field_index(path[0]))
-    return pa.struct([inside.with_type(pruned_type(inside.type, path[1:]))])
+        pass
+    if len(found) < len(types):
+        raise ValueError("one of its record batches lacks columns of its schema")
+    return found
 
 
 def note_of(arrays: Sequence[IpcArray], codec: int) -> tuple[list[Any], int, int]:
@@ -189,8 +177,7 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
         raise ValueError(f"its bytes are damaged ({error})") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnChunk:
+class ColumnChunk(NamedTuple):
     """The metadata by which a chunk is decoded.
 
     form: the number of its type in the shard's notes; codec: a number into CODECS. nodes: length
@@ -200,23 +187,26 @@ class ColumnChunk:
 
     form: int
     codec: int
-    nodes: tuple[tuple[int, int], ...]
-    buffers: tuple[tuple[int, int], ...]
-    views: tuple[int, ...]
-    dictionaries: tuple[int, ...] = ()
+    nodes: list[tuple[int, int]]
+    buffers: list[tuple[int, int]]
+    views: list[int]
+    dictionaries: list[int]
 
     @classmethod
-    def of_json(cls, notes: Any) -> ColumnChunk:
-        """Read a chunk from a list. Raises ValueError, TypeError."""
-        form, codec, nodes, buffers, views, dictionaries = notes
-        return cls(
-            form=int(form),
-            codec=int(codec),
-            nodes=tuple((int(a), int(b)) for a, b in nodes),
-            buffers=tuple((int(a), int(b)) for a, b in buffers),
-            views=tuple(map(int, views)),
-            dictionaries=tuple(map(int, dictionaries)),
-        )
+    def of_json(cls, note: Any, size: int, *, forms: int, chunks: int) -> ColumnChunk:
+        """Read and check the note of a chunk of `size` bytes. forms, chunks: how many there are.
+        Raises ValueError, TypeError."""
+        form, codec, nodes, buffers, *lists = note
+        views, dictionaries = (list(map(int, each)) for each in lists)
+        nodes, buffers = ([(int(a), int(b)) for a, b in each] for each in (nodes, buffers))
+        found = cls(int(form), int(codec), nodes, buffers, views, dictionaries)
+        places = (start >= 0 and 0 <= length <= size - start for start, length in buffers)
+        others = (0 <= other < chunks for other in dictionaries)
+        if not (0 <= found.form < forms and all(places) and all(others)):
+            raise ValueError("a chunk has parts that don't exist")
+        if not all(0 <= nulls <= length for length, nulls in nodes):
+            raise ValueError("a chunk has arrays of invalid lengths")
+        return found
 
 
 def type_to_text(arrow: Any) -> str:
@@ -237,19 +227,18 @@ Stored = tuple["Encoded", "ColumnChunk", Any]
 
 
 def decode_chunk(
-    stored: Stored,
+    chunk: Stored,
+    dictionary: Sequence[Stored],
     type: FieldType,
     parts: Sequence[str],
-    dictionary: Sequence[Stored],
     tensor: Tensor | None,
 ) -> Any:
     """Decode a chunk, and return its values as `values_table` does.
 
-    parts: the names that lead through structs to the values. dictionary: the parts of its
-    dictionary. tensor: how its tensors are stored. Raises ValueError for damage.
+    dictionary: the parts of its dictionary. parts: the names that lead through structs to the
+    values. tensor: how its tensors are stored. Raises ValueError for damage.
     """
-    array = _array(*stored)
-    values = [_array(*each) for each in dictionary]
+    array, *values = (_array(*each) for each in (chunk, *dictionary))
     try:
         if values:
             # Rows whose struct is null may have an index outside of the dictionary.

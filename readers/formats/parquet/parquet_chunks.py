@@ -24,17 +24,7 @@ import pyarrow.parquet as pq
 
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.parquet.parquet_footer import as_file
-from penstock.readers.formats.parquet.thrift import (
-    BINARY,
-    I32,
-    I64,
-    STRUCT,
-    ThriftReader,
-    write_list,
-    write_number,
-    write_struct,
-    write_text,
-)
+from penstock.readers.formats.parquet.thrift import STRUCT, Long, Raw, ThriftReader, write_struct
 from penstock.readers.formats.tables import max_decoded_bytes, tensor_of_json, values_table
 
 if TYPE_CHECKING:
@@ -365,28 +355,18 @@ def decode_chunk(
 
 def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded: int) -> bytes:
     """Return the footer of a file whose one column chunk begins at its first byte."""
-    root = write_struct({4: write_text(b"schema"), 5: write_number(1)})
     meta = {
-        1: write_number(form.physical),
-        2: write_list(I32, []),
-        3: write_list(BINARY, [write_text(name.encode())[1] for name in form.path]),
-        4: write_number(form.codec),
-        5: write_number(values, I64),
-        6: write_number(decoded, I64),
-        7: write_number(size, I64),
+        1: form.physical,
+        2: [],
+        3: [name.encode() for name in form.path],
+        4: form.codec,
+        5: Long(values),
+        6: Long(decoded),
+        7: Long(size),
         # A dictionary page that comes first is recognised by its own header.
-        9: write_number(0, I64),
+        9: Long(0),
     }
-    chunk = write_struct({2: write_number(0, I64), 3: (STRUCT, write_struct(meta))})
-    group = write_struct(
-        {1: write_list(STRUCT, [chunk]), 2: write_number(decoded, I64), 3: write_number(rows, I64)}
-    )
-    return write_struct(
-        {
-            1: write_number(2),
-            2: write_list(STRUCT, [root, *form.elements]),
-            3: write_number(rows, I64),
-            4: write_list(STRUCT, [group]),
-            6: write_text(form.writer),
-        }
-    )
+    group = {1: [{2: Long(0), 3: meta}], 2: Long(decoded), 3: Long(rows)}
+    elements = [Raw(STRUCT, each) for each in form.elements]
+    root = {4: b"schema", 5: 1}
+    return write_struct({1: 2, 2: [root, *elements], 3: Long(rows), 4: [group], 6: form.writer})

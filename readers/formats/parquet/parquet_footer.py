@@ -20,15 +20,13 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.readers.formats.parquet.thrift import (
-    I64,
     LIST,
     STRUCT,
+    Long,
+    Raw,
     Struct,
     ThriftReader,
-    write_list,
-    write_number,
     write_struct,
-    write_text,
 )
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 
@@ -89,15 +87,10 @@ class Footer:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        fields = {
-            1: write_number(2),
-            2: (LIST, self.schema),
-            3: write_number(0, I64),
-            4: write_list(STRUCT, []),
-        }
+        fields = {1: 2, 2: Raw(LIST, self.schema), 3: Long(0), 4: []}
         if self.keys:
-            fields[5] = (LIST, self.keys)
-        fields[6] = write_text(self.writer)
+            fields[5] = Raw(LIST, self.keys)
+        fields[6] = self.writer
         try:
             return pq.read_schema(io.BytesIO(as_file(write_struct(fields))))
         except (pa.ArrowException, OSError) as error:
@@ -139,41 +132,25 @@ def parse_footer(
     known: the leaves of schemas that were parsed before, by their bytes; a schema is added to it.
     Raises ValueError.
     """
-    reader, known = ThriftReader(data), {} if known is None else known
-    found: dict[int, Any] = {}
-    raw: dict[int, bytes] = {}
-    rows: list[int] = []
-    chunks: list[list[tuple[int, ...]]] = []
-    leaves: tuple[Leaf, ...] = ()
-    encrypted: set[str] = set()
-    for field, kind in reader.fields():
-        start = reader.at
-        if field == 4 and kind == LIST:
-            if not leaves:
-                raise ValueError("it has row groups before its schema")
-            for group in reader.structs(most=_MAX_GROUPS):
-                chunks.append(_group(group, leaves, size_bytes, encrypted, len(rows)))
-                rows.append(group[3])
-        else:
-            found[field] = reader.value(kind)
-        raw[field] = data[start : reader.at]
-        if field == 2:
-            if raw[2] not in known:
-                known[raw[2]] = tuple(_leaves(found[2], data))
-            leaves = known[raw[2]]
-    if not leaves or not isinstance(found.get(3), int):
-        raise ValueError("its footer lacks the schema or the number of rows")
-    if 8 in found:
+    root = ThriftReader(data).struct()
+    raw = {field: data[start:end] for field, (start, end) in root.places.items()}
+    if 8 in root:
         raise ValueError("its footer is of an encrypted file, which isn't read")
-    if sum(rows) != found[3]:
-        raise ValueError(
-            f"its footer says {found[3]:,} rows, and its row groups have {sum(rows):,}"
-        )
-    writer = found.get(6)
+    elements, groups, total, writer = root.structs(2), root.structs(4), root.get(3), root.get(6)
+    if not elements or type(total) is not int:
+        raise ValueError("its footer lacks the schema or the number of rows")
+    known = {} if known is None else known
+    if raw[2] not in known:
+        known[raw[2]] = tuple(_leaves(elements, data))
+    leaves, encrypted = known[raw[2]], set[str]()
+    chunks = [_group(*each, leaves, size_bytes, encrypted) for each in enumerate(groups)]
+    rows = [group[3] for group in groups]
+    if len(rows) > _MAX_GROUPS or sum(rows) != total:
+        raise ValueError(f"its footer says {total:,} rows, and its row groups have {sum(rows):,}")
     return Footer(
         checksum=crc32c(data),
         schema=raw[2],
-        keys=raw[5] if isinstance(found.get(5), list) else b"",
+        keys=raw[5] if isinstance(root.get(5), list) else b"",
         writer=writer if isinstance(writer, bytes) else b"",
         leaves=leaves,
         rows=np.array(rows, np.int64),
@@ -182,37 +159,30 @@ def parse_footer(
     )
 
 
-def _leaves(elements: Any, data: bytes) -> Iterator[Leaf]:
+def _leaves(elements: list[Struct], data: bytes) -> Iterator[Leaf]:
     """Yield the leaves of a schema, a tree whose nodes are listed depth first."""
-    if not isinstance(elements, list) or not 1 <= len(elements) <= _MAX_COLUMNS:
-        raise ValueError("its schema isn't a list of columns")
     following = iter(elements)
 
     def below(
-        element: Any, path: tuple[str, ...], parts: tuple[bytes, ...], kinds: tuple[Any, ...]
+        element: Struct, path: tuple[str, ...], parts: tuple[bytes, ...], kinds: tuple[Any, ...]
     ) -> Iterator[Leaf]:
-        count = element.get(5, 0) if isinstance(element, Struct) else -1
-        if type(count) is not int or not 0 <= count <= _MAX_COLUMNS:
-            raise ValueError("its schema has a group with an invalid number of columns")
+        count = element.count(5) if 5 in element else 0
+        if not 0 <= count <= len(elements) <= _MAX_COLUMNS:
+            raise ValueError("its schema has an invalid number of columns")
         if len(path) > _MAX_NESTING:
             raise ValueError(f"its schema nests deeper than {_MAX_NESTING}")
         for _ in range(count):
-            child = next(following, None)
-            if not isinstance(child, Struct):
+            if (child := next(following, None)) is None:
                 raise ValueError("its schema ends early")
-            yield from below(
-                child,
-                (*path, _name(child)),
-                (*parts, _element(child, data)),
-                (*kinds, child.get(3)),
-            )
+            own = (*path, _name(child)), (*parts, _element(child, data)), (*kinds, child.get(3))
+            yield from below(child, *own)
         if path and not count:
-            if type(element.get(1)) is not int:
+            if (physical := element.count(1)) < 0:
                 raise ValueError(f"its column {path[-1]!r} has no type")
             yield Leaf(
                 path=path,
                 elements=parts,
-                physical=element[1],
+                physical=physical,
                 is_required=set(kinds) == {_REQUIRED},
                 is_flat=_REPEATED not in kinds,
             )
@@ -234,44 +204,44 @@ def _name(element: Struct) -> str:
 
 def _element(element: Struct, data: bytes) -> bytes:
     """Return an element of a schema as Thrift, with at most one child."""
-    fields: dict[int, tuple[int, bytes]] = {}
+    fields: dict[int, Any] = {}
     for field in range(1, 10):
         value = element.get(field)
         if field == 4:
-            fields[4] = write_text(element[4])
+            fields[4] = value
         elif type(value) is int:
-            fields[field] = write_number(1 if field == 5 and value else value)
-    logical = element.get(10)
-    if isinstance(logical, Struct):
-        fields[10] = (STRUCT, data[logical.start : logical.end])
+            fields[field] = 1 if field == 5 and value else value
+    if (logical := element.part(10)) is not None:
+        fields[10] = Raw(STRUCT, data[logical.start : logical.end])
     return write_struct(fields)
 
 
 def _group(
-    group: Struct, leaves: tuple[Leaf, ...], size_bytes: int, encrypted: set[str], place: int
+    place: int, group: Struct, leaves: tuple[Leaf, ...], size_bytes: int, encrypted: set[str]
 ) -> list[tuple[int, ...]]:
     """Return the numbers of each chunk of a row group, whose number of rows is valid."""
-    rows, columns = group.get(3), group.get(1)
+    rows, columns = group.get(3), group.structs(1)
     if type(rows) is not int or not 0 <= rows <= MAX_SHARD_SAMPLES:
         claim = f"{rows:,} rows" if type(rows) is int else "no number of rows"
         raise ValueError(
             f"its row group {place} claims {claim}, wanted at most {MAX_SHARD_SAMPLES:,}"
         )
-    if not isinstance(columns, list) or len(columns) != len(leaves):
-        count = len(columns) if isinstance(columns, list) else 0
-        raise ValueError(f"its row group {place} has {count} columns, and its schema {len(leaves)}")
+    if len(columns) != len(leaves):
+        raise ValueError(
+            f"its row group {place} has {len(columns)} columns, and its schema {len(leaves)}"
+        )
     if not rows:  # the numbers of an empty chunk don't matter
         return [_UNREADABLE] * len(leaves)
     found: list[tuple[int, ...]] = []
     for column, leaf in zip(columns, leaves, strict=True):
-        if isinstance(column, Struct) and (8 in column or 9 in column):
-            encrypted.add(".".join(leaf.path))
+        name = ".".join(leaf.path)
+        if 8 in column or 9 in column:
+            encrypted.add(name)
             found.append(_UNREADABLE)
             continue
         try:
             found.append(_chunk(column, leaf, size_bytes, rows))
         except ValueError as error:
-            name = ".".join(leaf.path)
             raise ValueError(f'the column "{name}" of its row group {place} {error}') from None
     return found
 
@@ -279,10 +249,9 @@ def _group(
 _UNREADABLE = (0, 0, 0, 0, 0, 0)
 
 
-def _chunk(column: Any, leaf: Leaf, size_bytes: int, rows: int) -> tuple[int, ...]:
+def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> tuple[int, ...]:
     """Return the numbers of a column chunk, in the order of START."""
-    meta = column.part(3) if isinstance(column, Struct) else None
-    if meta is None:
+    if (meta := column.part(3)) is None:
         raise ValueError("has no metadata")
     if column.get(1):
         raise ValueError("is in another file, which isn't read")

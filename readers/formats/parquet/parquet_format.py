@@ -6,6 +6,7 @@ show what a column holds.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -107,24 +108,24 @@ class ParquetFile(TableFile):
             sizes=numbers[:, SIZE],
             forms=forms,
             note=lambda unit: list(numbers[unit, VALUES : NULLS + 1].tolist()),
-            nulls=nulls,
+            lacking=_lacking(leaf, form, numbers, footer.rows),
             nulls_inside=(nulls != 0) & (not leaf.is_flat),
-            may_lack=_may_lack(leaf, form, numbers, footer.rows),
         )
 
 
-def _may_lack(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> Ints | None:
-    """Return how many rows of each chunk may be null, by the number of its values; None if that
-    shows nothing."""
-    if leaf.is_flat or form is None or form.is_ragged:
-        return None
-    size = int(np.prod(form.fixed_shape, dtype=np.int64))
+def _lacking(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> Ints:
+    """Return how many rows of each chunk are null, -1 if nothing shows it: by the statistics, or by
+    the number of values if each row has as many."""
+    nulls = numbers[:, NULLS]
+    if form is not None and form.is_ragged:
+        return np.zeros(len(nulls), np.int64)
+    size = 1 if leaf.is_flat or form is None else math.prod(form.fixed_shape)
     if size < 2:  # a null list and a list of one null look the same
-        return None
-    lacking, rest = np.divmod(rows * size - numbers[:, VALUES], size - 1)
+        return nulls
+    found, rest = np.divmod(rows * size - numbers[:, VALUES], size - 1)
     # Lists of other lengths aren't nulls: they are bad samples.
-    found: Ints = np.where((rest == 0) & (lacking > 0), lacking, 0)
-    return found
+    found = np.where((rest == 0) & (found > 0), found, 0)
+    return np.where(nulls < 0, found, np.minimum(found, nulls))
 
 
 class ParquetReader(TableReader):
@@ -155,7 +156,7 @@ class ParquetReader(TableReader):
 def _columns(footer: Footer, entry: Entry) -> Mapping[str, ArrowColumn]:
     schema = footer.arrow_schema()
     plain = [field.with_type(without_dictionaries(field.type)) for field in schema]
-    return columns_of(pa.schema(plain, schema.metadata), entry)
+    return columns_of(pa.schema(plain, schema.metadata), printable(entry.name))
 
 
 def _leaves_by_path(footer: Footer) -> Mapping[tuple[str, ...], list[int]]:

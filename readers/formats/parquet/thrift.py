@@ -7,22 +7,25 @@ its bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
 
-_TRUE, _FALSE, _BYTE, _I16, I32, I64, _DOUBLE, BINARY, LIST, _SET, _, STRUCT = range(1, 13)
+_TRUE, _FALSE, _BYTE, _I16, I32, _I64, _DOUBLE, BINARY, LIST, _SET, _, STRUCT = range(1, 13)
 _MAX_DEPTH = 24
+_NOWHERE: dict[int, tuple[int, int]] = {}
 
 
 class Struct(dict[int, Any]):
-    """The fields of a struct by number. start, end: the place of its bytes."""
+    """The fields of a struct by number. start, end: the place of its bytes. places: of the fields'
+    bytes, if no other struct contains it."""
 
-    __slots__ = ("end", "start")
+    __slots__ = ("end", "places", "start")
 
     start: int
     end: int
+    places: dict[int, tuple[int, int]]
 
     def count(self, field: int) -> int:
         """Return a field's number, or -1 if there is none or it is negative."""
@@ -33,6 +36,14 @@ class Struct(dict[int, Any]):
         """Return a field's struct, or None if there is none."""
         value = self.get(field)
         return value if isinstance(value, Struct) else None
+
+    def structs(self, field: int) -> list[Struct]:
+        """Return a field's list of structs, empty if there is none. Raises ValueError for another
+        value."""
+        found = self.get(field, [])
+        if not isinstance(found, list) or not all(isinstance(each, Struct) for each in found):
+            raise ValueError(f"its field {field} is no list of structs")
+        return found
 
 
 class ThriftReader:
@@ -51,42 +62,28 @@ class ThriftReader:
                 f"its structs nest deeper than {_MAX_DEPTH}, or are more than its bytes can hold"
             )
         found, data, number = Struct(), self._data, 0
-        found.start = self.at
+        found.start, found.places = self.at, _NOWHERE if depth else {}
         try:
             while head := data[self.at]:
                 self.at += 1
                 kind = head & 15
                 number = number + (head >> 4) if head > 15 else self._signed()
-                if kind in (I32, I64) and (small := data[self.at]) < 128:  # most fields are so
+                start = self.at
+                if kind in (I32, _I64) and (small := data[self.at]) < 128:  # most fields are so
                     self.at += 1
                     found[number] = (small >> 1) ^ -(small & 1)
                 else:
-                    found[number] = self.value(kind, depth)
+                    found[number] = self._value(kind, depth)
+                if not depth:
+                    found.places[number] = start, self.at
         except IndexError:
             raise ValueError("it ends inside a struct") from None
         self.at += 1
         found.end = self.at
         return found
 
-    def fields(self) -> Iterator[tuple[int, int]]:
-        """Yield the number and kind of each field of a struct. Read a field by `value` or `structs`
-        before the next one."""
-        number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head > 15 else self._signed()
-            yield number, head & 15
-
-    def structs(self, *, most: int) -> Iterator[Struct]:
-        """Read a list of at most `most` structs, one by one."""
-        kind, count = self._list_head()
-        if count and (kind != STRUCT or count > most):
-            raise ValueError(f"it has a list of {count:,} elements that is too long, or no structs")
-        for _ in range(count):
-            yield self.struct(1)
-
-    def value(self, kind: int, depth: int = 0) -> Any:
-        """Read the value of a field of a kind."""
-        if kind in (I64, I32, _I16):
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (_I64, I32, _I16):
             return self._signed()
         if kind == STRUCT:
             return self.struct(depth + 1)
@@ -98,16 +95,12 @@ class ThriftReader:
             return self._bytes(1 if kind == _BYTE else 8)
         if kind not in (LIST, _SET) or depth > _MAX_DEPTH:  # Parquet has no maps
             raise ValueError(f"it has a value of the unknown kind {kind}, or values nest too deep")
-        kind, count = self._list_head()
+        head = self._byte()
+        kind, count = head & 15, head >> 4
+        count = self._room_for(self.unsigned() if count == 15 else count)
         if kind in (_TRUE, _FALSE):  # in a list they take a byte each
             return [byte == _TRUE for byte in self._bytes(count)]
-        return [self.value(kind, depth + (kind != STRUCT)) for _ in range(count)]
-
-    def _list_head(self) -> tuple[int, int]:
-        """Read the kind of a list's elements, and their number."""
-        head = self._byte()
-        count = head >> 4
-        return head & 15, self._room_for(self.unsigned() if count == 15 else count)
+        return [self._value(kind, depth + (kind != STRUCT)) for _ in range(count)]
 
     def _room_for(self, count: int) -> int:
         """Return a number of elements, each of which has at least one byte."""
@@ -145,37 +138,47 @@ class ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
 
-def write_struct(fields: dict[int, tuple[int, bytes]]) -> bytes:
-    """Return a struct's bytes.
+class Long(int):
+    """An integer that is written as one of 64 bits."""
 
-    fields: kind and bytes of each field, by number, ascending, as `write_number`, `write_text` and
-    `write_list` return them.
-    """
+
+class Raw(NamedTuple):
+    """A value that is written already."""
+
+    kind: int
+    data: bytes
+
+
+def write_struct(fields: Mapping[int, Any]) -> bytes:
+    """Return a struct's bytes. fields: by number, ascending: integers, texts as bytes, lists of
+    values of one kind, and structs as mappings."""
     parts, last = [], 0
-    for number, (kind, data) in fields.items():
+    for number, value in fields.items():
+        kind, data = _written(value)
         step = number - last
-        if 1 <= step <= 15:
-            parts.append(bytes((step << 4 | kind,)))
-        else:
-            parts.append(bytes((kind,)) + write_number(number)[1])
+        is_near = 1 <= step <= 15
+        parts.append(
+            bytes((step << 4 | kind,)) if is_near else bytes((kind,)) + _written(number)[1]
+        )
         parts.append(data)
         last = number
     return b"".join(parts) + b"\0"
 
 
-def write_number(value: int, kind: int = I32) -> tuple[int, bytes]:
-    """Return the kind and the bytes of an integer. kind: I32 or I64."""
-    return kind, _varint(value << 1 if value >= 0 else (-value << 1) - 1)
-
-
-def write_text(value: bytes) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a text."""
-    return BINARY, _varint(len(value)) + value
-
-
-def write_list(kind: int, values: list[bytes]) -> tuple[int, bytes]:
-    """Return the kind and the bytes of a list. values: the bytes of elements of one kind."""
-    return LIST, bytes((240 | kind,)) + _varint(len(values)) + b"".join(values)
+def _written(value: Any) -> tuple[int, bytes]:
+    """Return the kind of a value, and its bytes."""
+    if isinstance(value, Raw):
+        return value
+    if isinstance(value, int):
+        number = value << 1 if value >= 0 else (-value << 1) - 1
+        return _I64 if isinstance(value, Long) else I32, _varint(number)
+    if isinstance(value, bytes):
+        return BINARY, _varint(len(value)) + value
+    if isinstance(value, list):
+        items = [_written(each) for each in value]
+        head = bytes((240 | (items[0][0] if items else STRUCT),)) + _varint(len(items))
+        return LIST, head + b"".join(data for _, data in items)
+    return STRUCT, write_struct(value)
 
 
 def _varint(value: int) -> bytes:

@@ -6,7 +6,8 @@ Hugging Face's `Features` in a schema's metadata take precedence over the Arrow 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from penstock.readers.fieldtypes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_log = logging.getLogger("penstock")
 KEY = b"huggingface"
 _MAX_FEATURES_BYTES = 2**26
 _MEDIA: Mapping[str, FieldType] = {"Image": Image(), "Audio": Audio(), "Video": Video()}
@@ -41,7 +43,7 @@ Feature = FieldType | str | None
 be a field, or None if the entry adds nothing to the Arrow type."""
 
 
-def features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Feature]:
+def _features_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, Feature]:
     """Return the features in a schema's metadata, by column. Raises ValueError if they are
     invalid."""
     text = (metadata or {}).get(KEY)
@@ -115,66 +117,76 @@ class ArrowColumn:
         return len(self.path) > 1 and self.path[-1] == "bytes" and not self.name.endswith("bytes")
 
 
-def arrow_columns(schema: Any, features: Mapping[str, Feature]) -> Iterator[ArrowColumn]:
-    """Yield the columns and parts of structs that may be fields, in order. If a column is named
-    "a.b", the part b of a struct a is named "a['b']"; if that is taken too, "['a']['b']"."""
+def columns_of(schema: Any, file: str) -> dict[str, ArrowColumn]:
+    """Return the columns and parts of structs of a file's schema that may be fields, by name and in
+    order. If a column is named "a.b", the part b of a struct a is named "a['b']"; if that is taken
+    too, "['a']['b']". A warning names Hugging Face's features if they are invalid. Raises
+    ValueError. file: its name."""
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError("two of its columns have one name")
+    features: Mapping[str, Feature] = {}
+    try:
+        features = _features_of(schema.metadata)
+    except ValueError as error:
+        _log.warning("%s: Hugging Face's features in its metadata are ignored: %s", file, error)
+    found: dict[str, ArrowColumn] = {}
     known = set(schema.names)
     for field in schema:
         for column in _columns(field.name, (field.name,), field.type, features.get(field.name)):
-            if len(column.path) > 1 and column.name != field.name:
-                if column.name in known:
-                    first, *parts = column.path
-                    inside = "".join(f"[{part!r}]" for part in parts)
-                    name = f"{first}{inside}"
-                    name = f"[{first!r}]{inside}" if name in known else name
-                    column = replace(column, name=name)
-                known.add(column.name)
-            yield column
+            name = column.name
+            if name in known and name != field.name:
+                first, *parts = column.path
+                inside = "".join(f"[{part!r}]" for part in parts)
+                name = f"{first}{inside}"
+                name = f"[{first!r}]{inside}" if name in known else name
+            known.add(name)
+            found[name] = replace(column, name=name)
+    return found
 
 
 def _columns(
     name: str, path: tuple[str, ...], arrow: Any, feature: Feature, depth: int = 0
 ) -> Iterator[ArrowColumn]:
+    """Yield the column, or the parts of a column of structs. feature: by Hugging Face's features,
+    those of a struct are of its bytes."""
     stored, values = _without_extension(arrow), value_type(arrow)
-    column = ArrowColumn(name=name, path=path, arrow=values, tensor=tensor_of(arrow))
+    found = feature
     if isinstance(feature, str):
-        yield replace(column, refusal=feature)
+        pass
     elif _is_encoded(stored) and (
         pa.types.is_struct(values) or _is_encoded(_without_extension(stored.value_type))
     ):
-        reason = f"it holds {stored}, encoded twice or encoded structs: write the values themselves"
-        yield replace(column, refusal=reason)
+        found = f"it holds {stored}, encoded twice or encoded structs: write the values themselves"
     elif pa.types.is_struct(values):
-        yield from _parts(column, feature, depth)
-    else:
-        found: Feature = inferred_type(values, name=path[-1])
-        if feature is not None:
-            found = misfit(feature, values) or feature
-        column = replace(column, in_dictionary=bool(pa.types.is_dictionary(stored)))
-        if isinstance(found, str):
-            yield replace(column, refusal=found)
-        else:
-            yield replace(column, type=found)
-
-
-def _parts(column: ArrowColumn, type: FieldType | None, depth: int) -> Iterator[ArrowColumn]:
-    """Yield the parts of a struct. type: by Hugging Face's features."""
-    count = column.arrow.num_fields
-    parts = {each.name: each.type for each in map(column.arrow.field, range(count))}
-    has_bytes, is_media = is_binary(parts.get("bytes")), type is not None and type.head_bytes
-    if has_bytes and (is_media or parts.keys() <= _MEDIA_PARTS):
-        path = (*column.path, "bytes")
-        yield ArrowColumn(name=column.name, path=path, arrow=parts["bytes"], type=type)
-    elif is_media:
-        yield replace(column, refusal=PATHS_ALONE)
-    elif depth >= _MAX_DEPTH or len(parts) < count or not parts:
+        parts = [values.field(i) for i in range(values.num_fields)]
+        names = {part.name for part in parts}
+        is_valid = 0 < len(parts) == len(names) and depth < _MAX_DEPTH
+        has_bytes = is_valid and "bytes" in names and is_binary(values.field("bytes").type)
+        is_media = feature is not None and feature.head_bytes
+        if has_bytes and (is_media or names <= _MEDIA_PARTS):
+            arrow = values.field("bytes").type
+            yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=arrow, type=feature)
+            return
+        if is_valid and not is_media:
+            for part in parts:
+                inside = (*path, part.name)
+                yield from _columns(f"{name}.{part.name}", inside, part.type, None, depth + 1)
+            return
         reason = "it holds structs that nest too deep, are empty, or have two parts of one name"
-        yield replace(column, refusal=reason)
+        found = PATHS_ALONE if is_valid else reason
+    elif feature is None:
+        found = inferred_type(values, name=path[-1])
     else:
-        for part, arrow in parts.items():
-            yield from _columns(
-                f"{column.name}.{part}", (*column.path, part), arrow, None, depth + 1
-            )
+        found = misfit(feature, values) or feature
+    yield ArrowColumn(
+        name=name,
+        path=path,
+        arrow=values,
+        type=None if isinstance(found, str) else found,
+        refusal=found if isinstance(found, str) else None,
+        tensor=tensor_of(arrow),
+        in_dictionary=bool(pa.types.is_dictionary(stored)),
+    )
 
 
 def value_type(arrow: Any) -> Any:
@@ -197,6 +209,14 @@ def tensor_of(arrow: Any) -> Tensor | None:
         return None
     axes = arrow.permutation
     return tuple(arrow.shape), tuple(range(len(arrow.shape)) if axes is None else axes)
+
+
+def tensor_of_json(notes: Any) -> Tensor:
+    """Read how a column stores its tensors, and check it. Raises ValueError, TypeError."""
+    shape, axes = (tuple(map(int, each)) for each in notes)
+    if sorted(axes) != list(range(len(shape))) or not shape or min(shape) < 0:
+        raise ValueError("its tensors have axes that don't exist")
+    return shape, axes
 
 
 def _is_encoded(arrow: Any) -> bool:
@@ -297,24 +317,25 @@ def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
     if types.is_decimal(inner):
         type = f'Array("float64", {(None,) * len(shape)})' if shape else 'Value("float64")'
         return f'it holds {held}: read it as schema={{"{name}": {type}}}, or write it as integers'
-    if types.is_struct(inner):
-        advice = "write a column for each part, each of lists of numbers"
-    elif types.is_map(inner):
-        advice = "write a column for each key, or one text a row, as JSON"
-    elif is_text(inner) or is_binary(inner):
-        advice = "write one text a row, joined or as JSON, or numbers"
-    elif _is_encoded(inner):
-        advice = "write the values themselves"
-    else:
-        advice = "write it as numbers or texts"
+    advice = next(advice for is_so, advice in _ADVICE if is_so(inner))
     return f"it holds {held}, which can't become a tensor: {advice}"
+
+
+_ADVICE: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (pa.types.is_struct, "write a column for each part, each of lists of numbers"),
+    (pa.types.is_map, "write a column for each key, or one text a row, as JSON"),
+    (is_text, "write one text a row, joined or as JSON, or numbers"),
+    (is_binary, "write one text a row, joined or as JSON, or numbers"),
+    (_is_encoded, "write the values themselves"),
+    (lambda _: True, "write it as numbers or texts"),
+)
 
 
 def misfit(type: FieldType, arrow: Any) -> str | None:
     """Return why a column of an Arrow type can't be a field of this type, or None if it can."""
     kinds = type.column_kinds
     if not kinds:
-        return f"{type!r}, which isn't read from a column yet"
+        return f"it holds {arrow}, and no column can become {type!r} yet"
     if (is_text(arrow) and "text" in kinds) or (is_binary(arrow) and "binary" in kinds):
         return None
     shape, inner = shape_of(arrow)
@@ -332,7 +353,11 @@ def misfit(type: FieldType, arrow: Any) -> str | None:
         fits = fits and all(
             a is None or b is None or a == b for a, b in zip(shape, form.shape, strict=True)
         )
-    return None if fits else f"{type!r}, and it holds {arrow}"
+    if fits:
+        return None
+    are_paths = type.is_encoded and not type.in_tables and is_text(arrow)
+    advice = f": if these are paths of files, {FILES_BY_PATHS}" if are_paths else ""
+    return f"it holds {arrow}, which can't become {type!r}{advice}"
 
 
 def _casts(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
@@ -349,5 +374,5 @@ def completed_type(type: FieldType, arrow: Any) -> FieldType:
         return type
     found = inferred_type(arrow, name="")
     if found is None or isinstance(found, str) or found.form is None:
-        raise ConfigError(f"got {type!r}, and it holds {arrow}.")
+        raise ConfigError(f"got {type!r}, and the column holds {arrow}.")
     return type.completed(found.form.dtype.name, found.form.shape)

@@ -44,13 +44,22 @@ def values_table(
     column: an Arrow array or chunked array. parts: the names that lead through structs to the
     values. tensor: how its tensors are stored. Raises ValueError if the types don't fit.
     """
-    array = inside_structs(column, parts)
-    dtype, form = type.number, type.form
-    if dtype is not None:
-        return _numbers(type, array, dtype)
-    if form is not None:
-        return _arrays(type, array, form, tensor)
-    return pa.table({VALUES: _bytes(array)})
+    array, form = inside_structs(column, parts), type.stored
+    if form is None:
+        return pa.table({VALUES: _bytes(array)})
+    array, wrong = _decoded(array), dict[int, str]()
+    if is_text(array.type):
+        array, wrong = _parsed(type, array, form)
+    if form.shape:
+        return _arrays(type, array, form, tensor, wrong)
+    numbers = _plain(array)
+    found, unfit = _cast(numbers, form.dtype)
+    if type.is_class:
+        raw = raw_numbers(numbers)
+        unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
+    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
+        wrong[row] = f"{numbers[row].as_py()!r:.80} {type.mismatch()}"
+    return _table(found, wrong)
 
 
 def inside_structs(column: Any, parts: Sequence[str]) -> Any:
@@ -81,42 +90,16 @@ def _runs_as_dictionary(array: Any) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int64()), array.values)
 
 
-def _dictionary_indices(array: Any) -> Any:
-    """Return the indices of a dictionary array, null if the index or its value is."""
-    values = array.dictionary
-    if not values.null_count:
-        return array.indices
-    indices, present = raw_numbers(array.indices).astype(np.int64), _present(array.indices)
-    present[present] = _present(values)[indices[present]]
-    return pa.array(np.where(present, indices, 0), mask=~present)
-
-
 def _decoded(array: Any) -> Any:
     """Return a dictionary array's values, one per row; any other array unchanged."""
-    if not pa.types.is_dictionary(array.type):
-        return array
-    return array.dictionary.take(_dictionary_indices(array))
+    is_dictionary = pa.types.is_dictionary(array.type)
+    return array.dictionary.take(array.indices) if is_dictionary else array
 
 
-def _numbers(type: FieldType, array: Any, dtype: np.dtype[Any]) -> Any:
-    array, wrong = _decoded(array), dict[int, str]()
-    if is_text(array.type):
-        array, wrong = _parsed(type, array)
-    numbers = _plain(array)
-    found, unfit = _cast(numbers, dtype)
-    if type.is_class:
-        raw = raw_numbers(numbers)
-        unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
-    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
-        wrong[row] = f"{numbers[row].as_py()!r:.80} {type.mismatch()}"
-    return _table(found, wrong)
-
-
-def _parsed(type: FieldType, texts: Any) -> tuple[Any, dict[int, str]]:
+def _parsed(type: FieldType, texts: Any, form: ArrayForm) -> tuple[Any, dict[int, str]]:
     """Return the numbers, or lists of them, that texts stand for, and the reasons of other texts by
     row."""
     read, wrong = type.cell_reader(is_text=False), dict[int, str]()
-    empty = 0 if type.form is None else type.form.empty.tolist()
     values: list[Any] = []
     for row, text in enumerate(texts.to_pylist()):
         value = None
@@ -126,12 +109,10 @@ def _parsed(type: FieldType, texts: Any) -> tuple[Any, dict[int, str]]:
             value = Rejection(str(error))
         if isinstance(value, Rejection):
             reason = type.mismatch() if type.is_class else f"isn't a value: {value.reason}"
-            wrong[row], value = f"{text!r:.80} {reason}", empty
+            wrong[row], value = f"{text!r:.80} {reason}", form.empty.tolist()
         values.append(value.tolist() if isinstance(value, np.ndarray) else value)
-    if type.form is None:
-        return pa.array(values, pa.from_numpy_dtype(type.number)), wrong
-    kind = pa.from_numpy_dtype(type.form.dtype)
-    for _ in type.form.shape:
+    kind = pa.from_numpy_dtype(form.dtype)
+    for _ in form.shape:
         kind = pa.list_(kind)
     return pa.array(values, kind), wrong
 
@@ -188,8 +169,12 @@ def _bytes(array: Any) -> Any:
     """Return texts and bytes as an array of bytes, of views, or of a dictionary of these."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        values = _bytes(array.dictionary)
-        return pa.DictionaryArray.from_arrays(_dictionary_indices(array), values)
+        values, indices = _bytes(array.dictionary), array.indices
+        if values.null_count:
+            is_valid = values.is_valid().take(indices).fill_null(False)
+            mask = ~is_valid.to_numpy(zero_copy_only=False)
+            indices = pa.array(raw_numbers(indices), mask=mask)
+        return pa.DictionaryArray.from_arrays(indices, values)  # checks the indices
     if is_binary(kind):
         return array
     if not is_text(kind):
@@ -199,23 +184,24 @@ def _bytes(array: Any) -> Any:
     return array.view(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
 
 
-def _arrays(type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None) -> Any:
-    array, wrong = _decoded(array), dict[int, str]()
-    if is_text(array.type):
-        array, wrong = _parsed(type, array)
+def _arrays(
+    type: FieldType, array: Any, form: ArrayForm, tensor: Tensor | None, wrong: dict[int, str]
+) -> Any:
+    """Return the table of samples that are arrays. wrong: the reasons of rows that are bad
+    already."""
     present = _present(array)
-    lists = _NestedLists(array, len(form.shape) if tensor is None else 1)
+    lists = _NestedLists(array, len(form.shape) if tensor is None else 1, wrong)
     plain = _plain(lists.values)
     flat, unfit = _cast(plain, form.dtype)
     if flat.null_count:
-        lists.nulls |= lists.rows_with(~_present(flat))
+        lists.mark(~_present(flat), NULL_INSIDE)
         flat = flat.fill_null(0)
-    unfit_rows = present & False if unfit is None else lists.rows_with(unfit) & present
     numbers = flat.to_numpy(zero_copy_only=True)
     if tensor is not None:
         numbers = lists.shape_tensors(tensor, numbers)
-    wrong |= _misfits(lists, form, present)
-    for row in np.flatnonzero(unfit_rows).tolist():
+    for row in np.flatnonzero(_other_shapes(lists.shapes, form) & present).tolist():
+        wrong.setdefault(row, f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}")
+    for row in [] if unfit is None else np.flatnonzero(lists.rows_with(unfit)).tolist():
         assert unfit is not None
         start, end = lists.offsets[row : row + 2].tolist()
         value = plain[start + int(np.argmax(unfit[start:end]))].as_py()
@@ -248,31 +234,35 @@ class _NestedLists:
     """Nested lists as flat numbers, with the place and the shape of each row.
 
     values: the numbers of all rows. offsets: the place of each row in them, int64, shape
-    (rows + 1,). shapes: of each row, int64, shape (rows, depth). uneven: rows whose inner lists
-    differ in length; nulls: rows with a null inside.
+    (rows + 1,). shapes: of each row, int64, shape (rows, depth).
     """
 
-    def __init__(self, array: Any, depth: int) -> None:
-        count = len(array)
+    def __init__(self, array: Any, depth: int, wrong: dict[int, str]) -> None:
+        """wrong: receives the reason of each bad row."""
+        count, self._wrong = len(array), wrong
         self.shapes = np.zeros((count, depth), np.int64)
-        self.uneven, self.nulls = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         self.offsets = np.arange(count + 1, dtype=np.int64)
         for axis in range(depth):
             if axis and array.null_count:
-                self.nulls |= self.rows_with(~_present(array))
+                self.mark(~_present(array), NULL_INSIDE)
             lengths, array = _elements(array)
             if axis:
                 counts = np.diff(self.offsets)
                 filled = counts > 0
                 self.shapes[filled, axis] = first = lengths[self.offsets[:-1][filled]]
                 # A row is uneven if the length of a list differs from that of its first one.
-                self.uneven |= self.rows_with(lengths != np.repeat(first, counts[filled]))
+                self.mark(lengths != np.repeat(first, counts[filled]), RAGGED_INSIDE)
             else:
                 self.shapes[:, 0] = lengths
             self.offsets = _offsets(lengths)[self.offsets]
         if is_listed(array.type):
             raise ValueError(f"it holds lists of {array.type}, and the index expects numbers")
         self.values = array
+
+    def mark(self, marks: Bools, reason: str) -> None:
+        """Give a reason to the rows that `rows_with` returns."""
+        for row in np.flatnonzero(self.rows_with(marks)).tolist():
+            self._wrong.setdefault(row, reason)
 
     def rows_with(self, marks: Bools) -> Bools:
         """Return the rows that have a mark among their elements. marks: of each element at the
@@ -289,7 +279,6 @@ class _NestedLists:
         stored_shape, axes = tensor
         size = math.prod(stored_shape)
         complete = self.shapes[:, 0] == size
-        self.uneven = ~complete
         shape = [stored_shape[axis] for axis in axes]
         self.shapes = np.where(complete[:, None], np.array(shape, np.int64), 0)
         if list(axes) != sorted(axes):
@@ -323,21 +312,13 @@ def _elements(array: Any) -> tuple[Ints, Any]:
     return lengths.to_numpy().astype(np.int64, copy=False), array.flatten()
 
 
-def _misfits(lists: _NestedLists, form: ArrayForm, present: Bools) -> dict[int, str]:
-    """Return the rows that can't be samples of a form, and the reasons."""
+def _other_shapes(shapes: Ints, form: ArrayForm) -> Bools:
+    """Return which shapes samples of a form can't have."""
     wanted = np.array([-1 if length is None else length for length in form.shape])
-    differ = ((lists.shapes != wanted) & (wanted >= 0)).any(axis=1)
+    differ: Bools = ((shapes != wanted) & (wanted >= 0)).any(axis=1)
     if form.is_ragged:  # an empty list has no inner lists
-        differ &= ~((lists.shapes[:, 0] == 0) & (wanted[0] <= 0))
-    wrong: dict[int, str] = {}
-    for row in np.flatnonzero((differ | lists.uneven | lists.nulls) & present).tolist():
-        if lists.nulls[row]:
-            wrong[row] = NULL_INSIDE
-        elif lists.uneven[row]:
-            wrong[row] = RAGGED_INSIDE
-        else:
-            wrong[row] = f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}"
-    return wrong
+        differ &= ~((shapes[:, 0] == 0) & (wanted[0] <= 0))
+    return differ
 
 
 def _present(array: Any) -> Bools:
@@ -385,6 +366,16 @@ class TableValues(UnitValues):
         found = self._table.column(WRONG).take(pa.array(rows)).to_pylist()
         return [(place, reason) for place, reason in enumerate(found) if reason is not None]
 
+    def not_an_array(self) -> tuple[int, str, str] | None:
+        """Return the first row whose lists aren't an array, the reason, and what to do; None if
+        there is none. A value that doesn't fit isn't such a reason: it makes one bad sample."""
+        for row, reason in self.reasons(np.arange(len(self.array))):
+            if reason == NULL_INSIDE:
+                return row, reason, "replace the null"
+            if reason == RAGGED_INSIDE:
+                return row, reason, "pad or flatten the lists"
+        return None
+
     def dense(self, form: ArrayForm) -> NDArray[Any]:
         """Return samples of one shape as a view."""
         array, shape = self.array, form.fixed_shape
@@ -407,8 +398,6 @@ class TableValues(UnitValues):
         if isinstance(array, pa.DictionaryArray):
             rows = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
-            if len(rows) and not (rows.min() >= 0 and rows.max() < len(array)):
-                raise ValueError("it has indices beyond its dictionary")
         put = _put_views if array.type == pa.binary_view() else _put_slices
         put(samples, here.tolist(), array, rows)
 

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -27,22 +27,17 @@ from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, 
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import DatasetFiles
-from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES, FieldSummary
+from penstock.readers.formats.shard_summary import FieldSummary
 from penstock.readers.formats.tables.column_choice import (
     choose_columns,
     kind_of,
-    may_be_paths,
-    no_field_error,
-    refusal_of,
     union_of_columns,
-    warn_of_left_out,
-    warn_of_partitions,
-    warn_of_paths,
+    warn_of_columns,
 )
 from penstock.readers.formats.tables.column_types import PATHS_ALONE
 from penstock.readers.formats.tables.column_values import TableValues
 from penstock.readers.formats.unindexed_files import read_file_parts
-from penstock.readers.formats.unit_reader import NO_CHUNK
+from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,8 +57,6 @@ MAX_CHECKED_BYTES = 2**28
 """The limit of bytes that are read of a column when a dataset is opened."""
 
 _FREE_BYTES, _MAX_RATIO = 2**28, 1000
-ROW_BYTES = PART_BYTES // (MAX_SHARD_SAMPLES // 2)
-"""The least size that counts for a row, because units of few bytes may have many rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,30 +65,19 @@ class ColumnChunks:
 
     starts, sizes: bytes in the file, int64. forms: what many chunks have in common, hashable; for
     JSON a text, or an object with `to_json`. note: returns what else the reader needs of a unit's
-    chunk, for JSON; the last item is replaced by the extents of dictionaries. nulls: rows without a
-    value, int64; -1 if they have to be counted. nulls_inside: lists of the chunk may have nulls
-    inside. may_lack: the rows that lack the field are at most so many, int64; None: only `nulls`
-    says how many. dictionaries: the chunks of the dictionary that all units share; it may have
-    nulls if their `nulls` aren't 0.
+    chunk, for JSON; the last item is replaced by the extents of dictionaries. lacking: rows without
+    the field, int64; -1 if they have to be counted. nulls_inside: lists of the chunk may have nulls
+    inside. dictionaries: the chunks of the dictionary that all units share; it may have nulls if
+    some of its rows are lacking.
     """
 
     starts: Ints
     sizes: Ints
     forms: Sequence[Any]
     note: Callable[[int], list[Any]]
-    nulls: Ints
+    lacking: Ints
     nulls_inside: NDArray[np.bool_]
-    may_lack: Ints | None = None
     dictionaries: ColumnChunks | None = None
-
-    def lacking(self, form: ArrayForm | None) -> Ints:
-        """Return how many rows of each chunk lack the field, as far as that is known. form: of the
-        field. A list that is null counts as an empty one."""
-        if form is not None and form.is_ragged:
-            return np.zeros(len(self.nulls), np.int64)
-        if self.may_lack is None:
-            return np.maximum(self.nulls, 0)
-        return np.where(self.nulls < 0, self.may_lack, np.minimum(self.may_lack, self.nulls))
 
 
 class TableFile(ABC):
@@ -114,7 +96,8 @@ class TableFile(ABC):
     @abstractmethod
     def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
         """Return the chunks of a column of this file. form: of the field, None if its samples are
-        encoded. Raises ValueError or DatasetError."""
+        encoded; a null list of a ragged one counts as an empty list. Raises ValueError or
+        DatasetError."""
 
     def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
         """Return what else the reader needs of the columns that are fields, for JSON."""
@@ -177,11 +160,8 @@ class TableFormat(ChunkFormat, ABC):
             choice, schema = table.choose(refused)
 
         def announce() -> None:
-            for name, column in choice.columns.items():
-                if may_be_paths(name, schema[name]):
-                    warn_of_paths(origin.url, column.name, table.first_values(column))
-            warn_of_left_out(origin.url, choice)
-            warn_of_partitions(origin.url, (entry.name for entry in files.entries), choice)
+            names = (entry.name for entry in files.entries)
+            warn_of_columns(origin.url, choice, schema, names, table.first_values)
 
         shards = table.shards(choice, schema)
         if not shards:
@@ -192,6 +172,10 @@ class TableFormat(ChunkFormat, ABC):
         return ChunkedDataset(
             schema=schema, shards=shards, left_out=choice.left_out, announce=announce
         )
+
+
+FileUnits = tuple[int, int, int]
+"""A file's number, its first unit, and the unit after its last."""
 
 
 class _Table:
@@ -223,7 +207,7 @@ class _Table:
             for name, type in choice.types.items()
         }
         if not types:
-            raise no_field_error(self._origin.url, choice)
+            raise DatasetError(f"{self._origin.url}: no column can be a field: {choice.reasons}.")
         return choice, Schema(types)
 
     def _chunks(self, number: int, name: str, form: ArrayForm | None) -> ColumnChunks | None:
@@ -249,11 +233,11 @@ class _Table:
                 return []
             rows = np.arange(min(int(file.rows[units[0]]), _FIRST_ROWS))
             with refusing(file.entry):
-                ((_, table),) = self._tables([(number, int(units[0]))], column, Bytes())
-                if isinstance(table, ValueError):
-                    raise table
+                ((_, _, values),) = self._values([(number, int(units[0]))], column, Bytes())
+                if isinstance(values, ValueError):
+                    raise values
                 found = [np.empty(0, np.uint8)] * len(rows)
-                TableValues(table).put(found, rows, rows, None)
+                values.put(found, rows, rows, None)
                 return [sample.tobytes() for sample in found]
         return []
 
@@ -276,43 +260,37 @@ class _Table:
                 continue
             stored.append(chunks)
             rows += int(file.rows.sum())
-            suspect = uncounted = chunks.nulls < 0
-            inside = chunks.nulls_inside
-            if form is not None:
-                uncounted = uncounted & ~inside
-                suspect = uncounted | inside | is_nested
-            for unit in np.flatnonzero(suspect & (file.rows > 0)).tolist():
+            inside = chunks.nulls_inside & (form is not None)
+            uncounted = (chunks.lacking < 0) & ~inside
+            for unit in np.flatnonzero((uncounted | inside | is_nested) & (file.rows > 0)).tolist():
                 total += int(chunks.sizes[unit])
                 # On a remote store only one chunk of lists: each further one is a request.
                 is_enough = not uncounted[unit] and (not self._origin.is_local or not inside[unit])
                 if total <= MAX_CHECKED_BYTES and not (wanted and is_enough):
                     wanted.append((number, unit))
-        for (number, unit), table in self._tables(wanted, column, type):
-            if isinstance(table, ValueError):  # damaged chunks make bad samples when they are read
+        for number, unit, values in self._values(wanted, column, type):
+            if isinstance(values, ValueError):  # a damaged chunk makes bad samples when it is read
                 continue
-            chunks, file = self._known[number, column.name], self._files[number]
-            if chunks.nulls[unit] < 0:
-                chunks.nulls[unit] = TableValues(table).array.null_count
-            first = int(file.rows[:unit].sum())
-            reason = refusal_of(table, file=printable(file.entry.name), first=first)
-            if reason is not None:
-                return reason
-        nulls = sum(int(chunks.nulls.sum()) for chunks in stored)
+            lacking, file = self._known[number, column.name].lacking, self._files[number]
+            if form is None or not form.is_ragged:
+                lacking[unit] = values.array.null_count
+            if (found := values.not_an_array()) is not None:
+                row, reason, advice = found
+                row += int(file.rows[:unit].sum())
+                where = f"{printable(file.entry.name)}, row {row}"
+                return f"{reason} ({where}): {advice} when you write the file"
+        nulls = sum(int(chunks.lacking.sum()) for chunks in stored)
         return PATHS_ALONE if column.is_media and stored and nulls == rows else None
 
-    def _tables(
+    def _values(
         self, places: Sequence[tuple[int, int]], column: ArrowColumn, type: FieldType
-    ) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Read and decode the chunks of a column in some units of files, as the chunks of a shard;
-        yield a ValueError instead of a table that is damaged."""
+    ) -> Iterator[tuple[int, int, TableValues | ValueError]]:
+        """Read and decode a column in some units, given by file and unit in ascending order, as the
+        chunks of a shard. Yield the file, the unit, and its values or why they are damaged."""
         if not places:
             return
         schema = cast("Schema", {column.name: type})  # the type may refer to another field
-        draft = _ShardDraft(schema, [column])
-        for number, unit in places:
-            own = [self._chunks(number, column.name, type.form)]
-            draft.add(self._files[number], own, unit, unit + 1)
-        shard = draft.shard()
+        shard = self._shard([(file, unit, unit + 1) for file, unit in places], [column], schema)
         extents = shard.extents
         facts = ChunkedShardFacts(
             schema=schema,
@@ -324,141 +302,107 @@ class _Table:
         )
         with refusing(shard.files[0]):
             reader = self._format.reader(facts)
+        ranges = zip(
+            extents.files.tolist(), extents.starts.tolist(), extents.sizes.tolist(), strict=True
+        )
+        parts = [(shard.files[file], start, start + size) for file, start, size in ranges]
+        read = read_file_parts(self._origin, parts, workers=self._workers)
+        data = [np.frombuffer(part, np.uint8) for part in read]
         chunks = reader.chunks([*range(len(places))], column.name)
-        wanted = [[chunk, *reader.dictionaries(chunk)] for chunk in chunks]
-        numbers = np.concatenate(wanted)
-        rows = (extents.files[numbers], extents.starts[numbers], extents.sizes[numbers])
-        parts = zip(*(each.tolist() for each in rows), strict=True)
-        ranges = [(shard.files[file], start, start + size) for file, start, size in parts]
-        read = iter(read_file_parts(self._origin, ranges, workers=self._workers))
-        for place, (chunk, *others) in zip(places, wanted, strict=True):
-            data, *values = (np.frombuffer(next(read), np.uint8) for _ in (chunk, *others))
+        for (number, unit), chunk in zip(places, chunks, strict=True):
+            dictionaries = [data[other] for other in reader.dictionaries(chunk)]
             try:
-                yield place, reader.decode(chunk, type, data, values)
+                table = reader.decode(chunk, type, data[chunk], dictionaries)
+                yield number, unit, TableValues(table)
             except ValueError as error:
-                yield place, error
+                yield number, unit, error
 
     def shards(self, choice: FieldChoice, schema: Schema) -> list[ChunkedShard]:
         """Return all shards with rows, in the order of the files. Raises DatasetError."""
-        found = []
-        cuts = cut_units([file.rows for file in self._files], [file.sizes for file in self._files])
-        for groups in cuts:
-            draft = _ShardDraft(schema, list(choice.columns.values()))
-            for number, begin, end in groups:
-                file = self._files[number]
-                if file.rows[begin:end].any():
-                    fields = [
-                        self._chunks(number, column.name, type.form)
-                        for column, type in zip(
-                            choice.columns.values(), schema.values(), strict=True
-                        )
-                    ]
-                    draft.add(file, fields, begin, end)
-            if draft.units:
-                found.append(draft.shard())
-        return found
+        columns, files = list(choice.columns.values()), self._files
+        cuts = cut_units([file.rows for file in files], [file.sizes for file in files])
+        shards = ([(n, a, b) for n, a, b in cut if files[n].rows[a:b].any()] for cut in cuts)
+        return [self._shard(units, columns, schema) for units in shards if units]
 
+    def _shard(
+        self, units: Sequence[FileUnits], columns: Sequence[ArrowColumn], schema: Schema
+    ) -> ChunkedShard:
+        """Return the shard of some units, of which each file has some with rows. Raises
+        DatasetError."""
+        files = [self._files[number] for number, _, _ in units]
+        places: list[tuple[int, int]] = []  # of units: file, first row
+        rows: list[int] = []
+        table: list[Ints] = []  # of units: the number of each field's chunk
+        notes: list[list[Any]] = []
+        extents: list[tuple[int, int, int, int]] = []
+        forms: dict[Any, int] = {}
+        dictionaries: list[list[int]] = []
+        missing = dict.fromkeys(schema, 0)
+        checksum = 0
 
-class _ShardDraft:
-    """A shard to which the units of files are added one after the other."""
+        def add(chunks: ColumnChunks, own: Sequence[int], field: int) -> range:
+            """Add chunks of the last file; return their numbers."""
+            for unit in own:
+                form = forms.setdefault(chunks.forms[unit], len(forms))
+                notes.append([form, *chunks.note(unit)])
+                size = int(chunks.sizes[unit])
+                extents.append((place, int(chunks.starts[unit]), size, field))
+            return range(len(notes) - len(own), len(notes))
 
-    def __init__(self, schema: Schema, columns: Sequence[ArrowColumn]) -> None:
-        self._schema, self._columns = schema, columns
-        self.units: list[int] = []
-        self._files: list[Entry] = []
-        self._places: list[tuple[int, int]] = []  # of units: file, first row
-        self._chunks: list[Ints] = []
-        self._forms: dict[Any, int] = {}
-        self._notes: list[list[Any]] = []
-        self._extents: list[tuple[int, int, int, int]] = []
-        self._dictionaries: list[list[int]] = []
-        self._missing = [0] * len(schema)
-        self._more: dict[str, Any] = {}
-        self._checksum = 0
-
-    def add(
-        self, file: TableFile, fields: Sequence[ColumnChunks | None], begin: int, end: int
-    ) -> None:
-        """Add units [begin, end) of a file. Raises DatasetError."""
-        kept = begin + np.flatnonzero(file.rows[begin:end])
-        rows = file.rows[kept]
-        firsts = (np.cumsum(file.rows) - file.rows)[kept]
-        self._places += [(len(self._files), first) for first in firsts.tolist()]
-        self._files.append(file.entry)
-        self.units += rows.tolist()
-        identity = f"{file.checksum}:{begin}:{end}:".encode() + file.entry.name
-        self._checksum = crc32c(identity, self._checksum)
-        self._more = file.notes_of_fields(self._columns)
-        numbers = np.full((len(kept), len(fields)), NO_CHUNK, np.int64)
-        self._chunks.append(numbers)
-        for field, (type, chunks) in enumerate(zip(self._schema.values(), fields, strict=True)):
-            form = type.form
-            if chunks is None:
-                self._missing[field] += int(rows.sum())
-                continue
-            with refusing(file.entry, f'its column "{self._columns[field].name}": '):
-                _check_claim(form, rows.tolist(), chunks.sizes[kept].tolist())
-            missing = int(chunks.lacking(form)[kept].sum())
-            dictionaries: list[int] = []
-            if (others := chunks.dictionaries) is not None:
-                dictionaries += self._add(field, others, range(len(others.sizes)), [])
-                self._dictionaries.append(dictionaries)
-                if others.nulls.any() and not (form is not None and form.is_ragged):
-                    # At least one row, so that a reader expects nulls.
-                    missing = max(missing, int(not self._missing[field]))
-            self._missing[field] += missing
-            numbers[:, field] = self._add(field, chunks, kept.tolist(), dictionaries)
-
-    def _add(
-        self, field: int, chunks: ColumnChunks, units: Sequence[int], dictionaries: list[int]
-    ) -> range:
-        """Add some chunks of a column; return their numbers."""
-        first, file = len(self._notes), len(self._files) - 1
-        starts, sizes = chunks.starts.tolist(), chunks.sizes.tolist()
-        for unit in units:
-            form = self._forms.setdefault(chunks.forms[unit], len(self._forms))
-            note = [form, *chunks.note(unit)]
-            if dictionaries:
-                note[-1] = dictionaries
-            self._notes.append(note)
-            self._extents.append((file, starts[unit], sizes[unit], field))
-        return range(first, len(self._notes))
-
-    def shard(self) -> ChunkedShard:
-        """Return the shard, which has units."""
-        table = np.array(self._extents, np.int64).reshape(-1, 4)
-        order = np.lexsort((table[:, 3], table[:, 1], table[:, 0]))  # as they are stored
+        for place, (file, (number, begin, end)) in enumerate(zip(files, units, strict=True)):
+            own = begin + np.flatnonzero(file.rows[begin:end])
+            counts, firsts = file.rows[own].tolist(), (np.cumsum(file.rows) - file.rows)[own]
+            places += [(place, first) for first in firsts.tolist()]
+            rows += counts
+            identity = f"{file.checksum}:{begin}:{end}:".encode() + file.entry.name
+            checksum = crc32c(identity, checksum)
+            numbers = np.full((len(own), len(columns)), NO_CHUNK, np.int64)
+            table.append(numbers)
+            for field, (name, type) in enumerate(schema.items()):
+                column = columns[field]
+                chunks = self._chunks(number, column.name, type.form)
+                if chunks is None:
+                    missing[name] += sum(counts)
+                    continue
+                with refusing(file.entry, f'its column "{column.name}": '):
+                    _check_claim(type.form, counts, chunks.sizes[own].tolist())
+                missing[name] += int(np.maximum(chunks.lacking[own], 0).sum())
+                values: list[int] = []
+                if (others := chunks.dictionaries) is not None:
+                    values += add(others, range(len(others.sizes)), field)
+                    dictionaries.append(values)
+                    if others.lacking.any():  # at least one row, so that a reader expects nulls
+                        missing[name] = max(missing[name], 1)
+                numbers[:, field] = added = add(chunks, own.tolist(), field)
+                for chunk in added if values else ():
+                    notes[chunk][-1] = values
+        found = np.array(extents, np.int64).reshape(-1, 4)
+        order = np.lexsort((found[:, 3], found[:, 1], found[:, 0]))  # as they are stored
         new_numbers = np.append(np.argsort(order), NO_CHUNK)  # the last one is that of NO_CHUNK
-        for dictionaries in self._dictionaries:
-            dictionaries[:] = new_numbers[dictionaries].tolist()
-        missing = dict(zip(self._schema, self._missing, strict=True))
-        places = np.array(self._places, np.int64)
-        notes = {
-            "names": [printable(entry.name) for entry in self._files],
-            "files": places[:, 0].tolist(),
-            "firsts": places[:, 1].tolist(),
-            "extents": new_numbers[np.concatenate(self._chunks)].tolist(),
+        for values in dictionaries:
+            values[:] = new_numbers[values].tolist()
+        note = {
+            "names": [printable(file.entry.name) for file in files],
+            "files": [place for place, _ in places],
+            "firsts": [first for _, first in places],
+            "extents": new_numbers[np.concatenate(table)].tolist(),
             "lacking": sorted(name for name, count in missing.items() if count),
-            **self._more,
-            "chunks": [self._notes[number] for number in order.tolist()],
-            "forms": list(self._forms),
+            **files[0].notes_of_fields(columns),
+            "chunks": [notes[number] for number in order.tolist()],
+            "forms": list(forms),
         }
         return ChunkedShard(
-            samples=sum(self.units),
-            files=self._files,
-            extents=Extents.of(table[order]),
-            checksum=self._checksum,
-            units=self.units,
+            samples=sum(rows),
+            files=[file.entry for file in files],
+            extents=Extents.of(found[order]),
+            checksum=checksum,
+            units=rows,
             fields={
                 name: FieldSummary(storage="chunks", missing=count)
                 for name, count in missing.items()
             },
-            note=json.dumps(notes, default=lambda form: form.to_json()).encode(),
+            note=json.dumps(note, default=lambda form: form.to_json()).encode(),
         )
-
-
-FileUnits = tuple[int, int, int]
-"""A file's number, its first unit, and the unit after its last."""
 
 
 def cut_units(rows: Sequence[Ints], sizes: Sequence[Ints]) -> Iterator[list[FileUnits]]:
@@ -468,20 +412,15 @@ def cut_units(rows: Sequence[Ints], sizes: Sequence[Ints]) -> Iterator[list[File
     """
     shares = [np.maximum(each, ROW_BYTES * own) for each, own in zip(sizes, rows, strict=True)]
     totals = [int(each.sum()) for each in shares]
-
-    def grouped(files: list[int]) -> Iterator[list[FileUnits]]:
-        for a, b in pairwise(part_bounds([totals[number] for number in files]).tolist()):
-            yield [(number, 0, len(rows[number])) for number in files[a:b]]
-
-    small: list[int] = []
-    for number, share in enumerate(shares):
-        if totals[number] <= PART_BYTES:
-            small.append(number)
+    is_small = [total <= PART_BYTES for total in totals]
+    for some_are_small, files in groupby(range(len(rows)), key=is_small.__getitem__):
+        group = [*files]
+        if some_are_small:
+            for a, b in pairwise(part_bounds([totals[number] for number in group]).tolist()):
+                yield [(number, 0, len(rows[number])) for number in group[a:b]]
             continue
-        yield from grouped(small)
-        small = []
-        yield from ([(number, a, b)] for a, b in pairwise(part_bounds(share).tolist()))
-    yield from grouped(small)
+        for number in group:
+            yield from ([(number, a, b)] for a, b in pairwise(part_bounds(shares[number]).tolist()))
 
 
 def max_decoded_bytes(size_bytes: int) -> int:

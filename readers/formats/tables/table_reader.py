@@ -15,24 +15,15 @@ from penstock.readers.formats.tables.column_values import TableValues
 from penstock.readers.formats.unit_reader import NO_CHUNK, UnitReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import ColumnCrop, FieldType
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
-    from penstock.readers.formats.tables.column_types import Tensor
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-
-
-def tensor_of_json(notes: Any) -> Tensor:
-    """Read how a column stores its tensors, and check it. Raises ValueError, TypeError."""
-    shape, axes = (tuple(map(int, each)) for each in notes)
-    if sorted(axes) != list(range(len(shape))) or not shape or min(shape) < 0:
-        raise ValueError("its tensors have axes that don't exist")
-    return shape, axes
 
 
 class TableReader(UnitReader):
@@ -78,25 +69,10 @@ class TableReader(UnitReader):
         del extent
         return False
 
-    def dictionaries(self, extent: int) -> Sequence[int]:
-        """Return the extents of the dictionaries that a chunk is decoded with."""
-        del extent
-        return ()
-
     def chunks(self, units: list[int], field: str) -> list[int]:
         """Return the extents of a field of some units."""
         number = self._numbers[field]
         return [int(self._chunks[unit, number]) for unit in units]
-
-    def needs(
-        self, rows: Ints, fields: Sequence[str], crops: Mapping[str, ColumnCrop]
-    ) -> list[int]:
-        """Return the extents that these rows need, in the order of the file."""
-        del crops
-        columns = [self._numbers[name] for name in fields]
-        chunks = self._chunks[np.unique(self.units_of(rows))][:, columns]
-        found = set(chunks[chunks != NO_CHUNK].tolist())
-        return sorted(found.union(*map(self.dictionaries, found)))
 
     def name(self, row: int) -> str:
         """Return a row's file and its number in that file."""

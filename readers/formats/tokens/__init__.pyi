@@ -1,5 +1,4 @@
-from . import token_files as token_files
-from . import token_listing as token_listing
+from . import token_format as token_format
 from .token_files import read_idx as read_idx
 from .token_sequences import Cut as Cut, document_parts as document_parts
 from .token_sequences import first_fit as first_fit, cut_documents as cut_documents

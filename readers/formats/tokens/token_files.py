@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
     Ints = NDArray[np.int64]
 
 MAGIC = b"MMIDIDX\0\0"
 MAX_SEQUENCES = 2**27
-"""The most sequences of an .idx file: 134 million, which take 4 GB while they are indexed."""
+"""The most sequences of an .idx file: 134 million, which take 6 GB while they are indexed."""
 
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -67,7 +66,7 @@ class TokenFile:
 
     entry: Entry
     dtype: str
-    start: int
+    start: int = 0
     tokens: int
     documents: Ints | None = None
     checksum: int = 0
@@ -87,7 +86,9 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
     """
     try:
         with open_data_file(origin, entry) as file:
-            return _IdxReader(file).read(entry, data)
+            dtype, sequences, borders = _parse_header(file.read_at(0, _HEADER.size), entry)
+            content = file.read_at(0, entry.size_bytes)
+        bounds = _parse_documents(content, dtype.itemsize, sequences, borders, data.size_bytes)
     except ValueError as error:
         if isinstance(error, DatasetError):
             raise
@@ -95,100 +96,77 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
             f"{printable(entry.name)}: this isn't the index of {printable(data.name)}: {error}. "
             "Fetch or write both again, or remove them from the folder."
         ) from error
+    return TokenFile(
+        entry=data,
+        dtype=dtype.str,
+        tokens=data.size_bytes // dtype.itemsize,
+        documents=bounds,
+        checksum=crc32c(content),
+    )
 
 
-class _IdxReader:
-    """Reads the parts of an .idx file one after the other. Methods raise ValueError for damage."""
-
-    def __init__(self, file: DataFile) -> None:
-        self._file, self._at, self._checksum = file, 0, 0
-
-    def _bytes(self, size_bytes: int) -> bytes:
-        data = self._file.read_at(self._at, size_bytes)
-        self._at += len(data)
-        if len(data) < size_bytes:
-            raise ValueError(f"it is truncated: it ends at byte {self._at:,}")
-        self._checksum = crc32c(data, self._checksum)
-        return data
-
-    def _numbers(self, count: int, dtype: str) -> NDArray[Any]:
-        return np.frombuffer(self._bytes(count * np.dtype(dtype).itemsize), dtype)
-
-    def read(self, entry: Entry, data: Entry) -> TokenFile:
-        """Return the layout of the .bin file."""
-        dtype, sequences, borders = self._header(entry)
-        sizes = self._numbers(sequences, "<i4")
-        if sequences and int(sizes.min()) < 0:
-            raise ValueError(f"sequence {int(sizes.argmin()):,} has {sizes.min():,} tokens")
-        bounds = np.zeros(sequences + 1, np.int64)
-        np.cumsum(sizes, out=bounds[1:])
-        pointers = self._numbers(sequences, "<i8")
-        wrong = np.flatnonzero(pointers != bounds[:-1] * dtype.itemsize)
-        if len(wrong):
-            at = int(wrong[0])
-            raise ValueError(
-                f"sequence {at:,} begins at byte {pointers[at]:,}, expected "
-                f"{bounds[at] * dtype.itemsize:,}, the end of the one before it: sequences "
-                "overlap, leave a gap or aren't in order"
-            )
-        tokens = int(bounds[-1])
-        if tokens * dtype.itemsize != data.size_bytes:
-            raise ValueError(
-                f"its sequences end at byte {tokens * dtype.itemsize:,}, and that file has "
-                f"{data.size_bytes:,} bytes"
-            )
-        if borders:  # without borders, each sequence is one document
-            bounds = bounds[self._borders(borders, sequences)]
-        modes = self._numbers(entry.size_bytes - self._at, "<i1")
-        if modes.any():
-            at = int(np.flatnonzero(modes)[0])
-            raise ValueError(f"sequence {at:,} has mode {modes[at]}, and only text (0) is read")
-        return TokenFile(
-            entry=data,
-            dtype=dtype.str,
-            start=0,
-            tokens=tokens,
-            documents=bounds,
-            checksum=self._checksum,
+def _parse_header(head: bytes, entry: Entry) -> tuple[np.dtype[Any], int, int]:
+    """Return the dtype, and the numbers of sequences and of borders. Raises ValueError."""
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise ValueError("it doesn't begin as a Megatron index does (MMIDIDX)")
+    _, version, code, sequences, borders = _HEADER.unpack(head)
+    if version != 1:
+        raise ValueError(f"its version is {version}, expected 1")
+    if code not in _DTYPES:
+        shown = _FLOATS.get(code, f"of the dtype code {code}")
+        raise ValueError(f"its numbers are {shown}, expected one of {list(_DTYPES.values())}")
+    if sequences > MAX_SEQUENCES or borders > sequences + 1:
+        raise ValueError(
+            f"it claims {sequences:,} sequences and {borders:,} borders of documents; expected "
+            f"at most {MAX_SEQUENCES:,} sequences, and one more border than sequences"
         )
+    end = _HEADER.size + 12 * sequences + 8 * borders
+    if entry.size_bytes not in (end, end + sequences):
+        raise ValueError(
+            f"it has {entry.size_bytes:,} bytes, and its {sequences:,} sequences and "
+            f"{borders:,} borders take {end:,}: it is truncated"
+        )
+    return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences, borders
 
-    def _header(self, entry: Entry) -> tuple[np.dtype[Any], int, int]:
-        """Return the dtype, and the numbers of sequences and of borders."""
-        head = self._file.read_at(0, _HEADER.size)
-        if len(head) < _HEADER.size or not head.startswith(MAGIC):
-            raise ValueError("it doesn't begin as a Megatron index does (MMIDIDX)")
-        _, version, code, sequences, borders = _HEADER.unpack(self._bytes(_HEADER.size))
-        if version != 1:
-            raise ValueError(f"its version is {version}, expected 1")
-        if code in _FLOATS:
-            raise ValueError(f"its numbers are {_FLOATS[code]}, and tokens are integers")
-        if code not in _DTYPES:
-            raise ValueError(f"its dtype code is {code}, expected one of {sorted(_DTYPES)}")
-        if sequences > MAX_SEQUENCES or borders > sequences + 1:
-            raise ValueError(
-                f"it claims {sequences:,} sequences and {borders:,} borders of documents; expected "
-                f"at most {MAX_SEQUENCES:,} sequences, and one more border than sequences"
-            )
-        end = _HEADER.size + 12 * sequences + 8 * borders
-        if entry.size_bytes not in (end, end + sequences):
-            raise ValueError(
-                f"it has {entry.size_bytes:,} bytes, and its {sequences:,} sequences and "
-                f"{borders:,} borders take {end:,}: it is truncated"
-            )
-        return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences, borders
 
-    def _borders(self, count: int, sequences: int) -> Ints:
-        borders: Ints = self._numbers(count, "<i8")
-        if borders[0] or (np.diff(borders) < 0).any() or int(borders[-1]) > sequences:
-            raise ValueError(
-                "the borders of its documents don't ascend from 0 to the number of sequences"
-            )
-        if borders[-1] != sequences:
-            raise ValueError(
-                f"the borders of its documents end at sequence {borders[-1]:,}, and it has "
-                f"{sequences:,} sequences"
-            )
-        return borders
+def _parse_documents(
+    content: bytes, itemsize: int, sequences: int, borders: int, data_bytes: int
+) -> Ints:
+    """Return the bounds of the documents, see `TokenFile`. Raises ValueError. data_bytes: of the
+    .bin file, whose tokens take `itemsize` each."""
+    at = _HEADER.size
+    sizes = np.frombuffer(content, "<i4", sequences, at)
+    pointers = np.frombuffer(content, "<i8", sequences, at + 4 * sequences)
+    numbers = np.frombuffer(content, "<i8", borders, at + 12 * sequences)
+    modes = np.frombuffer(content, "<i1", offset=at + 12 * sequences + 8 * borders)
+    if sequences and int(sizes.min()) < 0:
+        raise ValueError(f"sequence {int(sizes.argmin()):,} has {sizes.min():,} tokens")
+    bounds = np.zeros(sequences + 1, np.int64)
+    np.cumsum(sizes, out=bounds[1:])
+    wrong = np.flatnonzero(pointers != bounds[:-1] * itemsize)
+    if len(wrong):
+        first = int(wrong[0])
+        raise ValueError(
+            f"sequence {first:,} begins at byte {pointers[first]:,}, expected "
+            f"{bounds[first] * itemsize:,}, the end of the one before it: sequences "
+            "overlap, leave a gap or aren't in order"
+        )
+    if bounds[-1] * itemsize != data_bytes:
+        raise ValueError(
+            f"its sequences end at byte {bounds[-1] * itemsize:,}, and that file has "
+            f"{data_bytes:,} bytes"
+        )
+    if modes.any():
+        first = int(np.flatnonzero(modes)[0])
+        raise ValueError(f"sequence {first:,} has mode {modes[first]}, and only text (0) is read")
+    if not borders:
+        return bounds  # each sequence is one document
+    if numbers[0] or (np.diff(numbers) < 0).any() or numbers[-1] != sequences:
+        raise ValueError(
+            f"the borders of its documents don't ascend from 0 to the number of sequences: they "
+            f"end at sequence {numbers[-1]:,} of {sequences:,}"
+        )
+    return bounds[numbers]
 
 
 def find_files(origin: Origin) -> list[TokenFilePair]:
@@ -243,47 +221,49 @@ def inspect_token_file(origin: Origin, pair: TokenFilePair, *, dtype: str | None
     entry = pair.data
     if pair.idx is not None:
         found = read_idx(origin, pair.idx, entry)
-        _check_dtype(entry, dtype, found.dtype, source=printable(pair.idx.name))
-        return found
-    if entry.name.endswith(NPY):
-        stored, start = _npy_layout(origin, entry)
-        _check_dtype(entry, dtype, stored, source="its header")
+    elif entry.name.endswith(NPY):
+        found = _read_npy(origin, entry)
     elif dtype is not None:
-        stored, start = np.dtype(dtype).newbyteorder("<").str, 0
+        stored = np.dtype(dtype).newbyteorder("<").str
+        found = TokenFile(entry=entry, dtype=stored, tokens=_count(entry, stored, 0))
     else:
         raise ConfigError(
             f"dtype: {printable(entry.name)} doesn't record its dtype. Pass the one that it was "
             'written with, such as dtype="uint16".'
         )
-    tokens, rest = divmod(entry.size_bytes - start, np.dtype(stored).itemsize)
+    if dtype is not None and dtype != (name := np.dtype(found.dtype).name):
+        source = "its header" if pair.idx is None else printable(pair.idx.name)
+        raise ConfigError(
+            f"dtype: got {dtype!r}, and {printable(entry.name)} is {name} according to {source}. "
+            "Omit dtype=."
+        )
+    return found
+
+
+def _count(entry: Entry, dtype: str, start: int) -> int:
+    """Return the number of tokens in a file from a byte on. Raises DatasetError."""
+    tokens, rest = divmod(entry.size_bytes - start, np.dtype(dtype).itemsize)
     if rest:
         raise DatasetError(
             f"{printable(entry.name)}: the file has {entry.size_bytes:,} bytes, which isn't a "
-            f"whole number of {np.dtype(stored).name} tokens: it is truncated or has another dtype."
+            f"whole number of {np.dtype(dtype).name} tokens: it is truncated or has another dtype."
         )
-    return TokenFile(entry=entry, dtype=stored, start=start, tokens=tokens)
+    return tokens
 
 
-def _npy_layout(origin: Origin, entry: Entry) -> tuple[str, int]:
-    """Return the dtype and the first byte of an array of tokens."""
+def _read_npy(origin: Origin, entry: Entry) -> TokenFile:
     with open_data_file(origin, entry) as file:
         data = np.frombuffer(file.read_at(0, _NPY_HEAD_BYTES), np.uint8)
     header = read_npy_header(data, size_bytes=entry.size_bytes)
     if isinstance(header, Rejection):
         raise DatasetError(f"{printable(entry.name)}: {header.reason}.")
-    if len(header.shape) != 1 or header.codec.dtype.kind not in "iu":
+    dtype, start = header.codec.dtype, header.start
+    if len(header.shape) != 1 or dtype.kind not in "iu":
         raise DatasetError(
-            f"{printable(entry.name)}: the array is {header.codec.dtype.name} of shape "
+            f"{printable(entry.name)}: the array is {dtype.name} of shape "
             f"{header.shape}, and tokens are integers in one dimension. Pass "
             'format="npy", or save a flat array.'
         )
-    return header.codec.dtype.str, header.start
-
-
-def _check_dtype(entry: Entry, given: str | None, stored: str, *, source: str) -> None:
-    name = np.dtype(stored).name
-    if given is not None and given != name:
-        raise ConfigError(
-            f"dtype: got {given!r}, and {printable(entry.name)} is {name} according to {source}. "
-            "Omit dtype=."
-        )
+    return TokenFile(
+        entry=entry, dtype=dtype.str, start=start, tokens=_count(entry, dtype.str, start)
+    )

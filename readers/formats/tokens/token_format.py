@@ -1,4 +1,4 @@
-"""Recognise datasets of token ids, and read sequences of tokens from a shard.
+"""Recognise datasets of token ids, describe their shards, and read sequences of tokens.
 
 The files are flat, or Megatron's .bin files with an .idx file that gives their documents. A shard
 is one extent of a file, and it is cut into sequences by arithmetic.
@@ -6,47 +6,66 @@ is one extent of a file, and it is cut into sequences by arithmetic.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import json
+import logging
+from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from crc32c import crc32c
 
-from penstock.readers.fieldtypes import RaggedColumn
+from penstock.cache import ConfigError, DatasetNotFoundError, ordered
+from penstock.readers.fieldtypes import Array, RaggedColumn, Schema, Tokens, Value
+from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import place_numbers
+from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
+from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
+from penstock.readers.formats.tokens.token_files import find_files, has_magic, inspect_token_file
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,
+    POSITION,
     TOKENS,
+    UNCUT,
+    Cut,
+    ShardSequences,
     TokenNotes,
-    cut_documents,
-    number_ranges,
-    pack_pieces,
+    document_parts,
     sequence_count,
+    slice_documents,
+    stream_parts,
 )
+from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, Schema
+    from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts, ShardData
+    from penstock.readers.formats.dataset_arguments import DocumentMode
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.formats.tokens.token_sequences import DocumentPieces
+    from penstock.readers.formats.tokens.token_files import TokenFile
     from penstock.readers.origin import Origin
 
     Ints = NDArray[np.int64]
 
+_log = logging.getLogger("penstock")
+
+# Shards grow with the dataset, so that a few thousand sidecars suffice. Shards with documents grow
+# less, because an open one holds about 50 bytes for each document.
+_MANY_SHARDS, _MAX_SHARD_BYTES, _MAX_DOCUMENT_SHARD_BYTES = 2048, 2**30, 2**27
+_MAX_PACKED_LENGTH = 2**24
+
 
 class TokenReader(ChunkReader):
-    """The base of the readers of one mode of documents.
-
-    It reads ranges of tokens and checks their ids. A sample consists of one range, or of several
-    with `_ranges_of`.
-    """
+    """Reads ranges of tokens and checks their ids."""
 
     def __init__(self, notes: TokenNotes, shard: ChunkedShardFacts) -> None:
         """Raises ValueError for facts that contradict each other."""
@@ -61,25 +80,11 @@ class TokenReader(ChunkReader):
         self._below = vocabulary
         if vocabulary is not None and limits.max < vocabulary and limits.min >= 0:
             self._below = None  # all numbers of the dtype are ids
-        if (samples := self._open(count)) != shard.samples:
-            raise ValueError(f"it has {shard.samples:,} sequences, expected {samples:,}")
-
-    @abstractmethod
-    def _open(self, tokens: int) -> int:
-        """Prepare for a shard of this many tokens, and return its number of samples."""
-
-    @abstractmethod
-    def _ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
-        """Return the first tokens and the lengths of the ranges that some rows consist of, row by
-        row, and the number of ranges of each row; None if each has one."""
-
-    @abstractmethod
-    def _runs(self, rows: Ints, length: int = 0) -> tuple[Ints, Ints, Ints]:
-        """Return the runs of tokens of one document that some rows consist of, row by row: the
-        number of the document, -1 for padding; the position of the first token; the tokens.
-
-        length: of a sequence, if all have one.
-        """
+        self._sequences = ShardSequences(notes, count)
+        if self._sequences.count != shard.samples:
+            raise ValueError(
+                f"it has {shard.samples:,} sequences, expected {self._sequences.count:,}"
+            )
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the shard's only extent."""
@@ -89,9 +94,10 @@ class TokenReader(ChunkReader):
     def needs_parts(self, rows: Ints, fields: Sequence[str], crops: Crops) -> Parts:
         """Return the byte ranges that hold the tokens of these rows."""
         del crops
-        if TOKENS not in fields:
-            return [], [], []
-        starts, lengths, _ = self._ranges(rows)
+        starts, lengths, _ = self._sequences.ranges(rows if TOKENS in fields else rows[:0])
+        return self._parts(starts, lengths)
+
+    def _parts(self, starts: Ints, lengths: Ints) -> Parts:
         size = self._dtype.itemsize
         return [0] * len(starts), (starts * size).tolist(), ((starts + lengths) * size).tolist()
 
@@ -111,9 +117,9 @@ class TokenReader(ChunkReader):
         if not len(rows):
             return
         if field != TOKENS:
-            out[places] = self._document_values(field, rows, out.shape[1:])
+            out[places] = self._sequences.document_values(field, rows, out.shape[1:])
             return
-        starts, lengths, counts = self._ranges(rows)
+        starts, lengths, counts = self._sequences.ranges(rows)
         parts = self._read(data, starts, lengths)
         slots, checks = place_numbers(places, len(rows)).tolist(), self._below is not None
         if counts is None:
@@ -129,38 +135,31 @@ class TokenReader(ChunkReader):
                 at = end
             sequence[at:] = 0
 
-    def _document_values(self, field: str, rows: Ints, shape: tuple[int, ...]) -> Ints:
-        """Return the number of the document of each token, or each token's position in it; if the
-        shape is (), those of each row's first token."""
-        numbers, positions, lengths = self._runs(rows, *shape)
-        if not shape:
-            return numbers if field == DOCUMENT else positions
-        if field == DOCUMENT:
-            return np.repeat(numbers, lengths).reshape(-1, *shape)
-        begins = np.cumsum(lengths) - lengths
-        values = np.repeat(positions - begins, lengths)
-        values += np.arange(len(values))
-        padding = numbers < 0
-        for at, count in zip(begins[padding].tolist(), lengths[padding].tolist(), strict=True):
-            values[at : at + count] = 0
-        return values.reshape(-1, *shape)
-
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Return no columns: the samples of all fields have one shape."""
-        del rows, fields, data, wrong
-        return {}
+        """Read the tokens of samples that differ in length. All other fields have one shape."""
+        if TOKENS not in fields:
+            return {}
+        starts, lengths, _ = self._sequences.ranges(rows)
+        parts = self._read(data, starts, lengths)
+        for row, part in enumerate(parts):
+            if self._checked(row, part, wrong) is not part:
+                parts[row] = part[:0]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        values = np.empty(int(offsets[-1]), self._out)
+        for part, (a, b) in zip(parts, pairwise(offsets.tolist()), strict=True):
+            values[a:b] = part
+        return {TOKENS: RaggedColumn(values, offsets)}
 
     def _read(self, data: ShardData, starts: Ints, lengths: Ints) -> list[NDArray[Any]]:
         """Read ranges of tokens; each is an array of the file's dtype."""
-        size = self._dtype.itemsize
-        view = data.view(0, size_bytes=int(lengths.sum()) * size)
-        ends = starts + lengths
+        view = data.view(0, size_bytes=int(lengths.sum()) * self._dtype.itemsize)
         if view is not None:
-            tokens = view.view(self._dtype)
+            tokens, ends = view.view(self._dtype), starts + lengths
             return [tokens[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        parts = data.read_parts([0] * len(starts), (starts * size).tolist(), (ends * size).tolist())
+        parts = data.read_parts(*self._parts(starts, lengths))
         return [part.view(self._dtype) for part in parts]
 
     def _checked(self, row: int, tokens: NDArray[Any], wrong: dict[int, str]) -> Any:
@@ -178,27 +177,11 @@ class TokenReader(ChunkReader):
         )
         return 0
 
-
-class StreamReader(TokenReader):
-    """Reads sequences that run across documents, one every stride."""
-
-    def _open(self, tokens: int) -> int:
-        lengths = self._notes.lengths
-        self._begins: Ints = np.cumsum(lengths, dtype=np.int64) - lengths
-        return sequence_count(tokens, self._notes.cut)
-
-    def _ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
-        cut = self._notes.cut
-        return rows * cut.stride, np.full(len(rows), cut.length, np.int64), None
-
-    def name(self, row: int) -> str:
-        """Return the file and the range of tokens."""
-        start = self._notes.token + row * self._notes.cut.stride
-        return f"{self._notes.name}[{start}:{start + self._notes.cut.length}]"
-
     def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
-        """Return the location of the sequences if the file is mapped; None otherwise."""
-        view = data.view(0, size_bytes=0) if field == TOKENS else None
+        """Return the location of the sequences if they lie at equal distances in a mapped file;
+        None otherwise."""
+        is_strided = field == TOKENS and self._notes.documents == "across"
+        view = data.view(0, size_bytes=0) if is_strided else None
         if view is None:
             return None
         itemsize, cut = self._dtype.itemsize, self._notes.cut
@@ -210,109 +193,14 @@ class StreamReader(TokenReader):
             below=self._below,
         )
 
-    def _runs(self, rows: Ints, length: int = 0) -> tuple[Ints, Ints, Ints]:
-        notes, begins, starts = self._notes, self._begins, rows * self._notes.cut.stride
-        first = np.searchsorted(begins, starts, side="right") - 1
-        counts = np.searchsorted(begins, starts + length, side="left") - first
-        numbers = number_ranges(first, counts)  # an empty document has no tokens
-        low = np.maximum(begins[numbers], np.repeat(starts, counts))
-        high = np.minimum(
-            begins[numbers] + notes.lengths[numbers].astype(np.int64),
-            np.repeat(starts + length, counts),
-        )
-        positions = low - begins[numbers] + np.where(numbers == 0, notes.skip, 0)
-        return numbers + notes.first_document, positions, high - low
-
-
-class PieceReader(TokenReader):
-    """Reads pieces of documents as samples of different lengths."""
-
-    def _open(self, tokens: int) -> int:
-        del tokens
-        self._pieces = cut_documents(self._notes.lengths, self._notes.cut)
-        return len(self._pieces)
-
-    def _ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
-        return self._pieces.starts[rows], self._pieces.lengths[rows], None
-
-    def lengths(self, field: str, rows: Ints) -> Ints:
-        """Return the number of tokens of each piece."""
+    def lengths(self, field: str, rows: Ints) -> Ints | None:
+        """Return the number of tokens of each sample."""
         assert field == TOKENS, field
-        lengths: Ints = self._pieces.lengths[rows]
-        return lengths
+        return self._sequences.ranges(rows)[1] if self._notes.documents == "within" else None
 
     def name(self, row: int) -> str:
-        """Return the file, the document and the range of its tokens."""
-        return _piece_name(self._notes, self._pieces, row)
-
-    def _runs(self, rows: Ints, length: int = 0) -> tuple[Ints, Ints, Ints]:
-        del length
-        documents = self._pieces.documents[rows]
-        positions = self._pieces.offsets[rows] + np.where(documents == 0, self._notes.skip, 0)
-        return documents + self._notes.first_document, positions, self._pieces.lengths[rows]
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read the tokens of pieces."""
-        if TOKENS not in fields:
-            return {}
-        starts, lengths, _ = self._ranges(rows)
-        parts = self._read(data, starts, lengths)
-        for row, part in enumerate(parts):
-            if self._checked(row, part, wrong) is not part:
-                parts[row] = part[:0]
-        offsets = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum([len(part) for part in parts], out=offsets[1:])
-        values = np.empty(int(offsets[-1]), self._out)
-        for part, (a, b) in zip(parts, pairwise(offsets.tolist()), strict=True):
-            values[a:b] = part
-        return {TOKENS: RaggedColumn(values, offsets)}
-
-
-class PackedReader(TokenReader):
-    """Reads sequences of one length that pieces are packed into, padded with 0."""
-
-    def _open(self, tokens: int) -> int:
-        del tokens
-        self._pieces = cut_documents(self._notes.lengths, self._notes.cut)
-        self._packing = pack_pieces(self._pieces.lengths, room=self._notes.cut.length)
-        return len(self._packing)
-
-    def _ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
-        bounds = self._packing.bounds
-        counts = bounds[rows + 1] - bounds[rows]
-        members = self._packing.pieces[number_ranges(bounds[rows], counts)]
-        return self._pieces.starts[members], self._pieces.lengths[members], counts
-
-    def name(self, row: int) -> str:
-        """Return the file and the documents."""
-        a, b = self._packing.bounds[row : row + 2].tolist()
-        more = f" and {b - a - 1} more" if b - a > 1 else ""
-        return _piece_name(self._notes, self._pieces, int(self._packing.pieces[a])) + more
-
-    def _runs(self, rows: Ints, length: int = 0) -> tuple[Ints, Ints, Ints]:
-        _, lengths, counts = self._ranges(rows)
-        assert counts is not None
-        ends = np.cumsum(counts)
-        used = np.add.reduceat(lengths, ends - counts)
-        numbers = number_ranges(np.zeros_like(counts), counts + 1)
-        numbers[ends + np.arange(len(ends))] = -1  # the padding of each sequence
-        return numbers, np.zeros_like(numbers), np.insert(lengths, ends, length - used)
-
-
-def _piece_name(notes: TokenNotes, pieces: DocumentPieces, piece: int) -> str:
-    """Return the file, the document and the range of a piece's tokens."""
-    document, length = int(pieces.documents[piece]), int(pieces.lengths[piece])
-    start = int(pieces.offsets[piece]) + (0 if document else notes.skip)
-    return f"{notes.name}: document {notes.first_document + document}[{start}:{start + length}]"
-
-
-_READERS: Mapping[str, type[TokenReader]] = {
-    "across": StreamReader,
-    "within": PieceReader,
-    "pack": PackedReader,
-}
+        """Return the file, and the range of tokens or the documents."""
+        return self._sequences.name(row)
 
 
 class TokenFormat(ChunkFormat):
@@ -332,9 +220,6 @@ class TokenFormat(ChunkFormat):
         entries = origin.top(lambda name: name.endswith((b".bin", b".idx"))).entries
         if not entries:
             return False
-        from penstock.readers.formats.dataset_arguments import Sampling
-        from penstock.readers.formats.tokens.token_files import has_magic
-
         idx = next((entry for entry in entries if entry.name.endswith(b".idx")), None)
         if idx is None and origin.selection is not None:  # the URL names the .bin file only
             idx = origin.entry(entries[0].name.removesuffix(b".bin") + b".idx")
@@ -351,8 +236,6 @@ class TokenFormat(ChunkFormat):
 
     def files(self, origin: Origin) -> DatasetFiles:
         """List the files of tokens and their .idx files."""
-        from penstock.readers.formats.tokens.token_files import find_files
-
         pairs = find_files(origin)
         entries = [each for pair in pairs for each in (pair.data, pair.idx) if each]
         return DatasetFiles(entries=entries, found=pairs)
@@ -362,14 +245,170 @@ class TokenFormat(ChunkFormat):
 
         Raises DatasetNotFoundError if no file holds a sequence.
         """
-        from penstock.readers.formats.tokens.token_listing import index_tokens
-
-        return index_tokens(origin, files.found, workers=workers)
+        pairs = files.found
+        sampling = Sampling.of(origin.arrangement)
+        has_idx = pairs[0].idx is not None
+        documents = _document_mode(sampling, has_idx=has_idx)
+        cut = _cut(sampling, documents)
+        schema, dtype = _schema(origin, cut, documents, has_idx=has_idx)
+        total = sum(pair.data.size_bytes for pair in pairs)
+        most = _MAX_DOCUMENT_SHARD_BYTES if has_idx else _MAX_SHARD_BYTES
+        target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
+        plan = TokenNotes(cut=cut, documents=documents, vocabulary=sampling.vocabulary)
+        inspect = partial(inspect_token_file, origin, dtype=sampling.dtype)
+        shards, first, left = list[ChunkedShard](), 0, 0
+        short: dict[bytes, int] = {}  # files with tokens that don't fill one sequence
+        for file in ordered(inspect, pairs, workers=workers, ahead=workers + 2, name="list"):
+            _check_dtype(file, dtype, sampling.vocabulary)
+            shards += _shards(file, plan, target=target, first_document=first)
+            first += 0 if file.documents is None else len(file.documents) - 1
+            if documents == "across":  # tokens between sequences (stride > length) aren't left over
+                count = sequence_count(file.tokens, cut)
+                left += file.tokens - ((count - 1) * cut.stride + cut.length if count else 0)
+                short[file.entry.name] = int(file.tokens > 0 and not count)
+        if not shards:
+            raise DatasetNotFoundError(
+                f"{origin.url}: its {len(pairs):,} files have {left:,} tokens, and none of them "
+                f"fills one sequence of {cut.length:,}. Pass a smaller sample=."
+            )
+        if left:
+            _log.info(
+                "%s: %d tokens at the ends of %d files are left out, because they don't fill a "
+                "sequence of %d",
+                origin.url,
+                left,
+                len(pairs),
+                cut.length,
+            )
+        why = f"a file of less than one sequence ({cut.length:,})"
+        return ChunkedDataset(schema=schema, shards=shards, unnamed=left_out_for(why, short))
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard; its samples aren't read."""
-        notes = TokenNotes.from_bytes(shard.notes)
-        return _READERS[notes.documents](notes, shard)
+        return TokenReader(TokenNotes.from_bytes(shard.notes), shard)
+
+
+def _shards(
+    file: TokenFile, plan: TokenNotes, *, target: int, first_document: int
+) -> Iterator[ChunkedShard]:
+    """Yield the shards of a file. target: their bytes. first_document: its number in the
+    dataset."""
+    name, bounds = printable(file.entry.name), file.documents
+    itemsize = np.dtype(file.dtype).itemsize
+    tokens = max(1, target // itemsize)
+    parts = stream_parts(file.tokens, plan.cut, target=tokens)
+    if plan.documents != "across" and bounds is not None:
+        parts = document_parts(bounds, plan.cut, target=tokens)
+    plan = replace(plan, dtype=file.dtype, name=name)
+    for first, end in parts:
+        notes = replace(plan, token=first, first_document=first_document)
+        if bounds is not None:
+            before, skip, lengths = slice_documents(bounds, first, end)
+            number = first_document + before
+            notes = replace(notes, first_document=number, skip=skip, lengths=lengths)
+        samples = ShardSequences(notes, end - first).count
+        if not samples:  # all its documents are empty
+            continue
+        note = notes.to_bytes()
+        start, size = file.start + first * itemsize, (end - first) * itemsize
+        identity = [name, file.entry.size_bytes, file.checksum, start, size]
+        yield ChunkedShard.of(
+            [(file.entry, start, size, 0)],
+            samples=samples,
+            checksum=crc32c(note, crc32c(json.dumps(identity).encode())),
+            note=note,
+        )
+
+
+def _document_mode(sampling: Sampling, *, has_idx: bool) -> DocumentMode:
+    """Return how sequences relate to documents.
+
+    By default they run across documents; if the documents are known and no length is given, each
+    document is one sample.
+    """
+    mode = sampling.documents
+    if mode is None:
+        mode = "within" if has_idx and sampling.window(TOKENS) is None else "across"
+    if mode != "across" and not has_idx:
+        raise ConfigError(
+            f'documents: got "{mode}", and flat files of tokens don\'t record where documents end. '
+            "Provide a Megatron .idx file for each .bin file, or omit documents= to cut sequences "
+            "across documents."
+        )
+    return mode
+
+
+def _cut(sampling: Sampling, documents: DocumentMode) -> Cut:
+    window, step = sampling.window(TOKENS), sampling.step(TOKENS)
+    others = {*sampling.sample, *sampling.stride} - {ALL_FIELDS, TOKENS}
+    if others:
+        raise ConfigError(f'sample: got {sorted(others)}, expected the field "{TOKENS}".')
+    if window is None:
+        if documents == "within":
+            return Cut(UNCUT, UNCUT)
+        raise ConfigError(
+            f'sample: documents="{documents}" needs the length of a sequence. Pass sample=(2048,), '
+            "for example."
+        )
+    if len(window) != 1 or window[0] is None or (step is not None and len(step) != 1):
+        raise ConfigError(
+            f"sample: got {window}, stride {step}; expected one length for each, such as (2048,)."
+        )
+    length = window[0]
+    stride = length if step is None or step[0] is None else step[0]
+    if documents != "across" and stride > length:
+        raise ConfigError(
+            f"stride: got {stride:,}, and sequences have {length:,} tokens: documents would lose "
+            f'the tokens between them. Expected at most {length:,} with documents="{documents}".'
+        )
+    most = _MAX_PACKED_LENGTH if documents == "pack" else UNCUT - 1
+    if length > most:
+        raise ConfigError(f"sample: got a length of {length:,}, expected at most {most:,}.")
+    return Cut(length, stride)
+
+
+def _schema(
+    origin: Origin, cut: Cut, documents: DocumentMode, *, has_idx: bool
+) -> tuple[Schema, str]:
+    """Return the fields, and the dtype of delivered tokens, which the user may choose."""
+    given = given_types(origin.arrangement)
+    type = given.get(TOKENS, Tokens())
+    form = type.completed("int64", (None,)).form
+    if set(given) - {TOKENS} or form is None:
+        raise ConfigError(
+            f'schema: got {given}, expected only the type of the tokens: {{"{TOKENS}": '
+            'Tokens("int32")}.'
+        )
+    if origin.arrangement.places or origin.arrangement.manifest is not None:
+        raise ConfigError(
+            f"{origin.url}: a dataset of tokens takes neither manifest= nor paths in fields=."
+        )
+    dtype = form.dtype.name
+    if form.dtype.kind not in "iu":
+        raise ConfigError(
+            f'schema["{TOKENS}"]: got {type!r}, expected an integer dtype: tokens are integers.'
+        )
+    fields: dict[str, FieldType] = {
+        TOKENS: Tokens(dtype) if documents == "within" else Array(dtype, (cut.length,))
+    }
+    if documents == "within":
+        fields |= {DOCUMENT: Value("int64"), POSITION: Value("int64")}
+    elif has_idx:
+        number = "int32" if documents == "pack" else "int64"
+        fields |= {DOCUMENT: Array(number, (cut.length,)), POSITION: Array("int64", (cut.length,))}
+    return Schema(fields), dtype
+
+
+def _check_dtype(file: TokenFile, wanted: str, vocabulary: int | None) -> None:
+    """Raise ConfigError if the dtype of delivered tokens can't hold all ids of a file."""
+    stored = np.dtype(file.dtype).newbyteorder("=")
+    fits = vocabulary is not None and vocabulary - 1 <= np.iinfo(wanted).max
+    if stored == np.uint64 or not (fits or np.can_cast(stored, wanted, "safe")):
+        raise ConfigError(
+            f'schema["{TOKENS}"]: {wanted} can\'t hold all values of {stored}, the dtype of '
+            f"{printable(file.entry.name)}. Write the file as int64 or smaller; or pass a wider "
+            f"dtype, or a vocabulary= whose ids fit into {wanted} (not for uint64)."
+        )
 
 
 FORMAT = TokenFormat()

@@ -46,15 +46,8 @@ class Cut(NamedTuple):
     stride: int
 
 
-class StreamPart(NamedTuple):
-    """A contiguous part of a file's tokens that becomes a shard: tokens [start, end).
-
-    sequences: how many it holds; 0 if that isn't known yet.
-    """
-
-    start: int
-    end: int
-    sequences: int
+Part = tuple[int, int]
+"""A contiguous part of a file's tokens that becomes a shard: [start, end)."""
 
 
 def number_ranges(firsts: Ints, counts: Ints) -> Ints:
@@ -70,18 +63,17 @@ def sequence_count(tokens: int, cut: Cut) -> int:
     return 0 if tokens < cut.length else (tokens - cut.length) // cut.stride + 1
 
 
-def stream_parts(tokens: int, cut: Cut, *, target: int) -> Iterator[StreamPart]:
+def stream_parts(tokens: int, cut: Cut, *, target: int) -> Iterator[Part]:
     """Yield the shards of a stream, of about `target` tokens each; their sizes differ by at most
     one sequence.
 
     A part contains all of its last sequence, which may overlap the first one of the next part.
     """
     count = sequence_count(tokens, cut)
-    parts = min(count, max(1, round(count * cut.stride / target))) if count else 0
+    parts = min(count, max(1, round(count * cut.stride / target)))
     for number in range(parts):
         first, last = count * number // parts, count * (number + 1) // parts
-        end = (last - 1) * cut.stride + cut.length
-        yield StreamPart(first * cut.stride, end, last - first)
+        yield first * cut.stride, (last - 1) * cut.stride + cut.length
 
 
 def piece_counts(lengths: NDArray[np.integer], cut: Cut) -> Ints:
@@ -92,113 +84,66 @@ def piece_counts(lengths: NDArray[np.integer], cut: Cut) -> Ints:
     return np.where(wide > 0, 1 + more, 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DocumentPieces:
-    """The pieces of some documents; all arrays are int64, shape (pieces,).
-
-    documents: number of each piece's document. offsets: its first token, counted from the
-    document's first. starts: its first token in the stream. lengths: its tokens.
-    """
-
-    documents: Ints
-    offsets: Ints
-    starts: Ints
-    lengths: Ints
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-
-def cut_documents(lengths: NDArray[np.integer], cut: Cut) -> DocumentPieces:
-    """Cut documents that follow one another in a stream into pieces, in order."""
+def cut_documents(lengths: NDArray[np.integer], cut: Cut) -> tuple[Ints, Ints]:
+    """Cut documents that follow one another in a stream into pieces. Returns the first token of
+    each piece in the stream, and its tokens, in order, int64, shape (pieces,) each."""
     counts = piece_counts(lengths, cut)
     wide = lengths.astype(np.int64)
-    documents = np.repeat(np.arange(len(wide)), counts)
-    ranks = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
-    offsets = ranks * cut.stride
-    return DocumentPieces(
-        documents=documents,
-        offsets=offsets,
-        starts=(np.cumsum(wide) - wide)[documents] + offsets,
-        lengths=np.minimum(wide[documents] - offsets, cut.length),
-    )
+    offsets = number_ranges(np.zeros_like(counts), counts) * cut.stride
+    starts = np.repeat(np.cumsum(wide) - wide, counts) + offsets
+    return starts, np.minimum(np.repeat(wide, counts) - offsets, cut.length)
 
 
-class DocumentSlice(NamedTuple):
-    """The documents of a part of a stream.
-
-    first: number of the first one. skip: its tokens that precede the part. lengths: tokens of each
-    document in the part.
-    """
-
-    first: int
-    skip: int
-    lengths: NDArray[np.integer]
-
-
-def find_document(bounds: Ints, token: int) -> tuple[int, int]:
+def _find(bounds: Ints, token: int) -> tuple[int, int]:
     """Return the document that contains a token, and the token's position in it; (n, 0) for the
-    end of the last document.
-
-    bounds: the first token of each document of a file, and the end of the last one, int64, shape (n
-    + 1,). There may be 10^8 documents.
-    """
+    end of the last document."""
     document = int(np.searchsorted(bounds, token, side="right")) - 1
     return document, token - int(bounds[document])
 
 
-def slice_documents(bounds: Ints, start: int, end: int) -> DocumentSlice:
-    """Return the documents of tokens [start, end), which must not be empty."""
-    first, skip = find_document(bounds, start)
-    last, _ = find_document(bounds, end - 1)
-    inside = np.clip(bounds[first : last + 2], start, end)
-    return DocumentSlice(first, skip, inside[1:] - inside[:-1])
+def slice_documents(bounds: Ints, start: int, end: int) -> tuple[int, int, Ints]:
+    """Return the documents of tokens [start, end), which must not be empty: the number of the
+    first one, its tokens that precede `start`, and the tokens of each document in the range.
+
+    bounds: the first token of each document of a file, and the end of the last one, int64, shape (n
+    + 1,). There may be 10^8 documents.
+    """
+    first, skip = _find(bounds, start)
+    inside = np.clip(bounds[first : _find(bounds, end - 1)[0] + 2], start, end)
+    return first, skip, inside[1:] - inside[:-1]
 
 
-def document_parts(bounds: Ints, cut: Cut, *, target: int) -> Iterator[StreamPart]:
+def document_parts(bounds: Ints, cut: Cut, *, target: int) -> Iterator[Part]:
     """Yield the shards of a file's documents, of about `target` tokens each; every piece of a
-    document is in exactly one."""
+    document is in exactly one. bounds: as above."""
     total, begin = int(bounds[-1]), 0
     count = max(1, round(total / target))
     for number in range(1, count + 1):
         # A border is the start of a piece; the piece before it may extend beyond that start.
         border, halo = total * number // count, 0
-        document, offset = find_document(bounds, border)
+        document, offset = _find(bounds, border)
         if document < len(bounds) - 1:
             pieces = int(piece_counts(np.diff(bounds[document : document + 2]), cut)[0])
             piece = min(offset // cut.stride, pieces - 1)
             border += piece * cut.stride - offset
             halo = (cut.length - cut.stride) if piece else 0
         if border > begin:
-            yield StreamPart(begin, border + halo, 0)
+            yield begin, border + halo
             begin = border
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedSequences:
-    """The pieces of each packed sequence.
-
-    pieces: their numbers, sequence by sequence, int64, shape (pieces,). bounds: the first entry of
-    each sequence in `pieces`, and the end, int64, shape (n + 1,).
-    """
-
-    pieces: Ints
-    bounds: Ints
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-
-def pack_pieces(lengths: Ints, *, room: int) -> PackedSequences:
+def pack_pieces(lengths: Ints, *, room: int) -> tuple[Ints, Ints]:
     """Pack pieces into sequences of `room` tokens.
 
-    lengths: tokens of each piece, 1 to room, shape (pieces,).
+    lengths: tokens of each piece, 1 to room, shape (pieces,). Returns the numbers of the pieces,
+    sequence by sequence, int64, shape (pieces,); and the first entry of each sequence in them, and
+    the end, int64, shape (n + 1,).
 
     Sequences are sorted by their first pieces. The pieces of a sequence are sorted by a hash of
     their numbers: if they were sorted by length, a model would learn which lengths come last.
     """
     if not len(lengths):
-        return PackedSequences(np.empty(0, np.int64), np.zeros(1, np.int64))
+        return np.empty(0, np.int64), np.zeros(1, np.int64)
     hashes = _hashes(len(lengths))
     # The longest pieces first; pieces of one length by hash, which separates neighbours.
     order = np.lexsort((hashes, -lengths))
@@ -212,7 +157,7 @@ def pack_pieces(lengths: Ints, *, room: int) -> PackedSequences:
     bins = number[bins]
     counts = np.bincount(bins, minlength=len(first))
     bounds = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    return PackedSequences(np.lexsort((hashes, bins)), bounds)
+    return np.lexsort((hashes, bins)), bounds
 
 
 def first_fit(lengths: Ints, room: int) -> Ints:
@@ -297,3 +242,93 @@ class TokenNotes:
         if len(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > _MAX_NUMBER):
             raise ValueError("the length of a document is out of range")
         return found
+
+
+class ShardSequences:
+    """Computes which tokens each sample of a shard consists of.
+
+    A sample is one range of the shard's tokens, or several ranges if pieces are packed. count: the
+    number of samples.
+    """
+
+    def __init__(self, notes: TokenNotes, tokens: int) -> None:
+        """tokens: of the shard."""
+        self._notes = notes
+        # The first token of each document in the shard; of each piece, if documents are cut; and
+        # the first piece of each sequence, if they are packed.
+        self._begins = np.cumsum(notes.lengths, dtype=np.int64) - notes.lengths
+        self._starts: Ints | None = None
+        self._bounds: Ints | None = None
+        self.count = sequence_count(tokens, notes.cut)
+        if notes.documents != "across":
+            self._starts, self._lengths = cut_documents(notes.lengths, notes.cut)
+            self.count = len(self._starts)
+            if notes.documents == "pack":
+                pieces, self._bounds = pack_pieces(self._lengths, room=notes.cut.length)
+                self._starts, self._lengths = self._starts[pieces], self._lengths[pieces]
+                self.count = len(self._bounds) - 1
+
+    def ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
+        """Return the first tokens and the lengths of the ranges that some rows consist of, row by
+        row, and the number of ranges of each row; None if each has one."""
+        if self._starts is None:
+            cut = self._notes.cut
+            return rows * cut.stride, np.full(len(rows), cut.length, np.int64), None
+        if self._bounds is None:
+            return self._starts[rows], self._lengths[rows], None
+        counts = self._bounds[rows + 1] - self._bounds[rows]
+        pieces = number_ranges(self._bounds[rows], counts)
+        return self._starts[pieces], self._lengths[pieces], counts
+
+    def document_values(self, field: str, rows: Ints, shape: tuple[int, ...]) -> Ints:
+        """Return the number of the document of each token, or each token's position in it. shape:
+        of a sample; if it is (), the values are those of each row's first token."""
+        numbers, positions, lengths = self._runs(rows, *shape)
+        if not shape:
+            return numbers if field == DOCUMENT else positions
+        if field == DOCUMENT:
+            return np.repeat(numbers, lengths).reshape(-1, *shape)
+        begins = np.cumsum(lengths) - lengths
+        values = np.repeat(positions - begins, lengths)
+        values += np.arange(len(values))
+        padding = numbers < 0
+        for at, count in zip(begins[padding].tolist(), lengths[padding].tolist(), strict=True):
+            values[at : at + count] = 0
+        return values.reshape(-1, *shape)
+
+    def _runs(self, rows: Ints, length: int = 1) -> tuple[Ints, Ints, Ints]:
+        """Return the runs of tokens of one document in the first `length` tokens of each row: the
+        number of the document, -1 for padding; the position of the first token; the tokens.
+
+        A packed sequence numbers its own documents, and positions count from a piece's start.
+        """
+        starts, lengths, counts = self.ranges(rows)
+        if counts is not None:
+            ends = np.cumsum(counts)
+            used = np.add.reduceat(lengths, ends - counts)
+            numbers = number_ranges(np.zeros_like(counts), counts + 1)
+            numbers[ends + np.arange(len(ends))] = -1  # the padding of each sequence
+            return numbers, np.zeros_like(numbers), np.insert(lengths, ends, length - used)
+        notes, begins = self._notes, self._begins
+        first = np.searchsorted(begins, starts, side="right") - 1
+        counts = np.searchsorted(begins, starts + length, side="left") - first
+        numbers = number_ranges(first, counts)  # an empty document has no tokens
+        low = np.maximum(begins[numbers], np.repeat(starts, counts))
+        document_ends = begins[numbers] + notes.lengths[numbers].astype(np.int64)
+        high = np.minimum(document_ends, np.repeat(starts + length, counts))
+        positions = low - begins[numbers] + np.where(numbers == 0, notes.skip, 0)
+        return numbers + notes.first_document, positions, high - low
+
+    def name(self, row: int) -> str:
+        """Return the file and the range of tokens, or the first document and the range in it."""
+        notes = self._notes
+        starts, lengths, _ = self.ranges(np.array([row], np.int64))
+        start, length, place, more = int(starts[0]), int(lengths[0]), "", ""
+        if notes.documents == "across":
+            start += notes.token
+        else:
+            document = int(np.searchsorted(self._begins, start, side="right")) - 1
+            start += (0 if document else notes.skip) - int(self._begins[document])
+            place = f": document {notes.first_document + document}"
+            more = f" and {len(starts) - 1} more" if len(starts) > 1 else ""
+        return f"{notes.name}{place}[{start}:{start + length}]{more}"

@@ -14,17 +14,13 @@ import pytest
 from penstock.cache import DatasetError, PenstockError
 from penstock.readers import Dataset
 from penstock.readers.formats.parquet import (
-    I64,
-    LIST,
     MAX_FOOTER_BYTES,
-    STRUCT,
+    Long,
+    Raw,
     ThriftReader,
     as_file,
     parse_footer,
-    write_list,
-    write_number,
     write_struct,
-    write_text,
 )
 from tests.readers.formats.tables import jpeg, many_types
 
@@ -32,56 +28,47 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-ROOT = write_struct({4: write_text(b"schema"), 5: write_number(1)})
-LEAF = write_struct({1: write_number(2), 3: write_number(0), 4: write_text(b"x")})
+STRUCT, LIST, TEXT = 12, 9, 8
+ROOT = {4: b"schema", 5: 1}
+LEAF = {1: 2, 3: 0, 4: b"x"}
 
 
-def chunk(**changed: int) -> bytes:
-    """Return a column chunk's Thrift. changed: numbers that differ from the valid ones."""
+def chunk(**changed: int) -> dict[int, Any]:
+    """Return a column chunk. changed: numbers that differ from the valid ones."""
     numbers = {"type": 2, "codec": 0, "values": 4, "decoded": 40, "size": 40, "data": 4} | changed
     meta = {
-        1: write_number(numbers["type"]),
-        2: write_list(5, []),
-        3: write_list(8, [write_text(b"x")[1]]),
-        4: write_number(numbers["codec"]),
-        5: write_number(numbers["values"], I64),
-        6: write_number(numbers["decoded"], I64),
-        7: write_number(numbers["size"], I64),
-        9: write_number(numbers["data"], I64),
+        1: numbers["type"],
+        2: [],
+        3: [b"x"],
+        4: numbers["codec"],
+        5: Long(numbers["values"]),
+        6: Long(numbers["decoded"]),
+        7: Long(numbers["size"]),
+        9: Long(numbers["data"]),
     }
-    return write_struct({2: write_number(4, I64), 3: (STRUCT, write_struct(meta))})
+    return {2: Long(4), 3: meta}
 
 
 def footer(
     *,
     schema: Any = (ROOT, LEAF),
-    columns: list[bytes] | None = None,
+    columns: list[dict[int, Any]] | None = None,
     rows: int = 4,
     total: int | None = None,
-    more: Mapping[int, tuple[int, bytes]] | None = None,
+    more: Mapping[int, Any] | None = None,
 ) -> bytes:
     """Return a footer with one row group."""
-    group = write_struct(
-        {
-            1: write_list(STRUCT, [chunk()] if columns is None else columns),
-            2: write_number(40, I64),
-            3: write_number(rows, I64),
-        }
-    )
-    fields = {
-        1: write_number(2),
-        2: write_list(STRUCT, list(schema)),
-        3: write_number(rows if total is None else total, I64),
-        4: write_list(STRUCT, [group]),
-    }
+    own = [chunk()] if columns is None else columns
+    group = {1: own, 2: Long(40), 3: Long(rows)}
+    fields = {1: 2, 2: list(schema), 3: Long(rows if total is None else total), 4: [group]}
     return write_struct(fields | dict(more or {}))
 
 
-def deep(levels: int) -> list[bytes]:
-    return [write_struct({4: write_text(b"g"), 5: write_number(1)}) for _ in range(levels)]
+def deep(levels: int) -> list[dict[int, Any]]:
+    return [{4: b"g", 5: 1} for _ in range(levels)]
 
 
-NESTED = write_struct({1: (STRUCT, b"\x1c" * 200 + b"\0" * 200)})
+NESTED = write_struct({1: Raw(STRUCT, b"\x1c" * 200 + b"\0" * 200)})
 
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "rows": (footer(rows=10**12, columns=[chunk(values=10**12)]), r"1,000,000,000,000 rows"),
@@ -92,21 +79,15 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "values": (footer(columns=[chunk(values=2**40)]), "values for 4 rows"),
     "type": (footer(columns=[chunk(type=6)]), "another type"),
     "columns": (footer(columns=[chunk(), chunk()]), "2 columns, and its schema 1"),
-    "children": (
-        footer(schema=(write_struct({4: write_text(b"s"), 5: write_number(2)}), LEAF)),
-        "ends early",
-    ),
+    "children": (footer(schema=({4: b"s", 5: 2}, LEAF)), "ends early"),
     "spare": (footer(schema=(ROOT, LEAF, LEAF)), "in no group"),
     "deep": (footer(schema=[*deep(99), LEAF]), "nests deeper"),
     "nested": (NESTED, "nest deeper"),
-    "list": (write_struct({2: (LIST, b"\xfc\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
-    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
-    "encrypted": (footer(more={8: (STRUCT, b"\0")}), "encrypted"),
+    "list": (write_struct({2: Raw(LIST, b"\xfc\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
+    "text": (write_struct({6: Raw(TEXT, b"\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
+    "encrypted": (footer(more={8: {}}), "encrypted"),
     "nothing": (b"\0", "lacks the schema"),
-    "name": (
-        footer(schema=(ROOT, write_struct({1: write_number(2), 4: write_text(b"\xff")}))),
-        "UTF-8",
-    ),
+    "name": (footer(schema=(ROOT, {1: 2, 4: b"\xff"})), "UTF-8"),
 }
 
 
@@ -234,15 +215,10 @@ def test_pages_that_claim_too_much_memory_are_never_decompressed(root: Path, cod
     data = file.getvalue()
     start = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0).data_page_offset
     page = ThriftReader(data, start).struct()
-    own = {k: write_number(v) for k, v in page[5].items() if type(v) is int}
-    header = {
-        1: write_number(0),
-        2: write_number(2**31 - 1),
-        3: write_number(page[3]),
-        5: (STRUCT, write_struct(own)),
-    }
+    own = {k: v for k, v in page[5].items() if type(v) is int}
+    header: dict[int, Any] = {1: 0, 2: 2**31 - 1, 3: page[3], 5: own}
     spare = page.end - page.start - len(write_struct(header)) - 2
-    header[9] = write_text(bytes(spare))  # an unknown field
+    header[9] = bytes(spare)  # an unknown field
     damaged = data[:start] + write_struct(header) + data[page.end :]
     assert len(damaged) == len(data)
     (root / "a.parquet").write_bytes(damaged)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.readers import Blocks, Dataset
 from penstock.readers.fieldtypes import DenseColumn
-from penstock.readers.formats.tokens import token_listing
+from penstock.readers.formats.tokens import token_format
 from penstock.readers.reading import MOST_COPY_THREADS, CopyThreads, OpenShards, plain_rows
 from penstock.readers.reading import parallel_copies as module
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (9,
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(token_listing, "PART_BYTES", 500)
+    monkeypatch.setattr(token_format, "PART_BYTES", 500)
     folder = tmp_path / "set"
     folder.mkdir()
     for number, size in enumerate((900, 300, 1600)):

@@ -53,7 +53,7 @@ def damaged(root: Path, at: int, form: str, *values: int) -> None:
     [
         (0, "<Q", (1,), "MMIDIDX"),
         (9, "<Q", (2,), "version is 2"),
-        (17, "<B", (77,), "dtype code is 77"),
+        (17, "<B", (77,), "dtype code 77"),
         (17, "<B", (7,), "float32"),
         (18, "<Q", (10**18,), "claims 1,000,000,000,000,000,000 sequences"),
         (18, "<Q", (19,), "claims 19 sequences and 21 borders"),

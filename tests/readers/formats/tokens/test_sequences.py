@@ -36,24 +36,22 @@ def test_a_stream_is_cut_every_stride_for_any_shard_size(
     assert sequence_count(tokens, cut) == len(wanted)
     found = []
     for part in stream_parts(tokens, cut, target=target):
-        assert part.end <= tokens
-        assert sequence_count(part.end - part.start, cut) == part.sequences
-        found += [part.start + n * cut.stride for n in range(part.sequences)]
+        assert part[1] <= tokens
+        count = sequence_count(part[1] - part[0], cut)
+        found += [part[0] + n * cut.stride for n in range(count)]
     assert found == wanted
 
 
 @given(lengths=LENGTHS, cut=WITHIN)
 def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, cut: Cut) -> None:
-    found = cut_documents(lengths, cut)
-    starts = np.cumsum(lengths) - lengths
+    begins = np.cumsum(lengths) - lengths
     seen: list[list[int]] = [[] for _ in lengths]
-    for place in range(len(found)):
-        document = int(found.documents[place])
-        offset, length = int(found.offsets[place]), int(found.lengths[place])
+    for start, length in zip(*cut_documents(lengths, cut), strict=True):
+        document = int(np.searchsorted(begins, start, side="right")) - 1
+        offset = int(start - begins[document])
         assert 1 <= length <= cut.length
-        assert found.starts[place] == starts[document] + offset
         overlap = cut.length - cut.stride if offset else 0
-        seen[document] += range(offset + overlap, offset + length)
+        seen[document] += range(offset + overlap, offset + int(length))
     assert seen == [list(range(length)) for length in lengths.tolist()]
 
 
@@ -61,22 +59,16 @@ def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, 
 def test_the_pieces_of_all_shards_are_those_of_the_whole_stream(
     lengths: np.ndarray, cut: Cut, target: int
 ) -> None:
-    whole, bounds = cut_documents(lengths, cut), np.cumsum([0, *lengths.tolist()])
-    found: list[tuple[int, ...]] = []
-    for part in document_parts(bounds, cut, target=target):
-        first, skip, mine = slice_documents(bounds, part.start, part.end)
-        assert mine.sum() == part.end - part.start
-        some = cut_documents(mine, cut)
-        offsets = some.offsets + np.where(some.documents == 0, skip, 0)
-        found += zip(
-            (some.documents + first).tolist(),
-            offsets.tolist(),
-            (some.starts + part.start).tolist(),
-            some.lengths.tolist(),
-            strict=True,
-        )
-    columns = (whole.documents, whole.offsets, whole.starts, whole.lengths)
-    assert found == list(zip(*(each.tolist() for each in columns), strict=True))
+    bounds = np.cumsum([0, *lengths.tolist()])
+    found: list[tuple[int, int]] = []
+    for start, end in document_parts(bounds, cut, target=target):
+        first, skip, mine = slice_documents(bounds, start, end)
+        assert mine.sum() == end - start
+        assert start - bounds[first] == skip
+        starts, sizes = cut_documents(mine, cut)
+        found += zip((starts + start).tolist(), sizes.tolist(), strict=True)
+    whole = cut_documents(lengths, cut)
+    assert found == list(zip(*(each.tolist() for each in whole), strict=True))
 
 
 TEXTBOOK_LENGTHS = st.integers(1, 30).flatmap(
@@ -107,9 +99,9 @@ def test_the_bins_are_those_of_the_textbook_algorithm(drawn: tuple[int, list[int
 @given(drawn=TEXTBOOK_LENGTHS)
 def test_each_piece_is_in_exactly_one_sequence_that_has_room(drawn: tuple[int, list[int]]) -> None:
     room, lengths = drawn
-    packing = pack_pieces(np.array(lengths, np.int64), room=room)
-    assert sorted(packing.pieces.tolist()) == list(range(len(lengths)))
-    members = np.split(packing.pieces, packing.bounds[1:-1])
+    pieces, bounds = pack_pieces(np.array(lengths, np.int64), room=room)
+    assert sorted(pieces.tolist()) == list(range(len(lengths)))
+    members = np.split(pieces, bounds[1:-1])
     assert all(sum(lengths[i] for i in some.tolist()) <= room for some in members)
     assert not lengths or [min(some) for some in members] == sorted(min(s) for s in members)
 
@@ -117,5 +109,5 @@ def test_each_piece_is_in_exactly_one_sequence_that_has_room(drawn: tuple[int, l
 def test_documents_of_a_corpus_fill_their_sequences() -> None:
     rng = np.random.default_rng(7)
     lengths = np.clip(rng.lognormal(6, 1.2, 20_000), 1, 2048).astype(np.int64)
-    packing = pack_pieces(lengths, room=2048)
-    assert lengths.sum() / (2048 * len(packing)) > 0.995
+    _, bounds = pack_pieces(lengths, room=2048)
+    assert lengths.sum() / (2048 * (len(bounds) - 1)) > 0.995

@@ -12,7 +12,7 @@ import torch
 from penstock import DataLoader, Dataset, World
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers.fieldtypes import Array, Tokens
-from penstock.readers.formats.tokens import token_listing
+from penstock.readers.formats.tokens import token_format
 from tests.token_files import draw_documents, write_megatron
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SIZES = (1000, 15, 0, 333)
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_listing, "PART_BYTES", 600)
+    monkeypatch.setattr(token_format, "PART_BYTES", 600)
 
 
 def write_flat(root: Path, *, dtype: str = "uint16") -> list[NDArray[Any]]:

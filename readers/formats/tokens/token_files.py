@@ -166,7 +166,8 @@ def _parse_documents(
             f"the borders of its documents don't ascend from 0 to the number of sequences: they "
             f"end at sequence {numbers[-1]:,} of {sequences:,}"
         )
-    return bounds[numbers]
+    documents: Ints = bounds[numbers]
+    return documents
 
 
 def find_files(origin: Origin) -> list[TokenFilePair]:

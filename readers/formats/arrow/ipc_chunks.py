@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from penstock.cache.base import machine_remedy
 from penstock.readers.formats.arrow.ipc_metadata import CODECS
-from penstock.readers.formats.tables import inside_structs, max_decoded_bytes, values_table
+from penstock.readers.formats.tables import (
+    arrow_errors,
+    inside_structs,
+    max_decoded_bytes,
+    values_table,
+    with_types_inside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,12 +30,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
 _MAX_DEPTH = 32
-_LISTS = {
-    pa.lib.Type_LIST: pa.list_,
-    pa.lib.Type_LARGE_LIST: pa.large_list,
-    pa.lib.Type_LIST_VIEW: pa.list_view,
-    pa.lib.Type_LARGE_LIST_VIEW: pa.large_list_view,
-}
 _VIEWS = (pa.lib.Type_STRING_VIEW, pa.lib.Type_BINARY_VIEW)
 _BUFFERS = {
     pa.lib.Type_NA: 0,
@@ -54,19 +53,10 @@ def storage_type(arrow: Any, depth: int = 0) -> Any:
     deep."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its types nest deeper than {_MAX_DEPTH}")
-    inside, types = partial(storage_type, depth=depth + 1), pa.types
+    inside = partial(storage_type, depth=depth + 1)
     if isinstance(arrow, pa.BaseExtensionType):
         return inside(arrow.storage_type)
-    if types.is_struct(arrow):
-        fields = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct([field.with_type(inside(field.type)) for field in fields])
-    if types.is_fixed_size_list(arrow):
-        return pa.list_(inside(arrow.value_type), arrow.list_size)
-    if types.is_run_end_encoded(arrow):
-        return pa.run_end_encoded(arrow.run_end_type, inside(arrow.value_type))
-    if types.is_dictionary(arrow):
-        return pa.dictionary(arrow.index_type, inside(arrow.value_type))
-    return _LISTS[arrow.id](inside(arrow.value_type)) if arrow.id in _LISTS else arrow
+    return with_types_inside(arrow, inside)
 
 
 def _fields_inside(arrow: Any) -> list[Any]:
@@ -169,12 +159,8 @@ def plain_buffer(data: Encoded, start: int, size: int, codec: int) -> Any:
         raise ValueError(f"a buffer of {size:,} bytes would take {decoded:,} decompressed")
     if not decoded:
         return pa.py_buffer(np.empty(0, np.uint8))
-    try:
+    with arrow_errors("its bytes are damaged"):
         return pa.Codec(CODECS[codec]).decompress(pa.py_buffer(part[8:]), decoded)
-    except (pa.ArrowException, OSError) as error:
-        if machine_remedy(error) is not None:
-            raise
-        raise ValueError(f"its bytes are damaged ({error})") from error
 
 
 class ColumnChunk(NamedTuple):
@@ -216,10 +202,8 @@ def type_to_text(arrow: Any) -> str:
 
 def type_of_text(text: str) -> Any:
     """Read an Arrow type. Raises ValueError."""
-    try:
+    with arrow_errors("a type can't be read"):
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0).type
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"a type can't be read ({error})") from error
 
 
 Stored = tuple["Encoded", "ColumnChunk", Any]
@@ -239,23 +223,20 @@ def decode_chunk(
     values. tensor: how its tensors are stored. Raises ValueError for damage.
     """
     array, *values = (_array(*each) for each in (chunk, *dictionary))
-    try:
+    with arrow_errors("its values can't be read"):
         if values:
             # Rows whose struct is null may have an index outside of the dictionary.
             indices, parts = inside_structs(array, parts), ()
             array = pa.DictionaryArray.from_arrays(indices, pa.concat_arrays(values), safe=True)
         return values_table(type, array, parts, tensor)
-    except pa.ArrowException as error:
-        raise ValueError(f"its values can't be read ({str(error)[:200]})") from error
 
 
 def _array(data: Encoded, chunk: ColumnChunk, arrow: Any) -> Any:
     buffers = (plain_buffer(data, start, size, chunk.codec) for start, size in chunk.buffers)
     try:
-        array = make_array(arrow, iter(chunk.nodes), buffers, iter(chunk.views))
-        array.validate(full=True)
-    except (pa.ArrowException, OSError, StopIteration, TypeError) as error:
-        if machine_remedy(error) is not None:
-            raise
+        with arrow_errors("its bytes are damaged"):
+            array = make_array(arrow, iter(chunk.nodes), buffers, iter(chunk.views))
+            array.validate(full=True)
+            return array
+    except (StopIteration, TypeError, RuntimeError) as error:
         raise ValueError(f"its bytes are damaged ({str(error)[:200]})") from error
-    return array

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +23,10 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
+from penstock.readers.formats.tables import arrow_errors
 from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from penstock.readers.origin import Entry, Origin
@@ -234,7 +232,8 @@ def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) ->
         return _read_stream(origin, entry)
     data = tail[-size:-TAIL_BYTES]
     file = MAGIC + b"\0\0" + data + len(data).to_bytes(4, "little") + MAGIC
-    schema = _schema(lambda: pa.ipc.open_file(pa.py_buffer(file)).schema)
+    with arrow_errors("its schema can't be read"):
+        schema = pa.ipc.open_file(pa.py_buffer(file)).schema
     footer = FlatTable(data)
     numbers = dictionary_numbers(footer.table(1))
     blocks = np.concatenate([footer.longs(field, each=3) for field in (2, 3)])
@@ -260,13 +259,6 @@ def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) ->
     return IpcContents(schema=schema, numbers=numbers, batches=batches, checksum=checksum)
 
 
-def _schema(read: Callable[[], Any]) -> Any:
-    try:
-        return read()
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"its schema can't be read ({error})") from error
-
-
 def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
     """Read the head of one message after the other, with one request each."""
     at, checksum = 0, 0
@@ -283,7 +275,8 @@ def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
             )
         if message.number(1, _BYTE) == SCHEMA:
             numbers = dictionary_numbers(message.table(2))
-            schema = _schema(partial(pa.ipc.read_schema, pa.py_buffer(head)))
+            with arrow_errors("its schema can't be read"):
+                schema = pa.ipc.read_schema(pa.py_buffer(head))
         else:
             batches.append(read_batch(head, at, body))
         at += len(head) + body

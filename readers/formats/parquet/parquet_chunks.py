@@ -15,17 +15,20 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.cache.base import machine_remedy
-from penstock.readers.formats.parquet.parquet_footer import as_file
 from penstock.readers.formats.parquet.thrift import STRUCT, Long, Raw, ThriftReader, write_struct
-from penstock.readers.formats.tables import max_decoded_bytes, tensor_of_json, values_table
+from penstock.readers.formats.tables import (
+    arrow_errors,
+    max_decoded_bytes,
+    tensor_of_json,
+    values_table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,30 +195,27 @@ def _views(body: Encoded, at: int, count: int, number: int) -> Views:
 def read_indices(body: Encoded, at: int, count: int) -> NDArray[np.int64]:
     """Read indices into a dictionary: runs of one index, and packed ones (Parquet's hybrid of RLE
     and bit-packing). Returns int64, shape (count,). Raises ValueError for damage."""
-    found: list[int] = []
+    found, total = [np.empty(0, np.int64)], 0
     reader = ThriftReader(body.data, at)
     width = reader.unsigned() if count else 0
     if width > _WIDEST:
         raise ValueError("its dictionary indices have an invalid width")
-    while len(found) < count:
+    while total < count:
         head = reader.unsigned()
-        run, start = min(head >> 1, count - len(found)), reader.at
+        run, start = min(head >> 1, count - total), reader.at
         if not run:
             raise ValueError("it has an empty run of dictionary indices")
         reader.at += run * width if head & 1 else (width + 7) // 8
-        data = body[start : reader.at].tobytes()
+        data = body[start : reader.at]
         if not head & 1:
-            found += [int.from_bytes(data, "little")] * run
+            found.append(np.full(run, int.from_bytes(data.tobytes(), "little")))
         elif not width:
-            found += [0] * (8 * run)
+            found.append(np.zeros(8 * run, np.int64))
         else:  # each `width` bytes hold 8 indices
-            groups = [data[i : i + width] for i in range(0, len(data), width)]
-            bits = [int.from_bytes(group, "little") for group in groups]
-            shifts, mask = range(0, 8 * width, width), 2**width - 1
-            found += [each >> shift & mask for each in bits for shift in shifts][
-                : 8 * len(data) // width
-            ]
-    return np.array(found[:count], np.int64)
+            bits = np.unpackbits(data[: len(data) // width * width], bitorder="little")
+            found.append(bits.reshape(-1, width) @ (1 << np.arange(width)))
+        total += len(found[-1])
+    return np.concatenate(found)[:count]
 
 
 def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[Encoded, int]:
@@ -229,12 +229,8 @@ def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[E
     part, wanted = part[levels:], page.decoded - levels
     name = _CODECS[codec] if page.is_compressed else None
     if name is not None and wanted:
-        try:
+        with arrow_errors("its bytes are damaged"):
             part = np.frombuffer(pa.Codec(name).decompress(pa.py_buffer(part), wanted), np.uint8)
-        except (pa.ArrowException, OSError) as error:
-            if machine_remedy(error) is not None:
-                raise
-            raise ValueError(f"its bytes are damaged ({str(error)[:200]})") from error
     if not has_levels:
         return part, 0
     if len(part) < 4:
@@ -242,52 +238,78 @@ def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[E
     return part, 4 + int(_LENGTH.unpack_from(part.data, 0)[0])
 
 
+MAGIC = b"PAR1"
 BYTE_ARRAY = 6
 _MAX_EXPANDED_BYTES = 2**30
 """Values are copied out of their dictionary if they can't take more than this."""
+
+
+def as_file(footer: bytes) -> bytes:
+    """Return a file that contains only a footer."""
+    return MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A column as Parquet stores it: a leaf of the schema's tree.
+
+    path: its names from the top. elements: of the schema, from below the root to the leaf itself,
+    as Thrift. physical: the number of its type. is_required: it has no nulls. is_flat: it has one
+    value per row, so no lists.
+    """
+
+    path: tuple[str, ...]
+    elements: tuple[bytes, ...]
+    physical: int
+    is_required: bool
+    is_flat: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkForm:
     """The properties that chunks of one column share.
 
-    path, elements, physical: see `Leaf`. parts: how many names of path lead through structs to the
-    values; the others are those of lists. writer: the file's `created_by`; codec: its number.
-    is_flat: it has no lists. has_levels: its pages begin with definition levels. tensor: how its
-    tensors are stored.
+    parts: how many names of the leaf's path lead through structs to the values; the others are
+    those of lists. writer: the file's `created_by`; codec: its number. tensor: how its tensors are
+    stored.
     """
 
-    path: tuple[str, ...]
-    elements: tuple[bytes, ...]
-    physical: int
+    leaf: Leaf
     parts: int
     writer: bytes
     codec: int
-    is_flat: bool
-    has_levels: bool
     tensor: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return an object that `of_json` reads."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        found["elements"] = [base64.b64encode(each).decode() for each in self.elements]
-        found["writer"] = base64.b64encode(self.writer).decode()
-        if self.tensor is None:
-            del found["tensor"]
-        return found
+        leaf = self.leaf
+        found = {
+            "path": leaf.path,
+            "elements": [base64.b64encode(each).decode() for each in leaf.elements],
+            "physical": leaf.physical,
+            "parts": self.parts,
+            "writer": base64.b64encode(self.writer).decode(),
+            "codec": self.codec,
+            "is_flat": leaf.is_flat,
+            "has_levels": not leaf.is_required,
+        }
+        return found if self.tensor is None else {**found, "tensor": self.tensor}
 
     @classmethod
     def of_json(cls, notes: Any) -> ChunkForm:
         """Read a form. Raises ValueError, TypeError, KeyError."""
-        return cls(
+        leaf = Leaf(
             path=tuple(notes["path"]),
             elements=tuple(map(base64.b64decode, notes["elements"])),
             physical=int(notes["physical"]),
+            is_required=not notes["has_levels"],
+            is_flat=bool(notes["is_flat"]),
+        )
+        return cls(
+            leaf=leaf,
             parts=int(notes["parts"]),
             writer=base64.b64decode(notes["writer"]),
             codec=int(notes["codec"]),
-            is_flat=bool(notes["is_flat"]),
-            has_levels=bool(notes["has_levels"]),
             tensor=tensor_of_json(notes["tensor"]) if "tensor" in notes else None,
         )
 
@@ -306,34 +328,33 @@ def decode_chunk(
     rows, values, decoded, nulls: the footer's numbers of rows, values, decompressed bytes and
     nulls. Raises ValueError for damage.
     """
-    pages = read_pages(data, values)
+    pages, leaf = read_pages(data, values), form.leaf
     indices = sum(page.values for page in pages if page.has_indices)
     entry = max((page.decoded for page in pages if page.kind == DICTIONARY), default=0)
     is_dictionary = 0 < values == indices
     if (
-        form.physical == BYTE_ARRAY
-        and form.is_flat
+        leaf.physical == BYTE_ARRAY
+        and leaf.is_flat
         and not nulls
         and decoded >= _MIN_VIEW_BYTES * rows
         # pyarrow's writer doesn't count the nulls of the structs around a dictionary.
-        and not (is_dictionary and len(form.path) > 1)
+        and not (is_dictionary and len(leaf.path) > 1)
         and form.codec in _CODECS
         and all(p.encoding in _ENCODINGS and p.decoded <= _LARGEST_PAGE for p in pages)
     ):
-        array = plain_values(
-            data, pages, codec=form.codec, has_levels=form.has_levels, values=values
-        )
+        has_levels = not leaf.is_required
+        array = plain_values(data, pages, codec=form.codec, has_levels=has_levels, values=values)
         return values_table(type, array, ())
     # The values may take this if each is the largest of the dictionary.
     max_bytes = sum(page.decoded for page in pages) + indices * entry
-    is_kept = form.physical == BYTE_ARRAY and (is_dictionary or max_bytes > _MAX_EXPANDED_BYTES)
+    is_kept = leaf.physical == BYTE_ARRAY and (is_dictionary or max_bytes > _MAX_EXPANDED_BYTES)
     footer = _chunk_footer(form, rows=rows, values=values, size=len(data), decoded=decoded)
-    try:
+    with arrow_errors("its bytes are damaged, or pyarrow can't read files of their writer"):
         metadata = pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata
         file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(data)),
             metadata=metadata,
-            read_dictionary=[".".join(form.path)] if is_kept else None,
+            read_dictionary=[".".join(leaf.path)] if is_kept else None,
             # Values of a row group may take more than 2 GiB. A dictionary is only kept if no type
             # is requested.
             binary_type=None if is_kept else pa.large_binary(),
@@ -343,22 +364,15 @@ def decode_chunk(
             pre_buffer=False,
         )
         column = file.read_row_group(0, use_threads=False).column(0)
-        return values_table(type, column, form.path[1 : form.parts], form.tensor)
-    except (pa.ArrowException, OSError, MemoryError) as error:
-        if machine_remedy(error) is not None:
-            raise
-        reason = (str(error).splitlines() or [error.__class__.__name__])[0][:200]
-        raise ValueError(
-            f"its bytes are damaged, or pyarrow can't read files of their writer ({reason})"
-        ) from error
+        return values_table(type, column, leaf.path[1 : form.parts], form.tensor)
 
 
 def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded: int) -> bytes:
     """Return the footer of a file whose one column chunk begins at its first byte."""
     meta = {
-        1: form.physical,
+        1: form.leaf.physical,
         2: [],
-        3: [name.encode() for name in form.path],
+        3: [name.encode() for name in form.leaf.path],
         4: form.codec,
         5: Long(values),
         6: Long(decoded),
@@ -367,6 +381,6 @@ def _chunk_footer(form: ChunkForm, *, rows: int, values: int, size: int, decoded
         9: Long(0),
     }
     group = {1: [{2: Long(0), 3: meta}], 2: Long(decoded), 3: Long(rows)}
-    elements = [Raw(STRUCT, each) for each in form.elements]
+    elements = [Raw(STRUCT, each) for each in form.leaf.elements]
     root = {4: b"schema", 5: 1}
     return write_struct({1: 2, 2: [root, *elements], 3: Long(rows), 4: [group], 6: form.writer})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
-from penstock.readers.fieldtypes import PRESENT, Bytes, is_field_name
+from penstock.readers.fieldtypes import MAX_FIELDS, PRESENT, Bytes, is_field_name
 from penstock.readers.files import printable
 from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.tables.column_types import FILES_BY_PATHS, completed_type, misfit
@@ -37,14 +37,11 @@ _FILE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldChoice:
-    """The columns that are fields, by the user's arguments.
-
-    columns, types: by field, in order; a type is None if it depends on the first values.
-    left_out: the reasons of the columns that aren't fields, by name.
-    """
+    """The columns that are fields and their types, by field, in order; and the reasons of the
+    columns that aren't fields, by name."""
 
     columns: Mapping[str, ArrowColumn]
-    types: Mapping[str, FieldType | None]
+    types: Mapping[str, FieldType]
     left_out: Mapping[str, str]
 
     @property
@@ -60,18 +57,19 @@ def choose_columns(
     arrangement: Arrangement,
     *,
     file: str,
-    refused: Mapping[str, str],
+    examine: Callable[[ArrowColumn, FieldType | None], tuple[FieldType, str | None]],
 ) -> FieldChoice:
     """Return the columns that are fields.
 
-    file: its name, for messages. refused: the reasons why the values of columns, by name, can't be
-    a field. Raises ConfigError if a requested column doesn't exist or doesn't fit its type,
-    DatasetError if it can't be a field.
+    file: its name, for messages. examine: given a column and its type, None if its first values
+    decide, returns the type and the reason why its values can't be a field, or None. Raises
+    ConfigError if a requested column doesn't exist or doesn't fit its type, DatasetError if it
+    can't be a field.
     """
     given, places = given_types(arrangement), dict(arrangement.places)
     renamed = {place: name for name, place in places.items()}
     chosen: dict[str, ArrowColumn] = {}
-    types: dict[str, FieldType | None] = {}
+    types: dict[str, FieldType] = {}
     left_out: dict[str, str] = {}
     for column in columns:
         name = renamed.pop(column.name, column.name)
@@ -83,10 +81,16 @@ def choose_columns(
             continue
         type, where = given.pop(name, None), f'{file}: the column "{column.name}"'
         reason = column.refusal if type is None else misfit(type, column.arrow)
-        reason = refused.get(column.name, reason)
+        if reason is None:
+            settled = column.type if type is None else completed_type(type, column.arrow)
+            types[name], reason = examine(column, settled)
         if reason is None:
             chosen[name] = column
-            types[name] = column.type if type is None else completed_type(type, column.arrow)
+            if len(chosen) > MAX_FIELDS:
+                raise DatasetError(
+                    f"{file}: more than {MAX_FIELDS:,} of its columns can be fields. Write the "
+                    "wide ones as lists."
+                )
         elif type is not None:
             raise ConfigError(
                 f'schema["{name}"]: {where}: {reason}. Name a type that it can become '
@@ -101,7 +105,8 @@ def choose_columns(
     if lacking:
         names = _shown([column.name for column in columns])
         raise ConfigError(f"{lacking[0]}, and {file} has {names}.")
-    return FieldChoice(columns=chosen, types=types, left_out=left_out)
+    kept = {name: types[name] for name in chosen}
+    return FieldChoice(columns=chosen, types=kept, left_out=left_out)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -112,7 +117,6 @@ def _shown(names: Sequence[str]) -> str:
 def warn_of_columns(
     url: str,
     choice: FieldChoice,
-    schema: Mapping[str, FieldType],
     files: Iterable[bytes],
     first_values: Callable[[ArrowColumn], Sequence[bytes]],
 ) -> None:
@@ -123,7 +127,7 @@ def warn_of_columns(
     """
     found: list[str] = []
     for name, column in choice.columns.items():
-        is_text = schema[name].is_encoded and schema[name].in_tables
+        is_text = choice.types[name].is_encoded and choice.types[name].in_tables
         if is_text and _NAMES_OF_PATHS.search(name):
             paths = [value for value in first_values(column) if value]
             if paths and all(map(_FILE.search, paths)):

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -229,31 +230,38 @@ def _without_extension(arrow: Any) -> Any:
     return arrow
 
 
-def without_dictionaries(arrow: Any) -> Any:
+def with_types_inside(arrow: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a type, with the types inside it as a function returns them."""
+    types = pa.types
+    if types.is_struct(arrow):
+        fields = [arrow.field(i) for i in range(arrow.num_fields)]
+        return pa.struct([field.with_type(change(field.type)) for field in fields])
+    if types.is_fixed_size_list(arrow):
+        return pa.list_(change(arrow.value_type), arrow.list_size)
+    if types.is_run_end_encoded(arrow):
+        return pa.run_end_encoded(arrow.run_end_type, change(arrow.value_type))
+    if types.is_dictionary(arrow):
+        return pa.dictionary(arrow.index_type, change(arrow.value_type))
+    return _LISTS[arrow.id](change(arrow.value_type)) if arrow.id in _LISTS else arrow
+
+
+def without_dictionaries(arrow: Any, *, in_list: bool = False) -> Any:
     """Return a type as Parquet stores it: Parquet has no dictionaries inside lists, even if the
     Arrow schema in a file's metadata has them."""
-    if pa.types.is_struct(arrow):
-        parts = [arrow.field(i) for i in range(arrow.num_fields)]
-        return pa.struct([part.with_type(without_dictionaries(part.type)) for part in parts])
-    if not is_listed(arrow):
-        return arrow
-    inner = arrow.value_type
-    plain = inner.value_type if pa.types.is_dictionary(inner) else without_dictionaries(inner)
-    size = (arrow.list_size,) if pa.types.is_fixed_size_list(arrow) else ()
-    return arrow if plain == inner else pa.list_(plain, *size)
+    if pa.types.is_dictionary(arrow):
+        return arrow.value_type if in_list else arrow
+    inside = partial(without_dictionaries, in_list=is_listed(arrow))
+    return with_types_inside(arrow, inside)
 
 
 _BINARY = (pa.binary(), pa.large_binary(), pa.binary_view())
 _TEXT = (pa.string(), pa.large_string(), pa.string_view())
-_LISTS = frozenset(
-    (
-        pa.lib.Type_LIST,
-        pa.lib.Type_LARGE_LIST,
-        pa.lib.Type_FIXED_SIZE_LIST,
-        pa.lib.Type_LIST_VIEW,
-        pa.lib.Type_LARGE_LIST_VIEW,
-    )
-)
+_LISTS = {
+    pa.lib.Type_LIST: pa.list_,
+    pa.lib.Type_LARGE_LIST: pa.large_list,
+    pa.lib.Type_LIST_VIEW: pa.list_view,
+    pa.lib.Type_LARGE_LIST_VIEW: pa.large_list_view,
+}
 
 
 def is_binary(arrow: Any) -> bool:
@@ -268,7 +276,7 @@ def is_text(arrow: Any) -> bool:
 
 def is_listed(arrow: Any) -> bool:
     """Return True for lists, of one length or any."""
-    return bool(arrow.id in _LISTS)
+    return arrow.id in _LISTS or bool(pa.types.is_fixed_size_list(arrow))
 
 
 def number_of(arrow: Any) -> np.dtype[Any] | None:

@@ -323,18 +323,8 @@ def _other_shapes(shapes: Ints, form: ArrayForm) -> Bools:
 
 def _present(array: Any) -> Bools:
     """Return which values aren't null."""
-    found = present_rows(array, np.arange(len(array)))
-    return np.ones(len(array), np.bool_) if found is None else found
-
-
-def present_rows(array: Any, rows: Ints) -> Bools | None:
-    """Return which of some rows aren't null, or None if none is null."""
-    if not array.null_count:
-        return None
-    at = rows + array.offset
-    bits = np.frombuffer(array.buffers()[0], np.uint8)
-    found: Bools = ((bits[at >> 3] >> (at & 7)) & 1).astype(np.bool_)
-    return None if found.all() else found
+    found: Bools = array.is_valid().to_numpy(zero_copy_only=False)
+    return found
 
 
 def _combined(column: Any) -> Any:
@@ -357,7 +347,12 @@ class TableValues(UnitValues):
 
     def present(self, rows: Ints) -> Bools | None:
         """Return which of some rows aren't null; None if all are."""
-        return present_rows(self.array, rows)
+        if not self.array.null_count:
+            return None
+        at = rows + self.array.offset
+        bits = np.frombuffer(self.array.buffers()[0], np.uint8)
+        found: Bools = ((bits[at >> 3] >> (at & 7)) & 1).astype(np.bool_)
+        return None if found.all() else found
 
     def reasons(self, rows: Ints) -> Iterable[tuple[int, str]]:
         """Return the places among rows of bad samples, and the reasons."""

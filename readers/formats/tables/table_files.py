@@ -1,4 +1,4 @@
-"""List the files of a table for an index: choose its fields, and cut its units into shards.
+"""Index and read the files of a table: choose its fields, cut its units into shards, read rows.
 
 Parquet and Arrow differ in two things: `TableFormat.read_files` reads the metadata of each file
 (`TableFile`), and a reader decodes a chunk, one column of one unit (row group, record batch). All
@@ -20,7 +20,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
-from penstock.readers.fieldtypes import MAX_FIELDS, Bytes, Schema
+from penstock.cache.base import machine_remedy
+from penstock.readers.fieldtypes import Bytes, Schema
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
@@ -37,7 +38,7 @@ from penstock.readers.formats.tables.column_choice import (
 from penstock.readers.formats.tables.column_types import PATHS_ALONE
 from penstock.readers.formats.tables.column_values import TableValues
 from penstock.readers.formats.unindexed_files import read_file_parts
-from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES
+from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES, UnitReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
+    from penstock.readers.formats.chunked import ShardData
     from penstock.readers.formats.tables.column_choice import FieldChoice
     from penstock.readers.formats.tables.column_types import ArrowColumn
-    from penstock.readers.formats.tables.table_reader import TableReader
     from penstock.readers.origin import Entry, Origin
+    from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
 
@@ -105,6 +107,77 @@ class TableFile(ABC):
         return {}
 
 
+class TableReader(UnitReader):
+    """The base of readers of tables; a subclass decodes its format's chunks."""
+
+    def __init__(self, shard: ChunkedShardFacts) -> None:
+        """Read the notes of a shard. Raises ValueError, TypeError, LookupError or OverflowError if
+        they are invalid."""
+        notes = shard.note
+        super().__init__(shard, lacking=notes["lacking"])
+        self._numbers = {name: number for number, name in enumerate(shard.schema)}
+        # The shard's files, for messages; of each unit, the number of its file and the unit's first
+        # row in that file; and the extent of each field in each unit.
+        self._names = [str(name) for name in notes["names"]]
+        self._files, self._firsts = (np.array(notes[key], np.int64) for key in ("files", "firsts"))
+        self._chunks = np.array(notes["extents"], np.int64).reshape(-1, len(shard.schema))
+        counts = {len(shard.units), len(self._files), len(self._firsts), len(self._chunks)}
+        if len(counts) > 1 or len(notes["chunks"]) != len(shard.extents):
+            raise ValueError("the numbers of its units or chunks disagree")
+        for numbers, least, end in (
+            (self._chunks, NO_CHUNK, len(shard.extents)),
+            (self._files, 0, len(self._names)),
+            (self._firsts, 0, 2**63),
+        ):
+            if not least <= int(numbers.min()) <= int(numbers.max()) < end:
+                raise ValueError("its units have chunks, files or rows that don't exist")
+        self.read_notes(notes, shard, self._chunks)
+
+    @abstractmethod
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
+        """Read and check the notes on forms and chunks. chunks: the extent of each field in each
+        unit, or NO_CHUNK, int64, shape (units, fields). Raises ValueError, TypeError, KeyError."""
+
+    @abstractmethod
+    def decode(
+        self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
+    ) -> Any:
+        """Return a chunk's values, as `values_table` does. dictionaries: the bytes of the extents
+        that `dictionaries` names. Raises ValueError if the bytes are damaged."""
+
+    def is_plain(self, extent: int) -> bool:
+        """Return True if a chunk's table consists of views of its bytes when these are mapped."""
+        del extent
+        return False
+
+    def chunks(self, units: list[int], field: str) -> list[int]:
+        """Return the extents of a field of some units."""
+        number = self._numbers[field]
+        return [int(self._chunks[unit, number]) for unit in units]
+
+    def name(self, row: int) -> str:
+        """Return a row's file and its number in that file."""
+        unit, at = self.place_of(row)
+        return f"{self._names[self._files[unit]]}, row {self._firsts[unit] + at}"
+
+    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> TableValues:
+        """Return the values of a chunk. Raises ValueError if it can't be decoded."""
+        count = self._counts[unit]
+
+        def decode() -> Any:
+            view, dictionaries = data.view(chunk), self.dictionaries(chunk)
+            read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
+            view = read.pop(0) if view is None else view
+            table = self.decode(chunk, self._schema[field], view, read)
+            if len(table) != count:
+                raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
+            return table
+
+        is_view = self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None
+        found = data.decoded(chunk, decode, uses=count, taken=taken, is_view=is_view)
+        return TableValues(found)
+
+
 class TableFormat(ChunkFormat, ABC):
     """The base of the formats of tables. kind: the format's name in messages."""
 
@@ -150,20 +223,14 @@ class TableFormat(ChunkFormat, ABC):
         the file's name."""
         found = list(self.read_files(origin, files.entries, workers=workers))
         table = _Table(self, origin, found, workers=workers)
-        choice, schema = table.choose({})
-        refused = {
-            column.name: reason
-            for name, column in choice.columns.items()
-            if (reason := table.refusal(column, schema[name])) is not None
-        }
-        if refused:
-            choice, schema = table.choose(refused)
+        choice = table.choose()
+        schema = Schema(choice.types)
 
         def announce() -> None:
             names = (entry.name for entry in files.entries)
-            warn_of_columns(origin.url, choice, schema, names, table.first_values)
+            warn_of_columns(origin.url, choice, names, table.first_values)
 
-        shards = table.shards(choice, schema)
+        shards = table.shards([*choice.columns.values()], schema)
         if not shards:
             announce()
             raise DatasetNotFoundError(
@@ -192,23 +259,20 @@ class _Table:
         )
         self._known: dict[tuple[int, str], ColumnChunks] = {}
 
-    def choose(self, refused: Mapping[str, str]) -> tuple[FieldChoice, Schema]:
-        """Choose the fields and settle their types, which may need the first values of binary
-        columns. refused: see `choose_columns`. Raises ConfigError, DatasetError."""
+    def choose(self) -> FieldChoice:
+        """Choose the fields, which may need some values of columns. Raises ConfigError,
+        DatasetError."""
+
+        def examine(column: ArrowColumn, type: FieldType | None) -> tuple[FieldType, str | None]:
+            type = type or kind_of(self.first_values(column))
+            return type, self._refusal(column, type)
+
         name = printable(self._files[0].entry.name)
-        choice = choose_columns(self._columns, self._origin.arrangement, file=name, refused=refused)
-        if len(choice.columns) > MAX_FIELDS:
-            raise DatasetError(
-                f"{name}: it has {len(choice.columns):,} columns that can be fields, wanted at "
-                f"most {MAX_FIELDS:,}. Write the wide ones as lists."
-            )
-        types = {
-            name: type or kind_of(self.first_values(choice.columns[name]))
-            for name, type in choice.types.items()
-        }
-        if not types:
+        arrangement = self._origin.arrangement
+        choice = choose_columns(self._columns, arrangement, file=name, examine=examine)
+        if not choice.columns:
             raise DatasetError(f"{self._origin.url}: no column can be a field: {choice.reasons}.")
-        return choice, Schema(types)
+        return choice
 
     def _chunks(self, number: int, name: str, form: ArrayForm | None) -> ColumnChunks | None:
         """Return the chunks of a column in a file, None if the file lacks it."""
@@ -241,7 +305,7 @@ class _Table:
                 return [sample.tobytes() for sample in found]
         return []
 
-    def refusal(self, column: ArrowColumn, type: FieldType) -> str | None:
+    def _refusal(self, column: ArrowColumn, type: FieldType) -> str | None:
         """Return why a column's values can't be a field although its type can, or None: lists that
         have nulls inside or aren't arrays; structs of paths without bytes.
 
@@ -317,9 +381,9 @@ class _Table:
             except ValueError as error:
                 yield number, unit, error
 
-    def shards(self, choice: FieldChoice, schema: Schema) -> list[ChunkedShard]:
+    def shards(self, columns: Sequence[ArrowColumn], schema: Schema) -> list[ChunkedShard]:
         """Return all shards with rows, in the order of the files. Raises DatasetError."""
-        columns, files = list(choice.columns.values()), self._files
+        files = self._files
         cuts = cut_units([file.rows for file in files], [file.sizes for file in files])
         shards = ([(n, a, b) for n, a, b in cut if files[n].rows[a:b].any()] for cut in cuts)
         return [self._shard(units, columns, schema) for units in shards if units]
@@ -455,6 +519,19 @@ def refusing(entry: Entry, where: str = "") -> Iterator[None]:
             f"{printable(entry.name)}: {where}{error}. Write or fetch it again, or take it out of "
             "the dataset."
         ) from error
+
+
+@contextmanager
+def arrow_errors(what: str) -> Iterator[None]:
+    """Raise a ValueError that begins with `what` if pyarrow finds damage; its errors pass through
+    if the machine is at fault, for example if it has no memory left."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        if machine_remedy(error) is not None:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise ValueError(f"{what} ({reason})") from error
 
 
 _TAIL_READ_BYTES = 2**16

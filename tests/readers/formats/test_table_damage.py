@@ -16,12 +16,13 @@ from penstock.readers import Dataset
 from penstock.readers.formats.parquet import (
     MAX_FOOTER_BYTES,
     Long,
+    ParquetFile,
     Raw,
     ThriftReader,
     as_file,
-    parse_footer,
     write_struct,
 )
+from penstock.readers.origin import Entry
 from tests.readers.formats.tables import jpeg, many_types
 
 if TYPE_CHECKING:
@@ -120,9 +121,10 @@ def test_a_file_that_isnt_parquet_is_refused_by_name(root: Path, data: bytes, me
 def test_many_structs_of_one_byte_each_take_little_memory() -> None:
     count = 2**20
     head = b"\x19" + b"\xfc" + b"\x80\x80\x40"  # a list of 2^20 structs, each empty
+    entry = Entry(name=b"a", size_bytes=2**30, mtime_ns=0, version="")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match="more than its bytes can hold"):
-        parse_footer(head + bytes(count + 1), 2**30)
+        ParquetFile(entry, head + bytes(count + 1), {})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
 
 

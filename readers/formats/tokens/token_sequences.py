@@ -84,14 +84,16 @@ def piece_counts(lengths: NDArray[np.integer], cut: Cut) -> Ints:
     return np.where(wide > 0, 1 + more, 0)
 
 
-def cut_documents(lengths: NDArray[np.integer], cut: Cut) -> tuple[Ints, Ints]:
+def cut_documents(lengths: NDArray[np.integer], cut: Cut) -> tuple[Ints, Ints, Ints]:
     """Cut documents that follow one another in a stream into pieces. Returns the first token of
-    each piece in the stream, and its tokens, in order, int64, shape (pieces,) each."""
+    each piece in the stream, its tokens, and the number of its document, in order, int64, shape
+    (pieces,) each."""
     counts = piece_counts(lengths, cut)
     wide = lengths.astype(np.int64)
+    documents = np.repeat(np.arange(len(wide)), counts)
     offsets = number_ranges(np.zeros_like(counts), counts) * cut.stride
-    starts = np.repeat(np.cumsum(wide) - wide, counts) + offsets
-    return starts, np.minimum(np.repeat(wide, counts) - offsets, cut.length)
+    starts = (np.cumsum(wide) - wide)[documents] + offsets
+    return starts, np.minimum(wide[documents] - offsets, cut.length), documents
 
 
 def _find(bounds: Ints, token: int) -> tuple[int, int]:
@@ -261,12 +263,13 @@ class ShardSequences:
         self._bounds: Ints | None = None
         self.count = sequence_count(tokens, notes.cut)
         if notes.documents != "across":
-            self._starts, self._lengths = cut_documents(notes.lengths, notes.cut)
-            self.count = len(self._starts)
+            pieces = cut_documents(notes.lengths, notes.cut)
+            self.count = len(pieces[0])
             if notes.documents == "pack":
-                pieces, self._bounds = pack_pieces(self._lengths, room=notes.cut.length)
-                self._starts, self._lengths = self._starts[pieces], self._lengths[pieces]
+                order, self._bounds = pack_pieces(pieces[1], room=notes.cut.length)
+                pieces = (pieces[0][order], pieces[1][order], pieces[2][order])
                 self.count = len(self._bounds) - 1
+            self._starts, self._lengths, self._documents = pieces
 
     def ranges(self, rows: Ints) -> tuple[Ints, Ints, Ints | None]:
         """Return the first tokens and the lengths of the ranges that some rows consist of, row by
@@ -296,7 +299,7 @@ class ShardSequences:
             values[at : at + count] = 0
         return values.reshape(-1, *shape)
 
-    def _runs(self, rows: Ints, length: int = 1) -> tuple[Ints, Ints, Ints]:
+    def _runs(self, rows: Ints, length: int = 0) -> tuple[Ints, Ints, Ints]:
         """Return the runs of tokens of one document in the first `length` tokens of each row: the
         number of the document, -1 for padding; the position of the first token; the tokens.
 
@@ -310,6 +313,10 @@ class ShardSequences:
             numbers[ends + np.arange(len(ends))] = -1  # the padding of each sequence
             return numbers, np.zeros_like(numbers), np.insert(lengths, ends, length - used)
         notes, begins = self._notes, self._begins
+        if self._starts is not None:
+            numbers = self._documents[rows]
+            positions = starts - begins[numbers] + np.where(numbers == 0, notes.skip, 0)
+            return numbers + notes.first_document, positions, lengths
         first = np.searchsorted(begins, starts, side="right") - 1
         counts = np.searchsorted(begins, starts + length, side="left") - first
         numbers = number_ranges(first, counts)  # an empty document has no tokens

@@ -46,8 +46,7 @@ def test_a_stream_is_cut_every_stride_for_any_shard_size(
 def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, cut: Cut) -> None:
     begins = np.cumsum(lengths) - lengths
     seen: list[list[int]] = [[] for _ in lengths]
-    for start, length in zip(*cut_documents(lengths, cut), strict=True):
-        document = int(np.searchsorted(begins, start, side="right")) - 1
+    for start, length, document in zip(*cut_documents(lengths, cut), strict=True):
         offset = int(start - begins[document])
         assert 1 <= length <= cut.length
         overlap = cut.length - cut.stride if offset else 0
@@ -60,13 +59,14 @@ def test_the_pieces_of_all_shards_are_those_of_the_whole_stream(
     lengths: np.ndarray, cut: Cut, target: int
 ) -> None:
     bounds = np.cumsum([0, *lengths.tolist()])
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
     for start, end in document_parts(bounds, cut, target=target):
         first, skip, mine = slice_documents(bounds, start, end)
         assert mine.sum() == end - start
         assert start - bounds[first] == skip
-        starts, sizes = cut_documents(mine, cut)
-        found += zip((starts + start).tolist(), sizes.tolist(), strict=True)
+        starts, sizes, documents = cut_documents(mine, cut)
+        columns = (starts + start, sizes, documents + first)
+        found += zip(*(each.tolist() for each in columns), strict=True)
     whole = cut_documents(lengths, cut)
     assert found == list(zip(*(each.tolist() for each in whole), strict=True))
 

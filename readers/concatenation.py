@@ -36,28 +36,22 @@ def concat(sources: Sequence[Source]) -> Source:
     dataset before end. Its `close()` closes nothing: keep the parts open as long as you need them.
     Raises ConfigError for parts that don't fit, naming the field, and the errors of opening them.
     """
-    found = list(sources) if isinstance(sources, list | tuple) else sources
-    if not isinstance(found, list) or not found:
-        raise ConfigError(f"concat: got {sources!r:.80}, wanted a list of datasets.")
-    for source in found:
-        if not isinstance(source, Source):
-            raise ConfigError(
-                f"concat: got {source!r:.80}, wanted penstock.Dataset, subset() or split() of one."
-            )
-    parts = [
-        part
-        for source in found
-        for part in (source.bases if isinstance(source, Concatenation) else (source,))
-    ]
+    found = list(sources) if isinstance(sources, list | tuple) else []
+    if not found or not all(isinstance(source, Source) for source in found):
+        raise ConfigError(
+            f"concat: got {sources!r:.80}, wanted a list of penstock.Dataset, subset() or split() "
+            "of one."
+        )
+    nested = [each.bases if isinstance(each, Concatenation) else (each,) for each in found]
+    parts = [part for each in nested for part in each]
     for part in parts[1:]:
         _check_same(parts[0], part)
     joined = Concatenation(parts)
-    lost = [name for part in parts for name in part.schema if name not in joined.schema]
-    if lost:
+    if lost := {name for part in parts for name in part.schema} - joined.schema.keys():
         _log.info(
             "concat: the fields %s differ between the parts; they are left out, as they aren't "
             "selected",
-            ", ".join(map(repr, dict.fromkeys(lost))),
+            ", ".join(map(repr, sorted(lost))),
         )
     return joined
 
@@ -69,7 +63,6 @@ class Concatenation(View):
         """parts: of the same schema, as `concat` has checked."""
         self.bases = tuple(parts)
         self.url = " + ".join(part.url for part in self.bases)
-        self._contents: Contents | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
@@ -78,13 +71,11 @@ class Concatenation(View):
     def __repr__(self) -> str:
         return f"concat([{', '.join(map(repr, self.bases))}])"
 
-    @property
+    @cached_property
     def contents(self) -> Contents:
         """The contents of all parts. The label correlation of several datasets is unknown: icc is
         None, and the order mixes as widely as for such data."""
-        if self._contents is None:
-            self._contents = _joined([part.contents for part in self.bases])
-        return self._contents
+        return _joined([part.contents for part in self.bases])
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return concat([part._renamed(names, made) for part in self.bases])
@@ -109,24 +100,9 @@ class Concatenation(View):
         )
 
     def _runs(self, rows: Ints) -> Iterator[Run]:
-        of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
-        parts = np.flatnonzero(np.bincount(of)).tolist() or [0]  # faster than np.unique
-        for number in parts:
-            at = np.flatnonzero(of == number) if len(parts) > 1 else slice(None)
-            mine = np.array(rows[at])
+        for number, at, mine in _by_part(rows, rows[:, 0], self._first_shard):
             mine[:, 0] -= self._first_shard[number]
             yield Run(self.bases[number], mine, at, int(self._first_id[number]))
-
-    def _ids_by_part(self, ids: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-        """Yield each part that has some of these ids: its number, their positions, and the ids in
-        the part."""
-        end = self.contents.id_end
-        if len(ids) and not (ids.min() >= 0 and ids.max() < end):
-            raise ConfigError(f"ids: got {ids.min()} to {ids.max()}, wanted 0 to {end - 1}.")
-        of = np.searchsorted(self._first_id, ids, side="right") - 1
-        for number in np.unique(of).tolist():
-            places = np.flatnonzero(of == number)
-            yield number, places, ids[places] - self._first_id[number]
 
     def rows(self, ids: Ints) -> Ints:
         """Return (shard, row) of sample ids. Raises ConfigError for ids that no part has."""
@@ -143,6 +119,24 @@ class Concatenation(View):
         for number, places, mine in self._ids_by_part(wanted):
             names[places] = self.bases[number].names(mine)
         return list(names)
+
+    def _ids_by_part(self, ids: Ints) -> Iterator[tuple[int, Ints | slice, Ints]]:
+        end = self.contents.id_end
+        if len(ids) and not (ids.min() >= 0 and ids.max() < end):
+            raise ConfigError(f"ids: got {ids.min()} to {ids.max()}, wanted 0 to {end - 1}.")
+        for number, places, mine in _by_part(ids, ids, self._first_id):
+            yield number, places, mine - self._first_id[number]
+
+
+def _by_part(values: Ints, numbers: Ints, firsts: Ints) -> Iterator[tuple[int, Ints | slice, Ints]]:
+    """Yield each part that has some of the values: its number, their positions, and a copy of them.
+
+    numbers: of the shard or the sample of each. firsts: the first such number of each part."""
+    of = np.searchsorted(firsts, numbers, side="right") - 1
+    parts = np.flatnonzero(np.bincount(of)).tolist() or [0]  # faster than np.unique
+    for number in parts:
+        at = np.flatnonzero(of == number) if len(parts) > 1 else slice(None)
+        yield number, at, np.array(values[at])
 
 
 def _joined(each: Sequence[Contents]) -> Contents:
@@ -184,15 +178,14 @@ def _joined(each: Sequence[Contents]) -> Contents:
 
 def _mean_unit_bytes(each: Sequence[Contents]) -> float:
     """Return the mean size of a decode unit over several sources."""
-    counts = [sum(map(len, c.units)) if c.units is not None else len(c.sizes) for c in each]
+    counts = [len(c.sizes) if c.units is None else sum(map(len, c.units)) for c in each]
     return sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True)) / max(1, sum(counts))
 
 
 def _common(schemas: Sequence[Schema]) -> Schema:
     """Return the fields that are equal in all schemas, without those that refer to others."""
-    first = schemas[0]
-    alike = {n: t for n, t in first.items() if all(other.get(n) == t for other in schemas[1:])}
-    while alone := [n for n, t in alike.items() if (getattr(t, "of", None) or n) not in alike]:
+    alike = {n: t for n, t in schemas[0].items() if all(each.get(n) == t for each in schemas)}
+    while alone := [n for n, t in alike.items() if (t.reference or n) not in alike]:
         for name in alone:
             del alike[name]
     return Schema(alike)
@@ -204,8 +197,8 @@ def _check_same(first: Source, other: Source) -> None:
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
     delivered = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
-    owners = [getattr(each.get(name), "of", None) for each in (ours, theirs) for name in delivered]
-    for name in dict.fromkeys([*delivered, *(owner for owner in owners if owner)]):
+    types = [each[name] for each in (ours, theirs) for name in delivered if name in each]
+    for name in dict.fromkeys([*delivered, *(t.reference for t in types if t.reference)]):
         if name not in ours or name not in theirs:
             has, lacks = (first, other) if name in ours else (other, first)
             raise ConfigError(
@@ -228,12 +221,10 @@ def _check_same(first: Source, other: Source) -> None:
 def _difference(name: str, ours: FieldType, theirs: FieldType) -> str:
     if not ours.class_names or type(ours) is not type(theirs):
         return f"{ours!r} and {theirs!r}. Give both the same type, with schema= of their Dataset."
-    alone = [*(set(ours.class_names) ^ set(theirs.class_names))]
-    what = (
-        f"only one has the classes {sorted(alone)[:5]}"
-        if alone
-        else "they have the same classes in another order"
-    )
+    alone = sorted({*ours.class_names} ^ {*theirs.class_names})
+    what = "they have the same classes in another order"
+    if alone:
+        what = f"only one has the classes {alone[:5]}"
     return (
         f"{what}, so that one number would mean two classes. Give both the same list: "
         f'schema={{"{name}": {type(ours).__name__}([...])}} of their Dataset.'

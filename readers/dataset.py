@@ -7,7 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from penstock.readers.fieldtypes import (
     Naming,
     check_names,
     check_selection,
+    default_fields,
     not_chosen,
     renamed_field,
     stored_fields,
@@ -152,45 +153,43 @@ class Dataset(Source):
             from penstock.readers.formats import check_sampling
 
             sampling = check_sampling(sample, stride, dtype, documents, vocabulary)
+        if not isinstance(allow_left_out, bool | int | float) or not 0 <= allow_left_out <= 1:
+            raise ConfigError(
+                f"allow_left_out: got {allow_left_out!r}, wanted the largest share of samples that "
+                "may be left out, 0 to 1, such as 0.2; True allows any."
+            )
         if decoded_bytes is not None:
             from penstock.cache.base import parse_size
 
             decoded_bytes = parse_size(decoded_bytes, what="decoded_bytes")
-        names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
-        description = DatasetDescription(
-            url=url,
-            format=format,
-            index=index,
-            cache=cache,
-            storage_options=storage_options,
-            filesystem=filesystem,
-            manifest=manifest,
-            fields=fields if isinstance(fields, Mapping) else None,
-            schema=schema,
-            sampling=sampling,
-            allow_empty=allow_empty,
-            max_pixels=max_pixels,
+        self._set(
+            _Arguments(
+                description=DatasetDescription(
+                    url=url,
+                    format=format,
+                    index=index,
+                    cache=cache,
+                    storage_options=storage_options,
+                    filesystem=filesystem,
+                    manifest=manifest,
+                    fields=fields if isinstance(fields, Mapping) else None,
+                    schema=schema,
+                    sampling=sampling,
+                    allow_empty=allow_empty,
+                    max_pixels=max_pixels,
+                ),
+                names=check_names(tuple(fields) if isinstance(fields, Mapping) else fields),
+                decoded_bytes=decoded_bytes,
+                allowed=float(allow_left_out),
+            )
         )
-        self._set(description, decoded_bytes, _check_allowed_left_out(allow_left_out), names, ())
 
-    def _set(
-        self,
-        description: DatasetDescription,
-        decoded_bytes: int | None,
-        allowed: float | None,
-        names: tuple[str, ...] | None,
-        renames: tuple[Mapping[str, str], ...],
-    ) -> None:
-        """Set the checked arguments. allowed: the share of samples that may be left out; None
-        for data that is read once, to be packed. names: the fields of a batch. renames: the
-        arguments of `rename`, in order."""
-        self._description, self.url = description, show(description.url)
-        self._decoded_bytes, self._allowed = decoded_bytes, allowed
-        self._names, self._renames = names, renames
+    def _set(self, arguments: _Arguments) -> None:
+        self._arguments, self._description = arguments, arguments.description
+        self.url = show(self._description.url)
         self._naming = PLAIN
-        self._fields: tuple[str, ...] | None = None
-        self._kept: tuple[str, ...] | None = None  # fields whose chunks' bytes are kept; None: all
-        self._scratch = Scratch(description.cache)
+        self._fields = arguments.names
+        self._scratch = Scratch(self._description.cache)
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
@@ -198,8 +197,7 @@ class Dataset(Source):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments: a spawned worker opens the same dataset again."""
-        more = self._decoded_bytes, self._allowed, self._names, self._renames
-        return _make_dataset, (self._description, *more)
+        return _make_dataset, (self._arguments,)
 
     def select(self, *fields: str) -> Dataset:
         """Return the same data with other fields, as a dataset that opens and closes by itself.
@@ -207,20 +205,17 @@ class Dataset(Source):
         fields: names in the order that batches have, as for `Dataset(fields=)`, which also
         documents the errors.
         """
-        return self._with(check_names(fields), self._renames)
+        return self._with(names=check_names(fields))
 
-    def _with(
-        self, names: tuple[str, ...] | None, renames: tuple[Mapping[str, str], ...]
-    ) -> Dataset:
-        return _make_dataset(self._description, self._decoded_bytes, self._allowed, names, renames)
+    def _with(self, **changes: Any) -> Dataset:
+        return _make_dataset(replace(self._arguments, **changes))
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         if id(self) not in made:
-            chosen = self._names
+            chosen, renames = self._arguments.names, (*self._arguments.renames, dict(names))
             if chosen is not None:
-                chosen = tuple(renamed_field(name, names) for name in chosen)
-                check_names(chosen)
-            made[id(self)] = self._with(chosen, (*self._renames, dict(names)))
+                chosen = check_names([renamed_field(name, names) for name in chosen])
+            made[id(self)] = self._with(names=chosen, renames=renames)
         return made[id(self)]
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
@@ -239,40 +234,42 @@ class Dataset(Source):
                     self._description, self._scratch, verify=verify, workers=workers
                 )
                 try:
-                    index = opener.open(warns=self._allowed is not None)
-                    sampling = self._description.sampling
-                    if sampling is not None:
-                        sampling.check_used(index.format, url=self.url)
-                    if self._allowed is not None:
-                        _check_left_out(index, self._allowed)
-                    self._naming = Naming.of(
-                        index.schema, opener.renames, self._renames, url=self.url
-                    )
-                    # Fields that the user didn't name are chosen by their names in the index.
-                    naming = PLAIN if self._names is None else self._naming
-                    fields = check_selection(
-                        self._names or index.format.default_fields(index.schema),
-                        self._naming.schema if self._names else index.schema,
-                        naming.new(index.lacking),
-                        url=self.url,
-                        has_reasons=index.format.name in ("parquet", "arrow", "zarr", "npy"),
-                        left_out=index.about.left_out,
-                    )
-                    stored = stored_fields(map(naming.stored_name, fields), index.schema)
-                    if self._names is None:
-                        fields = tuple(map(self._naming.new_name, fields))
+                    self._reader = self._opened(opener)
                 except BaseException:
                     opener.origin.close()
                     raise
-                if self._names is None and (note := not_chosen(index.schema, index.lacking)):
-                    _log.warning("%s: %s", self.url, note)
-                self._fields = fields
-                index = index.keeping(stored if self._kept is None else self._kept)
-                self._chunks = _kept_chunks(
-                    index, self._scratch, max_bytes=self._decoded_bytes, url=self.url
-                )
-                self._reader = SampleReader(index, url=self.url, fields=stored)
             return self._reader
+
+    def _opened(self, opener: IndexOpener) -> SampleReader:
+        """Open the index, and choose the fields. Raises ConfigError for fields that it lacks."""
+        chosen, allowed, url = self._arguments.names, self._arguments.allowed, self.url
+        index = opener.open(warns=allowed is not None)
+        if (sampling := self._description.sampling) is not None:
+            sampling.check_used(index.format, url=url)
+        if allowed is not None:
+            _check_left_out(index, allowed)
+        naming = Naming.of(index.schema, opener.renames, self._arguments.renames, url=url)
+        if chosen is None:  # by the names in the index
+            defaults = index.format.default_fields(index.schema)
+            defaults = defaults or default_fields(index.schema, index.lacking)
+            chosen = tuple(map(naming.new_name, defaults))
+        fields = check_selection(
+            chosen,
+            naming.schema,
+            naming.new(index.lacking),
+            url=url,
+            has_reasons=index.format.name in ("parquet", "arrow", "zarr", "npy"),
+            left_out=index.about.left_out,
+        )
+        if self._fields is None and (note := not_chosen(index.schema, index.lacking)):
+            _log.warning("%s: %s", url, note)
+        self._naming, self._fields = naming, fields
+        stored = stored_fields(map(naming.stored_name, fields), index.schema)
+        index = index.keeping(self._arguments.kept or stored)
+        self._chunks = _kept_chunks(
+            index, self._scratch, max_bytes=self._arguments.decoded_bytes, url=url
+        )
+        return SampleReader(index, url=url, fields=stored)
 
     @property
     def index(self) -> Index:
@@ -282,9 +279,8 @@ class Dataset(Source):
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a batch, in order."""
-        if self._names is not None:
-            return self._names
-        self._open()
+        if self._fields is None:
+            self._open()
         assert self._fields is not None
         return self._fields
 
@@ -302,7 +298,8 @@ class Dataset(Source):
     @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
-        return self._description.is_plain and self._names is None and not self._renames
+        arguments = self._arguments
+        return arguments.description.is_plain and not (arguments.names or arguments.renames)
 
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
@@ -316,17 +313,14 @@ class Dataset(Source):
         """The contents that readers by shards need; opens the index at first use."""
         index = self.index
         if self._contents is None:
-            self._contents = contents_of(index)
-            if (most := self._description.max_pixels) is not None:
-                self._contents = replace(self._contents, max_pixels=most)
-            if not self._naming.is_plain:
-                contents, naming = self._contents, self._naming
-                self._contents = replace(
-                    contents,
-                    schema=naming.schema,
-                    images=naming.new(contents.images),
-                    longest=naming.new(contents.longest),
-                )
+            found, naming = contents_of(index), self._naming
+            self._contents = replace(
+                found,
+                max_pixels=self._description.max_pixels or found.max_pixels,
+                schema=naming.schema,
+                images=naming.new(found.images),
+                longest=naming.new(found.longest),
+            )
         return self._contents
 
     @property
@@ -431,11 +425,7 @@ class Dataset(Source):
         that don't exist."""
         reader = self._open()
         index = reader.index
-        wanted = np.asarray(list(ids), np.int64)
-        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
-            raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
-        shards = np.searchsorted(index.starts, wanted, side="right") - 1
-        rows = wanted - index.starts[shards]
+        shards, rows = self.rows(np.asarray([*ids], np.int64)).T
         if index.is_self_contained:
             return _source_names(index, reader.shards, shards, rows)
         opened = reader.shards.get(shards.tolist())
@@ -474,28 +464,35 @@ class Dataset(Source):
             self._scratch.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arguments:
+    """The checked arguments of a dataset.
+
+    names: the fields of a batch; None for the default ones. renames: the arguments of `rename`, in
+    order. decoded_bytes: memory for decoded chunks. allowed: the share of samples that may be left
+    out; None for data that is read once, to be packed. kept: the stored fields whose chunks' bytes
+    are kept; empty for those of a batch.
+    """
+
+    description: DatasetDescription
+    names: tuple[str, ...] | None = None
+    renames: tuple[Mapping[str, str], ...] = ()
+    decoded_bytes: int | None = None
+    allowed: float | None = None
+    kept: tuple[str, ...] = ()
+
+
 def dataset_of(description: DatasetDescription) -> Dataset:
     """Return a dataset that is read once, to be packed."""
     names = None if description.fields is None else check_names(tuple(description.fields))
-    return _make_dataset(description, None, None, names, ())
+    return _make_dataset(_Arguments(description=description, names=names))
 
 
-def _make_dataset(description: DatasetDescription, *more: Any) -> Dataset:
-    """Make a dataset from arguments that were checked before; see `Dataset._set`."""
+def _make_dataset(arguments: _Arguments) -> Dataset:
+    """Make a dataset from arguments that were checked before."""
     dataset = Dataset.__new__(Dataset)
-    dataset._set(description, *more)
+    dataset._set(arguments)
     return dataset
-
-
-def _check_allowed_left_out(share: object) -> float:
-    """Check `allow_left_out=` and return the share of samples that may be left out. Raises
-    ConfigError."""
-    if isinstance(share, bool | int | float) and 0 <= share <= 1:
-        return float(share)
-    raise ConfigError(
-        f"allow_left_out: got {share!r}, wanted the largest share of samples that may be left out, "
-        "0 to 1, such as 0.2; True allows any."
-    )
 
 
 def _check_left_out(index: Index, allowed: float) -> None:
@@ -519,7 +516,7 @@ def _check_left_out(index: Index, allowed: float) -> None:
             "of classes may lack a name), or accept it with Dataset(…, allow_left_out="
             f"{math.ceil(share * 100) / 100:.2g})."
         )
-    warnings.warn(message, PenstockWarning, stacklevel=5)
+    warnings.warn(message, PenstockWarning, stacklevel=6)
 
 
 def _kept_chunks(
@@ -556,9 +553,7 @@ def _unit_bytes(index: Index) -> float:
 def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     """Return a copy of the dataset, to be opened and closed by the caller, that keeps the chunks'
     bytes of these fields even if its batches don't have them."""
-    copy = dataset._with(dataset._names, dataset._renames)
-    copy._kept = dataset.stored_fields(fields)
-    return copy
+    return dataset._with(kept=dataset.stored_fields(fields))
 
 
 def open_shard(dataset: Dataset, number: int) -> OpenShard:

@@ -28,13 +28,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Dataset):
             return NotImplemented
-        make, (description, *more) = value.__reduce__()
-        description = description.for_workers()
+        make, (arguments,) = value.__reduce__()
+        description = arguments.description.for_workers()
         place = os.path.abspath(value.index.place)
         if not value.index.is_self_contained and os.path.isdir(place):
             self.indexes.append(os.fsencode(place))
             description = replace(description, index=place)
-        return make, (description, *more)
+        return make, (replace(arguments, description=description),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

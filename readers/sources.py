@@ -192,14 +192,13 @@ class Source(ABC):
         if self.classes:
             return len(self.classes)
         schema = self.schema
-        field = class_field(schema, (*self.fields, *schema))
-        field = field or next((name for name in LABELS if _is_whole(schema.get(name))), None)
+        whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
+        field = class_field(schema, (*self.fields, *schema)) or whole
         if field is None:
             return None
-        type = schema[field]
-        if type.class_names:  # of several fields of classes
-            return len(type.class_names)
-        return 1 + max(each._largest(field) for each in self._datasets())
+        # One of several fields of classes may have names.
+        known = len(schema[field].class_names)
+        return known or 1 + max(each._largest(field) for each in self._datasets())
 
     def _largest(self, name: str) -> int:
         """Return the largest value of a field of integers."""
@@ -506,15 +505,20 @@ class View(Source):
         """The stores of decoded chunks, one for each dataset that is open."""
         return tuple(dict.fromkeys(store for base in self.bases for store in base.chunks))
 
+    def _integers(self, rows: Ints, read: Callable[[Run], Ints]) -> Ints:
+        """Return the integers that `read` returns for each base, in the order of the rows."""
+        found = np.empty(len(rows), np.int64)
+        for run in self._runs(rows):
+            found[run.at] = read(run)
+        return found
+
     def ids(self, rows: Ints) -> Ints:
         """Return the sample ids of (shard, row), int64, shape (n,)."""
-        ids = np.empty(len(rows), np.int64)
-        for run in self._runs(rows):
-            found = run.base.ids(run.rows)
-            if isinstance(run.at, slice):
-                return found + run.first_id if run.first_id else found
-            ids[run.at] = found + run.first_id
-        return ids
+        return self._integers(rows, lambda run: run.base.ids(run.rows) + run.first_id)
+
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """Return first lengths of samples, int64, shape (n,)."""
+        return self._integers(rows, lambda run: run.base.lengths(name, run.rows))
 
     def read(
         self,
@@ -529,19 +533,22 @@ class View(Source):
         """Read samples in the order of rows; see `Dataset.read`."""
 
         def read(run: Run) -> SampleBatch:
-            found, cut, at = bad, crops, run.at
-            if not isinstance(at, slice):
-                found = None if bad is None else {}
-                cut = crops and {name: crop.take(at) for name, crop in crops.items()}
+            found: dict[int, str] = {}
             try:
                 batch = run.base.read(
-                    run.rows, mode=mode, bad=found, fields=fields, crops=cut, blocks=blocks
+                    run.rows,
+                    mode=mode,
+                    bad=None if bad is None else found,
+                    fields=fields,
+                    crops=crops and {name: crop.take(run.at) for name, crop in crops.items()},
+                    blocks=blocks,
                 )
             except CorruptSampleError as error:
                 error.sample_id += run.first_id
                 raise
-            if bad is not None and found and not isinstance(at, slice):
-                bad.update({int(at[row]): why for row, why in found.items()})
+            if bad is not None and found:
+                places = np.arange(len(rows))[run.at].tolist()
+                bad.update({places[row]: why for row, why in found.items()})
             return batch
 
         return self._joined(rows, read)
@@ -563,13 +570,6 @@ class View(Source):
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
         return joined_batches(batches).take(back)
-
-    def lengths(self, name: str, rows: Ints) -> Ints:
-        """Return first lengths of samples, int64, shape (n,)."""
-        lengths = np.empty(len(rows), np.int64)
-        for run in self._runs(rows):
-            lengths[run.at] = run.base.lengths(name, run.rows)
-        return lengths
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Return the upright height and width of the images in a shard, int32, shape (samples,
@@ -603,7 +603,6 @@ class Selection(View):
         self.url, self.bases = base.url, (base,)
         self._base, self._places = base, places
         self.part_of = self._fingerprint = fingerprint
-        self._contents: Contents | None = None
 
     @classmethod
     def of(cls, source: Source, places: Ints) -> Selection:
@@ -620,20 +619,18 @@ class Selection(View):
     def __repr__(self) -> str:
         return f"Selection(<{len(self._places):,} samples>, {self._base!r})"
 
-    @property
+    @cached_property
     def contents(self) -> Contents:
         """The selected contents. Raises IndexChangedError if the dataset has changed since the
         selection."""
-        if self._contents is None:
-            base = self._base.contents
-            if base.fingerprint != self._fingerprint:
-                raise IndexChangedError(
-                    f"{self.url}: the dataset has changed since this selection was taken from it "
-                    f"(index {self._fingerprint[:12]}, now {base.fingerprint[:12]}), so its ids "
-                    "mean other samples. Take the selection again."
-                )
-            self._contents = selected(base, self._places, self._shards)
-        return self._contents
+        base = self._base.contents
+        if base.fingerprint != self._fingerprint:
+            raise IndexChangedError(
+                f"{self.url}: the dataset has changed since this selection was taken from it "
+                f"(index {self._fingerprint[:12]}, now {base.fingerprint[:12]}), so its ids "
+                "mean other samples. Take the selection again."
+            )
+        return selected(base, self._places, self._shards)
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return Selection(self._base._renamed(names, made), self._places, self._fingerprint)

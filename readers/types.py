@@ -7,13 +7,15 @@ callables that decode images and report progress. Nothing in this module does I/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
+
+_Found = TypeVar("_Found")
 
 Encoded = NDArray[np.uint8]
 """One encoded sample: shape (bytes,), read-only, a view of a mapped file if possible."""
@@ -61,6 +63,23 @@ class Rejection:
     reason: str
 
 
+def accepted(found: _Found | Rejection) -> _Found:
+    """Return a result. Raises ValueError for a Rejection, with its reason."""
+    if isinstance(found, Rejection):
+        raise ValueError(found.reason)
+    return found
+
+
+def failure(error: Exception) -> str:
+    """Describe an error that a decoder raised for damaged bytes, in one line. Raises the error
+    itself if the machine caused it."""
+    from penstock.cache.base import machine_remedy
+
+    if machine_remedy(error) is not None:
+        raise error
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 MAX_PIXELS = 2**27
 """The default number of pixels of the largest image or mask that is decoded: 134 million, 400 MB of
 RGB."""
@@ -98,7 +117,6 @@ class EncodedBatch:
     dims: NDArray[np.int32]
 
 
-_CODEC = re.compile(r"([<>|])([biufc])([0-9]{1,2})(:F)?")
 NUMBER_SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 """The supported sizes of numbers in bytes, by numpy's kind."""
 
@@ -150,9 +168,17 @@ class ArrayCodec:
         return str(self.native.name)
 
 
+CODECS = {
+    str(codec): codec
+    for is_fortran in (False, True)
+    for kind, sizes in NUMBER_SIZES.items()
+    for size in sizes
+    for order in ("<>" if size > 1 else "|")
+    for codec in (ArrayCodec(np.dtype(f"{order}{kind}{size}"), is_fortran),)
+}
+"""All codecs that the facts of an array can name; tables store their numbers in this order."""
+
+
 def array_codec(codec: str) -> ArrayCodec | None:
-    """Parse the codec of an array; None for other text. The codec is untrusted."""
-    found = _CODEC.fullmatch(codec)
-    if found is None or int(found[3]) not in NUMBER_SIZES[found[2]]:
-        return None
-    return ArrayCodec(np.dtype(found[1] + found[2] + found[3]), found[4] is not None)
+    """Return the codec of an array by its name; None for other text. The name is untrusted."""
+    return CODECS.get(codec)

@@ -4,7 +4,7 @@ from .array_forms import ARRAY_CODECS as ARRAY_CODECS, CODEC_ITEMSIZES as CODEC_
 from .array_forms import unfit_numbers as unfit_numbers
 from .array_forms import as_bits as as_bits, bare_facts as bare_facts
 from .array_forms import codec_number as codec_number, decode_array as decode_array
-from .array_forms import from_bits as from_bits, to_array as to_array
+from .array_forms import from_bits as from_bits
 from .arrays import Array as Array, Tokens as Tokens
 from .boxes import Boxes as Boxes, BoxUnits as BoxUnits, Keypoints as Keypoints
 from .boxes import to_xyxy as to_xyxy
@@ -50,8 +50,7 @@ from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTa
 from .text_tables import csv_table as csv_table, json_object as json_object
 from .text_tables import json_value as json_value, jsonl_table as jsonl_table
 from .text_tables import object_table as object_table
-from .texts import Bytes as Bytes, Text as Text, decode_text as decode_text
+from .texts import Bytes as Bytes, Text as Text
 from .value_checks import ValueChecks as ValueChecks
-from .verification import find_verify as find_verify, image_verdicts as image_verdicts
-from .verification import named_verify as named_verify, strict_pillow as strict_pillow
-from .verification import verify_name as verify_name
+from .verification import check_images as check_images, named_verify as named_verify
+from .verification import strict_pillow as strict_pillow, verify_name as verify_name

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
-from penstock.readers.types import NUMBER_SIZES, Facts, Rejection, array_codec
+from penstock.readers.types import CODECS, Facts, Rejection, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,20 +26,14 @@ if TYPE_CHECKING:
 AUTO_DTYPE = "auto"
 """Stands for the dtype of the stored data, until the index has settled it."""
 
-ARRAY_CODECS: tuple[str, ...] = tuple(
-    np.dtype(f"{order}{kind}{size}").str + columns_first
-    for columns_first, kind in product(("", ":F"), NUMBER_SIZES)
-    for size in NUMBER_SIZES[kind]
-    for order in ("<>" if size > 1 else "|")
-)
-"""All codecs that the facts of an array can name; tables store their numbers."""
+ARRAY_CODECS = tuple(CODECS)
+"""The names of all codecs of arrays."""
 
-CODEC_ITEMSIZES = np.array(
-    [np.dtype(codec.removesuffix(":F")).itemsize for codec in ARRAY_CODECS], np.int64
-)
+CODEC_ITEMSIZES = np.array([each.dtype.itemsize for each in CODECS.values()], np.int64)
 """Bytes of one number, by the number of the codec."""
 
-_NUMBERS = {codec: number for number, codec in enumerate(ARRAY_CODECS)}
+_MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
+_NUMBERS = {codec: number for number, codec in enumerate(CODECS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +85,6 @@ class ArrayForm:
     def returned(self, value: Any) -> NDArray[Any]:
         """Convert a value that a user's function returned; arrays must have the dtype. Raises
         ValueError(got, wanted) for another value; got is "" to show the value."""
-        if value is None or isinstance(value, str | bytes):
-            raise ValueError("", str(self))
         is_typed = hasattr(value, "dtype")
         try:
             array = np.asarray(value)
@@ -102,10 +93,8 @@ class ArrayForm:
             raise ValueError(why, str(self)) from None
         if not (is_typed or array.size) and self.shape[:1] == (None,):
             array = self.empty
-        is_fit = array.dtype == self.dtype or (
-            array.dtype.newbyteorder("=") == self.dtype if is_typed else fits(self.dtype, array)
-        )
-        if not (is_fit and self.has(array.shape)):
+        is_same = array.dtype.newbyteorder("=") == self.dtype
+        if not (is_same or (not is_typed and fits(self.dtype, array))) or not self.has(array.shape):
             got = str(ArrayForm(array.dtype, array.shape)) if is_typed else ""
             raise ValueError(got, str(self))
         return array.astype(self.dtype, copy=False)
@@ -115,7 +104,7 @@ class ArrayForm:
         if not self.is_ragged:
             shape = (len(samples), *self.fixed_shape)
             return DenseColumn(np.array(samples, self.dtype).reshape(shape))
-        rest = self.rest if self.shape[0] is None else None
+        rest = self.rest
         like = RaggedColumn(
             np.empty((0, *(rest or ())), self.dtype),
             np.zeros(1, np.int64),
@@ -126,14 +115,11 @@ class ArrayForm:
 
 def unfit_numbers(dtype: np.dtype[Any], found: NDArray[Any]) -> NDArray[np.bool_]:
     """Mark the numbers that a dtype can't hold. Returns bools of their shape."""
-    unfit: NDArray[np.bool_]
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        unfit = (found < int(limits.min)) | (found > int(limits.max))
-    else:
-        with np.errstate(all="ignore"):
-            unfit = np.isinf(found.astype(dtype)) & np.isfinite(found)
-    return unfit
+        return np.asarray((found < int(limits.min)) | (found > int(limits.max)))
+    with np.errstate(all="ignore"):
+        return np.asarray(np.isinf(found.astype(dtype)) & np.isfinite(found))
 
 
 _HELD = {"i": "iu", "u": "iu", "f": "iuf", "c": "iufc", "b": "b"}
@@ -206,12 +192,15 @@ def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[
     return np.ascontiguousarray(values.reshape(shape[::-1]).T)
 
 
-def to_array(
-    payload: Encoded, codec: str, shape: Sequence[int], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """Decode one sample's numbers to a dtype, rows first. shape: of this sample. Raises ValueError
-    for a payload that doesn't fit."""
-    return decode_array(payload, codec, shape).astype(dtype, copy=False)
+def is_shape(shape: Sequence[int | None]) -> bool:
+    """Return True if samples can have a shape; None in it is any length."""
+    lengths = [length for length in shape if length is not None]
+    if len(shape) > _MAX_DIMENSIONS:
+        return False
+    if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in lengths):
+        return False
+    # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
+    return 0 not in lengths or math.prod(length or 1 for length in lengths) <= _MAX_LENGTH
 
 
 def widened(a: Sequence[int | None], b: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -219,10 +208,7 @@ def widened(a: Sequence[int | None], b: Sequence[int | None]) -> tuple[int | Non
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
 
 
-def advice(
-    field: str, dtype: str, shape: tuple[int | None, ...] | None, *, of: str | None = None
-) -> str:
+def advice(field: str, dtype: str, shape: tuple[int | None, ...], *, of: str | None = None) -> str:
     """Return what to pass to `Dataset` for an array of this type, as an instruction."""
-    shown = "" if shape is None else f", {shape}"
     owner = "" if of is None else f', of="{of}"'
-    return f'pass schema={{"{field}": Array("{dtype}"{shown}{owner})}}'
+    return f'pass schema={{"{field}": Array("{dtype}", {shape}{owner})}}'

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, explain_arguments
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm, advice, widened
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm, advice, is_shape, widened
 from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, check_reference
-from penstock.readers.types import Facts, array_codec
-
-_MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
+from penstock.readers.types import CODECS, Facts
 
 
 @explain_arguments(ConfigError)
@@ -38,8 +36,13 @@ class Array(FieldType):
     def __post_init__(self) -> None:
         if self.dtype != AUTO_DTYPE:
             object.__setattr__(self, "dtype", check_dtype("Array", self.dtype))
-        if self.shape is not None:
-            object.__setattr__(self, "shape", _check_shape(self.shape))
+        shape: Any = self.shape
+        if isinstance(shape, Sequence) and not isinstance(shape, str) and is_shape(shape):
+            object.__setattr__(self, "shape", tuple(shape))
+        elif shape is not None:
+            raise ConfigError(
+                f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any."
+            )
         if self.of is not None:
             check_reference("Array", self.of)
 
@@ -55,7 +58,7 @@ class Array(FieldType):
 
     @property
     def is_settled(self) -> bool:
-        return self.dtype != AUTO_DTYPE and self.shape is not None
+        return self.form is not None
 
     def completed(self, dtype: str, shape: tuple[int | None, ...]) -> Array:
         return replace(
@@ -67,17 +70,17 @@ class Array(FieldType):
     def settled(self, so_far: FieldType | None, facts: Facts, *, field: str) -> Array:
         """Return the array that also holds one more sample: lengths that differ become None. Raises
         ValueError for another dtype or number of dimensions."""
-        codec = array_codec(facts.codec)
-        assert codec is not None, facts
+        found = CODECS[facts.codec].native
         if so_far is None:
-            return self.completed(codec.name, facts.shape)
+            return self.completed(found.name, facts.shape)
         assert isinstance(so_far, Array), so_far
-        assert so_far.shape is not None, so_far
-        if so_far.dtype != codec.name or len(so_far.shape) != len(facts.shape):
-            raise ValueError(advice(field, so_far.dtype, so_far.shape, of=so_far.of))
+        dtype, shape = so_far.known
+        assert shape is not None, so_far
+        if dtype != found or len(shape) != len(facts.shape):
+            raise ValueError(advice(field, so_far.dtype, shape, of=so_far.of))
         if self.shape is not None:
             return so_far
-        return replace(so_far, shape=widened(so_far.shape, facts.shape))
+        return replace(so_far, shape=widened(shape, facts.shape))
 
     @property
     def known(self) -> tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]:
@@ -101,14 +104,3 @@ class Tokens(FieldType):
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of(self.dtype, (None,))
-
-
-def _check_shape(shape: object) -> tuple[int | None, ...]:
-    if (
-        not isinstance(shape, Sequence)
-        or isinstance(shape, str)
-        or len(shape) > _MAX_DIMENSIONS
-        or not all(n is None or (type(n) is int and 0 <= n <= _MAX_LENGTH) for n in shape)
-    ):
-        raise ConfigError(f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any.")
-    return tuple(shape)

@@ -6,7 +6,7 @@ All arithmetic is float32, as are the delivered boxes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -15,10 +15,10 @@ from penstock.cache import ConfigError, DatasetError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -39,11 +39,7 @@ class _Points(FieldType):
 
     refers_to: ClassVar[str | None] = "image"
     _width: ClassVar[int]
-
-    @property
-    def _plural(self) -> str:
-        """The name of its values in messages."""
-        return "points"
+    _noun: ClassVar[str] = "point"
 
     @property
     def form(self) -> ArrayForm:
@@ -60,21 +56,46 @@ class _Points(FieldType):
             offsets = column.offsets // (self._width if column.values.ndim == 1 else 1)
         return values, np.repeat(np.arange(len(column)), np.diff(offsets)), offsets
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check the header of an .npy file; `check_values` checks the numbers."""
-        from penstock.readers.fieldtypes.npy_header import read_npy_header
+        from penstock.readers.fieldtypes.npy_header import check_array
 
-        del field, max_pixels
-        header = read_npy_header(data)
-        if isinstance(header, Rejection):
-            return header
-        wrong = _check_rows(header.codec.dtype, header.shape, self._width, self._plural)
-        if wrong is not None:
-            return wrong
-        shape = header.shape if len(header.shape) == 2 else (0, self._width)
-        return Facts.of(data, start=header.start, shape=shape, codec=str(header.codec))
+        del max_pixels
+        facts = check_array(data, None, None, field=field)
+        accepted(self._check_form(CODECS[facts.codec].dtype, facts.shape))
+        return replace(facts, shape=(*facts.shape, self._width)[:2])
+
+    def _check_form(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Rejection | None:
+        """Return why an array isn't one row of numbers per place, or None. numpy has the shape (0,)
+        for an empty list."""
+        if dtype.kind in "iuf" and (shape == (0,) or (len(shape) == 2 and shape[1] == self._width)):
+            return None
+        return Rejection(
+            f"wanted numbers of shape (k, {self._width}), one row for each {self._noun}, got "
+            f"{dtype.name} of shape {shape}"
+        )
+
+    def check_values(
+        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
+    ) -> Rejection | None:
+        """Return why a sample's rows are invalid, or None. size: also of each row's own image,
+        shape (k, 2); 0 x 0 if unknown."""
+        if (refusal := self._check_form(values.dtype, values.shape)) is not None:
+            return refusal
+        stored = np.asarray(values).reshape(-1, self._width)
+        for wrong, what, more in self._faults(stored, size) if len(stored) else ():
+            if wrong.any():
+                row = int(wrong.argmax())
+                return Rejection(f"{self._noun} {row} {what}: {_shown(stored[row])}{more}")
+        return None
+
+    def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
+        """Yield which of the rows have a fault, bool, (k,), what it is, and what is wanted. Points
+        outside the image are normal: hidden ones are often written as 0, 0 or -1, -1."""
+        del size
+        with np.errstate(over="ignore"):
+            places = stored.astype(np.float32)
+        yield ~np.isfinite(places).all(axis=1), "isn't finite", ""
 
 
 @explain_arguments(ConfigError)
@@ -92,6 +113,7 @@ class Boxes(_Points):
     kind: ClassVar[str] = "boxes"
     is_boxes: ClassVar[bool] = True
     _width: ClassVar[int] = 4
+    _noun: ClassVar[str] = "box"
 
     def __post_init__(self) -> None:
         check_reference("Boxes", self.of)
@@ -103,10 +125,6 @@ class Boxes(_Points):
     def is_normalised(self) -> bool:
         """Return True if the stored numbers are fractions of the image's width and height."""
         return self.format.endswith("_norm")
-
-    @property
-    def _plural(self) -> str:
-        return f"{self.format} boxes"
 
     @property
     def needs_size(self) -> bool:
@@ -128,51 +146,30 @@ class Boxes(_Points):
             boxes = moves.move_boxes(boxes, owner)
         return RaggedColumn(boxes, offsets)
 
-    def check_values(
-        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
-    ) -> Rejection | None:
-        """Return why a sample's boxes are invalid, or None: a wrong shape, not finite, inverted, or
-        wholly outside an image of known size.
-
-        A box that lies partly outside is normal; a normalised number outside 0..1 isn't. size: also
-        of each box's own image, shape (k, 2); 0 x 0 if unknown.
-        """
+    def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
+        """Yield what is wrong with boxes: not finite, not normalised, inverted, or wholly outside
+        an image of known size. A box that lies partly outside is normal."""
         format = self.format
-        if (refusal := _check_rows(values.dtype, values.shape, 4, self._plural)) is not None:
-            return refusal
         with np.errstate(over="ignore", invalid="ignore"):  # the results aren't finite
-            corners = to_xyxy(values, format)
-        if len(bad := np.flatnonzero(~np.isfinite(corners).all(axis=1))):
-            return Rejection(f"box {bad[0]} isn't finite: {_shown_row(values, bad[0])}")
+            corners = to_xyxy(stored, format)
+        yield ~np.isfinite(corners).all(axis=1), "isn't finite", ""
+        if self.is_normalised:
+            beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
+            wanted = f"; {format} wants fractions of the image, 0 to 1"
+            yield beyond.any(axis=1), "isn't normalised", wanted
         # Checked as stored: x + w may round to x.
-        stored = np.asarray(values).reshape(-1, 4)
-        is_xyxy, is_normalised = format.startswith("xyxy"), format.endswith("_norm")
-        beyond = (stored < -_TOLERANCE) | (stored > 1 + _TOLERANCE)
-        if is_normalised and len(bad := np.flatnonzero(beyond.any(axis=1))):
-            return Rejection(
-                f"box {bad[0]} isn't normalised: {_shown_row(values, bad[0])}; {format} wants "
-                "fractions of the image, 0 to 1. For pixels use "
-                f'format="{format.removesuffix("_norm")}"'
-            )
+        is_xyxy = format.startswith("xyxy")
         sides = corners[:, 2:] - corners[:, :2] if is_xyxy else stored[:, 2:]
-        if len(bad := np.flatnonzero((sides < 0).any(axis=1))):
-            wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
-            if format == "xyxy" and ((stored[bad] >= 0) & (stored[bad] <= 1)).all():
-                wanted += '. For numbers from 0 to 1 use format="cxcywh_norm" or "xywh_norm"'
-            return Rejection(
-                f"box {bad[0]} is inverted: {_shown_row(values, bad[0])}; {format} wants {wanted}"
-            )
+        wanted = "x1 <= x2 and y1 <= y2" if is_xyxy else "a width and height of 0 or more"
+        yield (sides < 0).any(axis=1), "is inverted", f"; {format} wants {wanted}"
         if size is not None:
             sizes = np.broadcast_to(np.asarray(size, np.int32), (len(corners), 2))
-            limits = np.ones_like(sizes) if is_normalised else sizes[:, ::-1]
-            far = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
-            if len(bad := np.flatnonzero(far.any(axis=1) & sizes.all(axis=1))):
-                height, width = sizes[bad[0]].tolist()
-                return Rejection(
-                    f"box {bad[0]} lies outside its image: {_shown_row(values, bad[0])} "
-                    f"({format}), but the image is {width} wide and {height} high"
-                )
-        return None
+            limits = np.ones_like(sizes) if self.is_normalised else sizes[:, ::-1]
+            outside = (corners[:, 2:] < 0) | (corners[:, :2] > limits)
+            far = outside.any(axis=1) & sizes.all(axis=1)
+            height, width = sizes[int(far.argmax())].tolist()
+            more = f" ({format}), but the image is {width} wide and {height} high"
+            yield far, "lies outside its image", more
 
 
 @explain_arguments(ConfigError)
@@ -199,19 +196,6 @@ class Keypoints(_Points):
         if isinstance(column, DenseColumn):
             return DenseColumn(points.reshape(column.values.shape))
         return RaggedColumn(points, offsets)
-
-    def check_values(
-        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
-    ) -> Rejection | None:
-        del size
-        # Points outside the image are normal: hidden ones are often written as 0, 0 or -1, -1.
-        if (refusal := _check_rows(values.dtype, values.shape, 2, self._plural)) is not None:
-            return refusal
-        with np.errstate(over="ignore"):
-            found = np.asarray(values).astype(np.float32).reshape(-1, 2)
-        if len(bad := np.flatnonzero(~np.isfinite(found).all(axis=1))):
-            return Rejection(f"point {bad[0]} isn't finite: {_shown_row(values, bad[0], 2)}")
-        return None
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:
@@ -250,54 +234,35 @@ class BoxUnits:
         """
         if name in self._settled or not isinstance(type, Boxes) or not len(boxes):
             return
-        stored = np.asarray(boxes).reshape(-1, 4)
-        corners = to_xyxy(stored, type.format)
-        corners = corners[((corners[:, 2:] > corners[:, :2]).all(axis=1))]
-        within = ((corners >= -_TOLERANCE) & (corners <= 1 + _TOLERANCE)).all(axis=1)
+        shown = stored = np.asarray(boxes).reshape(-1, 4)
         if type.is_normalised:
             wrong = (np.abs(stored) > 1 + _TOLERANCE).any(axis=1)
             right = ~wrong & (stored > 0).any(axis=1)
         else:
-            wrong = within & (corners != np.rint(corners)).any(axis=1)
-            right = ~within
+            corners = to_xyxy(stored, type.format)
+            shown = corners[(corners[:, 2:] > corners[:, :2]).all(axis=1)]
+            right = ((shown < -_TOLERANCE) | (shown > 1 + _TOLERANCE)).any(axis=1)
+            wrong = ~right & (shown != np.rint(shown)).any(axis=1)
         if right.any():
             self._settled.add(name)
             return
         seen = self._wrong[name] = self._wrong.get(name, 0) + int(wrong.sum())
         if not seen or seen < self._enough:
             return
-        shown = _shown_row(stored if type.is_normalised else corners, int(np.flatnonzero(wrong)[0]))
+        found, wanted, plain = "fractions of the image", "pixels", type.format.removesuffix("_norm")
         if type.is_normalised:
-            raise DatasetError(
-                f'"{name}": none of the first {seen} boxes lies within 0 to 1, such as {shown}, so '
-                f"they seem to be in pixels, but format={type.format!r} wants fractions of the "
-                f'image. Pass schema={{"{name}": Boxes(of="{type.of}", '
-                f'format="{type.format.removesuffix("_norm")}")}}.'
-            )
+            found, wanted = wanted, found
         raise DatasetError(
-            f'"{name}": all of the first {seen} boxes lie within 1 x 1 pixel, such as {shown} '
-            "(x1, y1, x2, y2), so they seem to be fractions of the image, but "
-            f'format={type.format!r} wants pixels. Pass schema={{"{name}": Boxes(of="{type.of}", '
-            f'format="{type.format}_norm")}}, or another form: "xyxy_norm", "xywh_norm", '
-            '"cxcywh_norm".'
+            f'"{name}": the first {seen} boxes, such as {_shown(shown[int(wrong.argmax())])}, seem '
+            f"to be in {found}, but format={type.format!r} wants {wanted}. Pass "
+            f'schema={{"{name}": Boxes(of="{type.of}", '
+            f'format="{plain if type.is_normalised else plain + "_norm"}")}}, or another form of '
+            '"xyxy", "xywh" and "cxcywh".'
         )
 
 
-def _check_rows(
-    dtype: np.dtype[Any], shape: tuple[int, ...], columns: int, what: str
-) -> Rejection | None:
-    """Return a Rejection unless the shape is (k, columns), or (0,) as numpy has it for an empty
-    list."""
-    if dtype.kind not in "iuf":
-        return Rejection(f"wanted {what} as numbers, got {dtype.name}")
-    if shape == (0,) or (len(shape) == 2 and shape[1] == columns):
-        return None
-    return Rejection(f"wanted {what} of shape (k, {columns}), got {shape}")
-
-
-def _shown_row(values: NDArray[Any], row: int, columns: int = 4) -> str:
-    shown = ", ".join(f"{value:.6g}" for value in np.asarray(values).reshape(-1, columns)[row])
-    return f"({shown})"
+def _shown(row: NDArray[Any]) -> str:
+    return f"({', '.join(f'{value:.6g}' for value in row)})"
 
 
 _LAST_WORDS = frozenset(

@@ -1,6 +1,7 @@
 """Convert the cells of tables in text (CSV, JSON) to numbers, arrays and texts.
 
-Values are never converted to fit: a fraction is no integer, and true is no number.
+Values are never converted to fit: a fraction is no integer, and true is no number. A value that
+doesn't fit raises ValueError, whose message is a reason against its row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,25 +46,22 @@ def number_of(text: str) -> int | float | None:
 
 
 def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:
-    """Convert a value to a number of a dtype, or return a Rejection. is_text: of a CSV."""
+    """Convert a value to a number of a dtype. is_text: of a CSV."""
     found = _cell_number(value, dtype) if is_text else value
-    if isinstance(found, bool) is not (dtype.kind == "b") or not isinstance(found, int | float):
-        return Rejection(f"{shorten(value)} is no {_KINDS[dtype.kind]}")
-    if isinstance(found, float) and dtype.kind in "iu":
-        return Rejection(f"{shorten(value)} is no integer")
-    if isinstance(found, int) and dtype.kind in "iu":
+    is_fraction = isinstance(found, float) and dtype.kind in "iu"
+    is_bool = isinstance(found, bool)
+    if not isinstance(found, int | float) or is_fraction or is_bool is not (dtype.kind == "b"):
+        raise ValueError(f"{shorten(value)} is no {_KINDS[dtype.kind]}")
+    if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        if not limits.min <= found <= limits.max:
-            return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
-        return found
-    try:
+        is_fit, number = limits.min <= found <= limits.max, found
+    else:
         with np.errstate(over="ignore"):
-            made = dtype.type(found)
-    except OverflowError:
-        made = dtype.type(math.inf)
-    if dtype.kind in "fc" and np.isinf(made) and not math.isinf(found):
-        return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
-    return made
+            number = dtype.type(found)
+        is_fit = dtype.kind == "b" or not np.isinf(number) or math.isinf(found)
+    if not is_fit:
+        raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
+    return number
 
 
 def _cell_number(text: str, dtype: np.dtype[Any]) -> bool | int | float | None:
@@ -87,37 +84,35 @@ class ClassNumbers(dict[str, int]):
         )
 
 
-def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int | Rejection:
-    """Convert a class's name or number to its number, or return a Rejection. is_text: of a CSV."""
+def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int:
+    """Convert a class's name or number to its number. is_text: of a CSV."""
     if isinstance(value, str) and value in numbers:
         return numbers[value]
     found = number_of(value) if is_text else value
     if isinstance(value, str) and numbers and (numbers.is_ambiguous or not isinstance(found, int)):
-        return Rejection(f"{shorten(value)} is no class of the list, which has {len(numbers):,}")
+        raise ValueError(f"{shorten(value)} is no class of the list, which has {len(numbers):,}")
     if type(found) is not int:
-        return Rejection(f"{shorten(value)} is no integer")
+        raise ValueError(f"{shorten(value)} is no integer")
     if numbers.is_ambiguous:
-        return Rejection(
+        raise ValueError(
             f'{found} may be the class named "{found}" or class number {found}: rename the '
             "classes, or write names as text"
         )
     if found not in (range(len(numbers)) if numbers else INT64):
-        return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
+        raise ValueError(f"{found} is no class: there are {len(numbers)}, numbered from 0")
     return found
 
 
 def classes_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
-    """Convert a list of classes to float32 with 1 for each of them, or return a Rejection."""
+    """Convert a list of classes to float32 with 1 for each of them."""
     parts = _parts(value, numbers) if is_text else value
     if not isinstance(parts, list):
-        return Rejection(f"{shorten(value)} is no list of classes")
+        raise ValueError(f"{shorten(value)} is no list of classes")
     found = np.zeros(len(numbers), np.float32)
     for part in parts:
         number = class_cell(part, numbers=numbers, is_text=is_text and isinstance(part, str))
-        if isinstance(number, Rejection):
-            return number
         if found[number]:
-            return Rejection(
+            raise ValueError(
                 f"{shorten(part)} occurs twice in {shorten(value)}; a list of zeros and ones is "
                 f'Array("float32", ({len(numbers)},))'
             )
@@ -135,49 +130,49 @@ def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
     return [part.strip() for part in text.split(separator) if part.strip()]
 
 
-def text_cell(value: Any) -> bytes | Rejection:
-    """Convert a text to UTF-8, or return a Rejection."""
+def text_cell(value: Any) -> bytes:
+    """Convert a text to UTF-8."""
     if not isinstance(value, str):
-        return Rejection(f"{shorten(value)} is no text")
+        raise ValueError(f"{shorten(value)} is no text")
     try:
         return value.encode()
     except UnicodeEncodeError:
-        return Rejection(f"{shorten(value)} holds half of a character (a lone surrogate)")
+        reason = f"{shorten(value)} holds half of a character (a lone surrogate)"
+        raise ValueError(reason) from None
 
 
 def array_cell(
     value: Any, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, is_text: bool
-) -> NDArray[Any] | Rejection:
-    """Convert lists of numbers to an array, or return a Rejection. dtype, shape: None keeps those
+) -> NDArray[Any]:
+    """Convert lists of numbers to an array. dtype, shape: None keeps those
     of the lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
     array = _array_of(_numbers(value) if is_text else value)
-    if isinstance(array, Rejection):
-        return array
     dtype = array.dtype if dtype is None else dtype
     if shape is not None:
         form = ArrayForm(dtype, shape)
         if array.shape == (0,) and form.empty.size:
-            return Rejection(f"{shorten(value)} is empty, wanted shape {shape}")
+            raise ValueError(f"{shorten(value)} is empty, wanted shape {shape}")
         array = form.empty if array.shape == (0,) else array
         if not form.has(array.shape):
-            return Rejection(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
+            raise ValueError(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
     if array.dtype != dtype and not (array.size == 0 or fits(dtype, array)):
-        return Rejection(f"{shorten(value)} doesn't fit into {dtype.name}")
+        raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
     return array.astype(dtype, copy=False)
 
 
-def _array_of(value: Any) -> NDArray[Any] | Rejection:
-    """Convert lists of numbers to an array of bool, int64 or float64, or return a Rejection."""
+def _array_of(value: Any) -> NDArray[Any]:
+    """Convert lists of numbers to an array of bool, int64 or float64."""
     kinds = _leaves(value)
     if not kinds <= {int, float} and kinds != {bool}:
-        return Rejection(f"{shorten(value)} isn't a list of numbers")
+        hint = "; for classes declare MultiLabel(names)" if str in kinds else ""
+        raise ValueError(f"{shorten(value)} isn't a list of numbers{hint}")
     dtype = np.bool_ if bool in kinds else np.int64 if kinds == {int} else np.float64
     try:
         return np.array(value, dtype)
-    except OverflowError:
-        return Rejection(f"{shorten(value)} holds an integer beyond 64 bits")
-    except ValueError:
-        return Rejection(f"{shorten(value)} holds lists of different lengths")
+    except (OverflowError, ValueError) as error:
+        is_large = isinstance(error, OverflowError)
+        what = "an integer beyond 64 bits" if is_large else "lists of different lengths"
+        raise ValueError(f"{shorten(value)} holds {what}") from None
 
 
 def json_list(text: str) -> list[Any] | None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+def _picked(samples: list[Any], rows: Rows | slice) -> list[Any]:
+    return samples[rows] if isinstance(rows, slice) else [samples[row] for row in rows]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedColumn:
     """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
@@ -47,14 +51,10 @@ class EncodedColumn:
         """Return the bytes of one sample."""
         return self.samples[row]
 
-    def take(self, rows: Rows) -> EncodedColumn:
+    def take(self, rows: Rows | slice) -> EncodedColumn:
         """Return these rows, in this order."""
         dims = None if self.dims is None else self.dims[rows]
-        return EncodedColumn([self.samples[row] for row in rows], dims)
-
-    def part(self, a: int, b: int) -> EncodedColumn:
-        """Return samples [a, b) as views."""
-        return EncodedColumn(self.samples[a:b], None if self.dims is None else self.dims[a:b])
+        return EncodedColumn(_picked(self.samples, rows), dims)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +75,9 @@ class DenseColumn:
         value: NDArray[Any] = self.values[row]
         return value
 
-    def take(self, rows: Rows) -> DenseColumn:
+    def take(self, rows: Rows | slice) -> DenseColumn:
         """Return these rows, in this order."""
         return DenseColumn(self.values[rows])
-
-    def part(self, a: int, b: int) -> DenseColumn:
-        """Return samples [a, b) as views."""
-        return DenseColumn(self.values[a:b])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,15 +134,14 @@ class RaggedColumn:
             shapes = shapes.reshape(len(samples), like.shapes.shape[1])
         return cls(np.concatenate(flat) if flat else like.values[:0], offsets, shapes)
 
-    def take(self, rows: Rows) -> RaggedColumn:
+    def take(self, rows: Rows | slice) -> RaggedColumn:
         """Return these rows, in this order."""
-        return RaggedColumn.of([self.sample(row) for row in rows], like=self)
-
-    def part(self, a: int, b: int) -> RaggedColumn:
-        """Return samples [a, b) as views."""
-        offsets, shapes = self.offsets[a : b + 1], self.shapes
+        if not isinstance(rows, slice):
+            return RaggedColumn.of([self.sample(row) for row in rows], like=self)
+        offsets = self.offsets[rows.start : rows.stop + 1]
         values = self.values[offsets[0] : offsets[-1]]
-        return RaggedColumn(values, offsets - offsets[0], None if shapes is None else shapes[a:b])
+        shapes = None if self.shapes is None else self.shapes[rows]
+        return RaggedColumn(values, offsets - offsets[0], shapes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,13 +162,9 @@ class ListColumn:
         """Return the value of one sample."""
         return self.samples[row]
 
-    def take(self, rows: Rows) -> ListColumn:
+    def take(self, rows: Rows | slice) -> ListColumn:
         """Return these rows, in this order."""
-        return ListColumn([self.samples[row] for row in rows])
-
-    def part(self, a: int, b: int) -> ListColumn:
-        """Return samples [a, b) as views."""
-        return ListColumn(self.samples[a:b])
+        return ListColumn(_picked(self.samples, rows))
 
 
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
@@ -253,7 +244,7 @@ class SampleBatch:
         columns = {name: each for name, each in self.columns.items() if name not in names}
         return replace(self, columns=columns)
 
-    def take(self, rows: Rows) -> SampleBatch:
+    def take(self, rows: Rows | slice) -> SampleBatch:
         """Return these rows, in this order."""
         return replace(
             self,
@@ -269,8 +260,8 @@ class SampleBatch:
         return [
             SampleBatch(
                 ids=self.ids[a:b],
-                columns={name: column.part(a, b) for name, column in self.columns.items()},
-                present={name: values[a:b] for name, values in self.present.items()},
+                columns={name: each.take(slice(a, b)) for name, each in self.columns.items()},
+                present={name: each[a:b] for name, each in self.present.items()},
                 bytes_read=self.bytes_read * (b - a) // count,
             )
             for a, b in pairwise(bounds)
@@ -283,19 +274,13 @@ class SampleBatch:
 
 def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
     """Join several batches of the same fields, at least one, end to end."""
-    first = batches[0]
+    first, names = batches[0], dict.fromkeys(name for batch in batches for name in batch.present)
     if len(batches) == 1:
         return first
-    present: dict[str, NDArray[np.bool_]] = {}
-    for name in dict.fromkeys(name for batch in batches for name in batch.present):
-        present[name] = np.concatenate([batch.has(name) for batch in batches])
     return SampleBatch(
         ids=np.concatenate([batch.ids for batch in batches]),
-        columns={
-            name: joined_columns([batch.columns[name] for batch in batches])
-            for name in first.columns
-        },
-        present=present,
+        columns={n: joined_columns([each.columns[n] for each in batches]) for n in first.columns},
+        present={n: np.concatenate([each.has(n) for each in batches]) for n in names},
         bytes_read=sum(batch.bytes_read for batch in batches),
     )
 

@@ -8,14 +8,14 @@ batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import decode_array
-from penstock.readers.types import MAX_PIXELS, Facts, ImageFacts, Rejection, pixel_refusal
+from penstock.readers.fieldtypes.verification import check_images, named_verify
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,9 +39,7 @@ def verify_for(
     Raises MissingDependencyError."""
     if not any(type.is_image for type in schema.values()):
         return None
-    from penstock.readers.fieldtypes.verification import find_verify
-
-    return verify or find_verify(workers=workers, max_pixels=max_pixels)
+    return verify or named_verify(workers=workers, max_pixels=max_pixels)
 
 
 def check_slow(samples: Spans, schema: Schema, *, max_pixels: int = MAX_PIXELS) -> Checked:
@@ -78,29 +76,27 @@ def examine(
     for name in names:
         type, given = schema[name], samples[name]
         if type.is_image:
-            known[name] = _images(given, verify, max_pixels=max_pixels)
+            known[name] = check_images(given, verify, max_pixels=max_pixels)
         elif name not in known:
             known[name] = [_check(name, type, each, max_pixels=max_pixels) for each in given]
-    count = max(map(len, samples.values()), default=0)
-    found: list[Mapping[str, Facts] | Rejection] = []
-    for row in range(count):
+    tables = noted or {}
+
+    def sample(row: int) -> Mapping[str, Facts] | Rejection:
         facts: dict[str, Facts] = {}
-        refusal = None
         for name in names:
             data, each = samples[name][row], known[name][row]
             if isinstance(each, Facts) and isinstance(data, np.ndarray):
                 each = _check_owner(schema[name], data, each, facts) or each
             if isinstance(each, Rejection):
-                is_alone = len(samples) + len(noted or ()) == 1
-                refusal = each if is_alone else Rejection(f"{name}: {each.reason}")
-                break
+                is_alone = len(samples) + len(tables) == 1
+                return each if is_alone else Rejection(f"{name}: {each.reason}")
             if each is not None:
                 facts[name] = each
-        if refusal is None:
-            values = {name: each[row] for name, each in (noted or {}).items()}
-            refusal = check_noted(values, facts, schema)
-        found.append(refusal or {name: facts[name] for name in schema if name in facts})
-    return found
+        values = {name: each[row] for name, each in tables.items()}
+        refusal = check_noted(values, facts, schema)
+        return refusal or {name: facts[name] for name in schema if name in facts}
+
+    return [sample(row) for row in range(max(map(len, samples.values()), default=0))]
 
 
 def _check(
@@ -113,25 +109,34 @@ def _check(
             f'schema["{name}"]: {type!r} is a value of a table or a JSON file. For a value in a '
             'file of its own (.npy) use an Array, such as Array("float32", ()).'
         )
-    return type.check(data, field=name, max_pixels=max_pixels)
+    try:
+        return type.check(data, field=name, max_pixels=max_pixels)
+    except ValueError as error:
+        return Rejection(str(error))
 
 
 def _check_owner(
     type: FieldType, data: Encoded, own: Facts, facts: Mapping[str, Facts]
 ) -> Rejection | None:
-    """Check the values of arrays, and whether a sample fits its image."""
-    image = _image_of(type, facts)
+    """Check the values of arrays, and whether a mask fits its image."""
+    size = _image_size(type, facts)
     if type.form is not None and type.checks_values:
-        values = decode_array(data[own.start :], own.codec, own.shape)
-        return type.check_values(values, _size(image))
-    return type.check_image(own, image) if type.refers_to == "image" else None
+        return type.check_values(decode_array(data[own.start :], own.codec, own.shape), size)
+    if not (type.has_sides and type.reference):
+        return None
+    if size is None:
+        return Rejection(f'a mask without its image ("{type.reference}")')
+    height, width = own.shape[:2]
+    if (height, width) == size:
+        return None
+    return Rejection(
+        f"it is {width} wide and {height} high, and its image is {size[1]} wide and {size[0]} high"
+    )
 
 
-def _image_of(type: FieldType, facts: Mapping[str, Facts]) -> Facts | None:
-    return facts.get(type.reference or "") if type.refers_to == "image" else None
-
-
-def _size(image: Facts | None) -> tuple[int, int] | None:
+def _image_size(type: FieldType, facts: Mapping[str, Facts]) -> tuple[int, int] | None:
+    """Return the height and width of the image to which a sample belongs, None if it is unknown."""
+    image = facts.get(type.reference or "") if type.refers_to == "image" else None
     return None if image is None else (image.shape[0], image.shape[1])
 
 
@@ -146,8 +151,7 @@ def check_noted(
         if value is None:
             continue
         lengths[name] = len(value)
-        type = schema[name]
-        refusal = type.check_values(value, _size(_image_of(type, facts)))
+        refusal = schema[name].check_values(value, _image_size(schema[name], facts))
         if refusal is not None:
             return Rejection(f"{name}: {refusal.reason}")
     for name, type in schema.items():
@@ -159,33 +163,3 @@ def check_noted(
                 f'"{type.reference}"'
             )
     return None
-
-
-def _images(
-    samples: Sequence[Encoded | Rejection | None], verify: Verify | None, *, max_pixels: int
-) -> list[Facts | Rejection | None]:
-    """Return the facts of the images of one field, decoded together."""
-    from penstock.readers.fieldtypes.sniff import is_progressive
-    from penstock.readers.fieldtypes.verification import image_verdicts
-
-    given = [sample for sample in samples if sample is not None]
-    if given and verify is None:
-        raise TypeError("examine: got images, wanted verify= to decode them")
-    verdicts = iter(image_verdicts(given, verify) if verify else ())
-    found: list[Facts | Rejection | None] = []
-    for sample in samples:
-        verdict = None if sample is None else next(verdicts)
-        if isinstance(verdict, ImageFacts) and isinstance(sample, np.ndarray):
-            width, height = verdict.width, verdict.height
-            shape = (height, width, verdict.channels)
-            found.append(
-                pixel_refusal(width, height, max_pixels=max_pixels)
-                or replace(
-                    Facts.of(sample, shape=shape, codec=verdict.codec),
-                    is_progressive=is_progressive(sample),
-                )
-            )
-        else:
-            assert not isinstance(verdict, ImageFacts), sample
-            found.append(verdict)
-    return found

@@ -14,6 +14,7 @@ so that every process finds it by the name in a manifest:
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields, replace
@@ -27,7 +28,7 @@ import numpy as np
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, unfit_numbers
 from penstock.readers.fieldtypes.columns import ListColumn
-from penstock.readers.types import MAX_PIXELS, NUMBER_SIZES, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, NUMBER_SIZES, Facts, Rejection, accepted, failure
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -52,9 +53,8 @@ two names hides it; no field can have the third."""
 PRESENT = ".present"
 """The suffix of the field of bools that marks the samples that have a field."""
 
-_NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,128}")
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
-_REASON_CHARACTERS = 200
 
 
 class Moves(Protocol):
@@ -124,18 +124,14 @@ class FieldType:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         kind = cls.__dict__.get("kind")
-        if kind is None:
-            return
-        if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-            raise ConfigError(
-                f"{cls.__name__}: got kind={kind!r}, wanted lower-case letters, digits, _, . or -."
-            )
-        own = _MODULES.get(kind)
-        if own is not None and cls.__module__ != own:
-            raise ConfigError(
-                f"{cls.__name__}: the kind {kind!r} is Penstock's own. Choose another name."
-            )
-        _KNOWN[kind] = cls
+        if kind is not None:
+            is_free = _MODULES.get(str(kind), cls.__module__) == cls.__module__
+            if not (_KIND.fullmatch(str(kind)) and is_free):
+                raise ConfigError(
+                    f"{cls.__name__}: got kind={kind!r}, wanted lower-case letters, digits, _, . "
+                    "or -, and none of Penstock's own kinds."
+                )
+            _KNOWN[kind] = cls
 
     # What a sample is.
 
@@ -221,16 +217,14 @@ class FieldType:
     def check(
         self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
     ) -> Facts | Rejection:
-        """Check a file that holds one sample completely, and return its facts or why it is bad.
+        """Check a file that holds one sample completely, and return its facts. Raises ValueError if
+        it is bad; a Rejection that is returned counts as well.
 
         Encoded samples are decoded; arrays must be .npy files of the type's form. field: its name,
         for messages. max_pixels: of an image or a mask.
         """
         if self.is_encoded:
-            try:
-                self.decoder(max_pixels=max_pixels)(data)
-            except ValueError as error:
-                return Rejection(str(error))
+            self.decoder(max_pixels=max_pixels)(data)
             return Facts.of(data, codec=self.codec)
         from penstock.readers.fieldtypes.npy_header import check_array
 
@@ -258,12 +252,6 @@ class FieldType:
         """Return True if values of the right form may still be invalid."""
         return type(self).check_values is not FieldType.check_values
 
-    def check_image(self, facts: Facts, image: Facts | None) -> Rejection | None:
-        """Return why a sample doesn't fit the image to which it belongs, or None. image: facts of
-        that; None if the sample has none."""
-        del facts, image
-        return None
-
     def decode(self, payload: Encoded) -> Any:
         """Decode the bytes of one sample, uint8, shape (bytes,). Raises ValueError, whose message
         is a reason against the sample."""
@@ -273,6 +261,8 @@ class FieldType:
         """Return the function that decodes a payload, and checks the result against `decoded`. It
         raises ValueError for a payload that doesn't decode."""
         del max_pixels
+        if self.kind in _MODULES:
+            return self.decode
         form, decode = self.decoded, self.decode
 
         def decoded(payload: Encoded) -> Any:
@@ -281,20 +271,13 @@ class FieldType:
             except (PenstockError, MemoryError, ValueError):
                 raise
             except Exception as error:  # a library may raise anything for damaged bytes
-                from penstock.cache.base import machine_remedy
-
-                if machine_remedy(error) is not None:
-                    raise
-                reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-                raise ValueError(f"it doesn't decode ({type(error).__name__}: {reason})") from error
+                raise ValueError(f"it doesn't decode ({failure(error)})") from error
             if form is None:
                 return value
             array = np.asarray(value)
             if array.dtype != form.dtype or not form.has(array.shape):
-                raise ValueError(
-                    f"it decodes to {array.dtype} of shape {array.shape}, wanted {form.dtype} of "
-                    f"shape {form.shape}"
-                )
+                got = ArrayForm(array.dtype, array.shape)
+                raise ValueError(f"it decodes to {got}, wanted {form}")
             return array
 
         return decoded
@@ -354,40 +337,38 @@ class FieldType:
 
     def cell(self, value: Any, *, is_text: bool) -> Any:
         """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
-        array; or return a Rejection, or raise ValueError. is_text: the value is text of a CSV."""
+        array. Raises ValueError, whose message is a reason against the row; a Rejection that is
+        returned counts as well. is_text: the value is text of a CSV."""
         return self._usual_reader(is_text=is_text)(value)
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        """Return `cell` for the values of one column."""
-        if type(self).cell is not FieldType.cell:
-            return partial(self.cell, is_text=is_text)
-        return self._usual_reader(is_text=is_text)
+        """Return the function that converts the values of one column. It raises ValueError."""
+        if type(self).cell is FieldType.cell:
+            return self._usual_reader(is_text=is_text)
+        return lambda value: accepted(self.cell(value, is_text=is_text))
 
     def _usual_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
 
         if self.number is not None:
             return partial(number_cell, dtype=self.number, is_text=is_text)
-
-        def checked_text(value: Any) -> Any:
-            text = text_cell(value)
-            if not isinstance(text, Rejection):
-                decode(np.frombuffer(text, np.uint8))
-            return text
-
         if self.is_encoded:
             decode = self.decoder()
-            return checked_text
+
+            def read_text(value: Any) -> bytes:
+                text = text_cell(value)
+                decode(np.frombuffer(text, np.uint8))
+                return text
+
+            return read_text
         dtype, shape = self.known
-        read = partial(array_cell, dtype=dtype, shape=shape, is_text=is_text)
-        if not self.checks_values:
-            return read
 
-        def checked_array(value: Any) -> Any:
-            found = read(value)
-            return found if isinstance(found, Rejection) else self.check_values(found) or found
+        def read_array(value: Any) -> NDArray[Any]:
+            array = array_cell(value, dtype, shape, is_text=is_text)
+            accepted(self.check_values(array))
+            return array
 
-        return checked_array
+        return read_array
 
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of
@@ -395,15 +376,15 @@ class FieldType:
         form = self.stored
         if form is None or form.shape != shape:
             return False
-        are_integers = dtype.kind in "iu" and form.dtype.kind in "iu"
+        are_integers = {dtype.kind, form.dtype.kind} <= {*"iu"}
         return are_integers or np.can_cast(dtype, form.dtype, "same_kind")
 
     def may_not_fit(self, stored: np.dtype[Any]) -> bool:
         """Return True if some numbers of a stored dtype may not fit the type."""
-        dtype = self.number if self.form is None else self.form.dtype
-        if dtype is None or dtype.kind not in "iuf" or stored.kind not in "iuf":
+        form = self.stored
+        if form is None or not {form.dtype.kind, stored.kind} <= {*"iuf"}:
             return False
-        return not np.can_cast(stored, dtype)
+        return not np.can_cast(stored, form.dtype)
 
     def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
         """Mark the stored numbers that aren't values of the type: integers out of range, and
@@ -428,9 +409,8 @@ class FieldType:
         return {"kind": self.kind, **{k: v for k, v in values.items() if v is not None}}
 
 
-_PACKAGE = __name__.rpartition(".")[0]
 _MODULES = {
-    kind: f"{_PACKAGE}.{module}"
+    kind: f"{__name__.rpartition('.')[0]}.{module}"
     for module, kinds in (
         ("media", ("image", "audio", "video")),
         ("texts", ("text", "bytes")),
@@ -454,23 +434,22 @@ def named_type(kind: str) -> type[FieldType]:
         return _KNOWN[kind]
     if not _KIND.fullmatch(kind):
         raise ValueError(f"{kind[:80]!r} isn't a kind of field")
-    points = entry_points(group=GROUP, name=kind)
-    if not points:
+    point = next(iter(entry_points(group=GROUP, name=kind)), None)
+    if point is None:
         raise MissingDependencyError(
             f"It has a field of the type {kind!r}, which isn't one of Penstock's. Install the "
             f"package that provides it (entry point {kind!r} of {GROUP!r}), or import its module "
             "first."
         )
-    point = next(iter(points))
     try:
         found = point.load()
+        if not (isinstance(found, type) and issubclass(found, FieldType) and found.kind == kind):
+            raise TypeError("it isn't a type of that kind")
     except Exception as error:  # another package's code may raise anything
         raise MissingDependencyError(
             f"The type of field {kind!r} ({point.value}) can't be loaded "
             f"({type(error).__name__}: {error}). Correct its package, or install what it needs."
         ) from error
-    if not (isinstance(found, type) and issubclass(found, FieldType) and found.kind == kind):
-        raise ConfigError(f"The entry point {kind!r} ({point.value}) isn't a type of that kind.")
     return found
 
 
@@ -480,55 +459,36 @@ def from_json(value: Any) -> FieldType:
     kind = value.get("kind") if isinstance(value, Mapping) else None
     if not isinstance(kind, str):
         raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
+    found = named_type(kind)
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "kind"}
     try:
-        return named_type(kind)(**values)
-    except MissingDependencyError:
-        raise
+        return found(**values)
     except (ConfigError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 
 def is_field_name(name: object) -> bool:
     """Return True if a field can have this name."""
-    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and is_utf8(name)
-
-
-def is_utf8(text: str) -> bool:
-    """Return True if a text can be encoded as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return False
-    return True
+    return isinstance(name, str) and bool(_NAME.fullmatch(name))
 
 
 def check_field_name(name: object, *, what: str) -> str:
     """Return a field's name, or raise ConfigError. what: the argument, for the message."""
-    if not isinstance(name, str) or not is_field_name(name):
+    if not isinstance(name, str) or not is_field_name(name) or name.endswith(PRESENT):
         raise ConfigError(
-            f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash."
-        )
-    if name.endswith(PRESENT):
-        raise ConfigError(
-            f'{what}: got {name!r}: names that end in "{PRESENT}" are reserved. Choose another '
-            "name."
+            f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash; "
+            f'names that end in "{PRESENT}" are reserved.'
         )
     return name
 
 
 def check_field_type(name: str, type: object) -> None:
     """Raise ConfigError unless a value of `schema=` is a type. name: of the field."""
-    if not isinstance(type, FieldType):
+    parameters = getattr(type, "__dataclass_params__", None)
+    if not isinstance(type, FieldType) or parameters is None or not parameters.frozen:
         raise ConfigError(
             f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
-            'Array("float32", (3,)).'
-        )
-    parameters = getattr(type, "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        raise ConfigError(
-            f"{type.__class__.__name__}: a type of field is a frozen dataclass: decorate it with "
-            "@dataclass(frozen=True)."
+            'Array("float32", (3,)); its class is a @dataclass(frozen=True).'
         )
 
 
@@ -542,17 +502,13 @@ def is_number(name: str, fields: Container[str]) -> bool:
     return name in (ID, SAMPLE_ID, NUMBER) and name not in fields
 
 
-def check_dtype(what: str, dtype: object) -> str:
+def check_dtype(what: str, dtype: Any) -> str:
     """Return the name of a supported dtype, or raise ConfigError. what: the type's name."""
-    try:  # numpy would read None as float64
-        name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
-    except (TypeError, ValueError):
-        name = ""
-    if name not in DTYPES:
-        raise ConfigError(
-            f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}."
-        )
-    return str(name)
+    with contextlib.suppress(TypeError, ValueError):
+        name = np.dtype(dtype).newbyteorder("=").name
+        if dtype is not None and name in DTYPES:  # numpy reads None as float64
+            return str(name)
+    raise ConfigError(f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}.")
 
 
 def check_reference(what: str, of: object) -> None:

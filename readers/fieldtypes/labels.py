@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,9 +42,43 @@ class Value(FieldType):
         return np.dtype(self.dtype)
 
 
+class _Classes(FieldType):
+    """A type whose classes have names."""
+
+    __slots__ = ()
+
+    names: tuple[str, ...]
+    _is_listed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        what, names = type(self).__name__, self.names
+        if not isinstance(names, Sequence) or isinstance(names, str):
+            raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
+        if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
+            raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
+        if len(set(names)) < len(names):
+            ((twice, _),) = Counter(names).most_common(1)
+            raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
+        if len(names) > _MAX_NAMES:
+            raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")
+        if self._is_listed and not names:
+            raise ConfigError(f"{what}: got no names, wanted the classes' names.")
+        object.__setattr__(self, "names", tuple(names))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.names
+
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        from penstock.readers.fieldtypes.cells import ClassNumbers, class_cell, classes_cell
+
+        read = classes_cell if self._is_listed else class_cell
+        return partial(read, numbers=ClassNumbers(self.names), is_text=is_text)
+
+
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
-class ClassLabel(FieldType):
+class ClassLabel(_Classes):
     """A class by its number, int64. names: by number; empty if the classes have no names."""
 
     names: tuple[str, ...] = ()
@@ -51,25 +86,13 @@ class ClassLabel(FieldType):
     kind: ClassVar[str] = "class_label"
     is_class: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _check_names("ClassLabel", self.names))
-
     @property
     def number(self) -> np.dtype[Any]:
         return _INT64
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.names
-
-    @property
     def column_kinds(self) -> Set[str]:
         return {"number", "text"} if self.names else {"number"}
-
-    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        from penstock.readers.fieldtypes.cells import ClassNumbers, class_cell
-
-        return partial(class_cell, numbers=ClassNumbers(self.names), is_text=is_text)
 
     def may_not_fit(self, stored: np.dtype[Any]) -> bool:
         return bool(self.names) or (stored.kind in "iuf" and not np.can_cast(stored, _INT64))
@@ -104,7 +127,7 @@ class ClassLabel(FieldType):
 
 @explain_arguments(ConfigError)
 @dataclass(frozen=True, slots=True)
-class MultiLabel(FieldType):
+class MultiLabel(_Classes):
     """Any number of classes per sample, delivered as float32 of shape (len(names),), with 1 for
     each class that applies. names: of the classes, at least one."""
 
@@ -112,11 +135,7 @@ class MultiLabel(FieldType):
 
     kind: ClassVar[str] = "multi_label"
     is_bits: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", _check_names("MultiLabel", self.names))
-        if not self.names:
-            raise ConfigError("MultiLabel: got no names, wanted the classes' names.")
+    _is_listed: ClassVar[bool] = True
 
     @property
     def form(self) -> ArrayForm:
@@ -127,28 +146,5 @@ class MultiLabel(FieldType):
         return False
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.names
-
-    @property
     def column_kinds(self) -> Set[str]:
         return set()
-
-    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        from penstock.readers.fieldtypes.cells import ClassNumbers, classes_cell
-
-        return partial(classes_cell, numbers=ClassNumbers(self.names), is_text=is_text)
-
-
-def _check_names(what: str, names: object) -> tuple[str, ...]:
-    if not isinstance(names, Sequence) or isinstance(names, str):
-        raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
-    if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
-        raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
-    if len(set(names)) < len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
-    if len(names) > _MAX_NAMES:
-        raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")
-    return tuple(names)

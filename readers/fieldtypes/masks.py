@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, explain_arguments
-from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array
+from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array, fits
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection, pixel_refusal
+from penstock.readers.types import MAX_PIXELS, Facts, accepted, failure, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,33 +39,23 @@ TOO_WIDE = (
 )
 """The reason if class numbers don't fit a field whose dtype is settled."""
 
-_REASON_CHARACTERS = 200
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
-_SIGNATURES = (
-    (MAGIC, "npy"),
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"II*\x00", "tiff"),
-    (b"MM\x00*", "tiff"),
-    (b"BM", "bmp"),
-    (b"P5", "pgm"),
-)
-_UNFIT = (
-    (b"\xff\xd8\xff", "JPEG, which blurs class numbers"),
-    (b"RIFF", "WebP, which has colours only"),
-    (b"GIF8", "GIF, whose writers renumber colours"),
-)
+_SIGNATURES = {
+    MAGIC: "npy",
+    b"\x89PNG\r\n\x1a\n": "png",
+    b"II*\x00": "tiff",
+    b"MM\x00*": "tiff",
+    b"BM": "bmp",
+    b"P5": "pgm",
+}
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 259, 262, 0
 _TIFF_JPEG = (6, 7, 34892)
 _PGM = re.compile(rb"P5(?:\s+(?:#[^\n]*\n\s*)*([0-9]{1,9})){3}\s")  # width, height, maximum
 _PGM_BYTES = 1024
 _PNG_BIT_DEPTH = 24  # its position, in IHDR
 _WIDE = ":i4"
-_SMALL = np.dtype(np.uint8), np.dtype(np.bool_)
 _INT32 = np.dtype(np.int32)
-
-
 _NO_PIXELS = np.zeros((0, 0), np.uint8)
-_NO_PIXELS.flags.writeable = False
 
 
 @explain_arguments(ConfigError)
@@ -102,35 +91,19 @@ class Mask(FieldType):
         is_wide = facts.codec.endswith(_WIDE) or getattr(so_far, "dtype", "") == "int32"
         return replace(self, dtype="int32" if is_wide else "uint8")
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
-        """Decode a mask completely, and return its facts or why it is none."""
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
+        """Decode a mask completely, and return its facts."""
         from penstock.readers.fieldtypes.verification import strict_pillow
 
         del field
-        messages: list[str] = []
-        try:
-            codec = _codec_of(data)
-            collecting = contextlib.nullcontext(messages) if codec == "npy" else strict_pillow()
-            with collecting as messages:
-                classes = _classes(data, codec, max_pixels=max_pixels)
-        except ValueError as error:
-            return Rejection("; ".join((str(error), *messages)))
-        if self.dtype == "uint8" and classes.dtype != np.uint8:
-            return Rejection(TOO_WIDE)
+        dtype = "uint8" if self.dtype == "uint8" else AUTO_DTYPE
+        with strict_pillow() as messages:
+            try:
+                classes = decode_mask(data, dtype, max_pixels=max_pixels)
+            except ValueError as error:
+                raise ValueError("; ".join((str(error), *messages))) from None
         # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
-        return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(codec, classes))
-
-    def check_image(self, facts: Facts, image: Facts | None) -> Rejection | None:
-        if image is None:
-            return Rejection(f'a mask without its image ("{self.of}")')
-        if facts.shape[:2] == image.shape[:2]:
-            return None
-        return Rejection(
-            f"it is {facts.shape[1]} wide and {facts.shape[0]} high, and its image is "
-            f"{image.shape[1]} wide and {image.shape[0]} high"
-        )
+        return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(_codec_of(data), classes))
 
     def decode(self, payload: Encoded) -> NDArray[Any]:
         return decode_mask(payload, self.dtype)
@@ -163,8 +136,7 @@ class Mask(FieldType):
                     f"A mask of shape {mask.shape} in a dataset of {size} (height, width). Index "
                     "the dataset again."
                 )
-            if mask.size:
-                out[place] = mask
+            out[place] = mask if mask.size else 0
         return DenseColumn(out)
 
     def returned(self, value: Any) -> NDArray[Any]:
@@ -173,17 +145,11 @@ class Mask(FieldType):
         wanted = f"class numbers, {kinds}, of shape (height, width)"
         try:
             array = np.asarray(value)
+            classes = narrow(array) if array.dtype.kind in "bui" and array.ndim == 2 else None
         except Exception as error:  # an array-like object may raise anything
-            raise ValueError(f"no array ({error})", wanted) from None
-        got = f"{array.dtype} of shape {array.shape}"
-        if array.dtype.kind not in "bui" or array.ndim != 2:
-            raise ValueError(got, wanted)
-        try:
-            classes = narrow(array)
-        except ValueError as error:
-            raise ValueError(str(error), wanted) from None
-        if self.dtype == "uint8" and classes.dtype != np.uint8:
-            raise ValueError(got, wanted)
+            raise ValueError(f"no array of class numbers ({error})", wanted) from None
+        if classes is None or (self.dtype == "uint8" and classes.dtype != np.uint8):
+            raise ValueError(f"{array.dtype} of shape {array.shape}", wanted)
         return np.array(classes, np.int32 if self.dtype == "int32" else classes.dtype)
 
     def column(self, samples: list[Any]) -> ListColumn:
@@ -220,29 +186,27 @@ def mask_codec(codec: str, classes: NDArray[Any]) -> str:
 def narrow(classes: NDArray[Any]) -> NDArray[Any]:
     """Convert class numbers to the dtype of masks: uint8 if they are stored in 8 bits, else int32.
     Raises ValueError if they need more than 32 bits."""
-    if classes.dtype in _SMALL:
+    if classes.dtype in (np.uint8, np.bool_):
         return np.ascontiguousarray(classes, np.uint8)
-    if classes.dtype.itemsize > 4 or classes.dtype == np.uint32:
-        limits = np.iinfo(np.int32)
-        if classes.size and not limits.min <= classes.min() <= classes.max() <= limits.max:
-            raise ValueError(
-                f"class numbers {classes.min()} to {classes.max()}: wanted at most 32 bits"
-            )
+    if not (np.can_cast(classes.dtype, _INT32) or fits(_INT32, classes)):
+        raise ValueError(
+            f"class numbers {classes.min()} to {classes.max()}: wanted at most 32 bits"
+        )
     return np.ascontiguousarray(classes, np.int32)
 
 
 def _codec_of(data: Encoded) -> str:
     """Return the codec of a mask ("npy" for an array). Raises ValueError for other bytes."""
     head = data[:16].tobytes()
-    if not head:
-        raise ValueError("empty file")
-    for magic, codec in _SIGNATURES:
+    for magic, codec in _SIGNATURES.items():
         if head.startswith(magic):
             return codec
-    for magic, what in _UNFIT:
-        if head.startswith(magic):
-            raise ValueError(f"a mask in {what}: {_TO_PNG}")
-    raise ValueError(f"not a mask (its first bytes match no format of masks): {_TO_PNG}")
+    raise ValueError(
+        f"no mask (its first bytes match no lossless format; JPEG, WebP and GIF change class "
+        f"numbers): {_TO_PNG}"
+        if head
+        else "empty file"
+    )
 
 
 def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
@@ -256,11 +220,8 @@ def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
     except _UnfitMask:
         raise
     except Exception as error:  # each layer of Pillow raises its own kinds
-        if machine_remedy(error) is not None:
-            raise
-        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
         raise ValueError(
-            f"truncated or damaged: a mask that doesn't decode ({type(error).__name__}: {reason})"
+            f"truncated or damaged: a mask that doesn't decode ({failure(error)})"
         ) from error
 
 
@@ -275,23 +236,18 @@ def _check_pixels(height: int, width: int, max_pixels: int) -> None:
 
 
 def _npy_classes(data: Encoded, *, max_pixels: int) -> NDArray[Any]:
-    header = read_npy_header(data)
-    if isinstance(header, Rejection):
-        raise ValueError(header.reason)
-    if header.codec.dtype.kind not in "biu":
-        raise ValueError(f"a mask of {header.codec.name}: class numbers are integers")
-    if len(header.shape) != 2:
+    header = accepted(read_npy_header(data))
+    if header.codec.dtype.kind not in "biu" or len(header.shape) != 2:
         raise ValueError(
-            f"a mask of shape {header.shape}: wanted (height, width) of the image"
-            + (", one class a pixel" if len(header.shape) == 3 else "")
+            f"a mask of {header.codec.name} of shape {header.shape}: wanted integers, (height, "
+            "width) of the image, one class a pixel"
         )
     _check_pixels(*header.shape, max_pixels)
     return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
 
 
 def _open_image(file: io.BytesIO, codec: str) -> Any:
-    """Open an image with the plugin of its codec. `Image.open` would try other formats, and warn
-    about large images."""
+    """Open an image with the plugin of its codec. `Image.open` would warn about large images."""
     from PIL import BmpImagePlugin, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
 
     plugins: dict[str, Any] = {
@@ -326,20 +282,13 @@ def _image_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any]:
             raise _UnfitMask(f"a TIFF in which 0 is white, which decoders invert: {_TO_PNG}")
     image.load()
     classes = np.array(ImageOps.exif_transpose(image))
-    if codec == "tiff" and _has_more(image):
-        raise _UnfitMask(f"several pictures in one file: {_TO_PNG}")
+    if codec == "tiff":
+        with contextlib.suppress(EOFError):
+            image.seek(1)
+            raise _UnfitMask(f"several pictures in one file: {_TO_PNG}")
     if mode == "L" and bits in (2, 4):  # Pillow scales them to 0 to 255
         classes = classes // (255 // (2**bits - 1))
     return narrow(classes)
-
-
-def _has_more(image: Any) -> bool:
-    """Return True if the file holds a second picture."""
-    try:
-        image.seek(1)
-    except EOFError:
-        return False
-    return True
 
 
 _LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "pgm"))
@@ -364,20 +313,23 @@ def masks_by_name(
     images = [name for name, type in types.items() if type.is_image]
     likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
     others = [name for name in images if name not in likely]
-    if len(others) == 1:
-        notes = [
+    masks: dict[str, Mask] = {}
+    notes = []
+    for name in likely if others else ():
+        if len(others) > 1:
+            notes.append(
+                f'"{name}" is read as pictures, as there are several images: for masks name the '
+                f'image, schema={{"{name}": Mask(of="{others[0]}")}}'
+            )
+            continue
+        lossy = [f".{each}" for each in sorted({*extensions[name]} - _LOSSLESS)]
+        masks[name] = Mask(of=others[0])
+        doubt = f", which {', '.join(lossy)} files can't hold" if lossy else ""
+        notes.append(
             f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
-            f'pixel{_lossy(extensions[name])}. For pictures pass schema={{"{name}": Image()}}'
-            for name in likely
-        ]
-        return {name: Mask(of=others[0]) for name in likely}, notes
-    notes = [
-        f'"{name}" is read as pictures, as there are several images: for masks name the image, '
-        f'schema={{"{name}": Mask(of="{others[0]}")}}'
-        for name in likely
-        if others
-    ]
-    return {}, notes
+            f'pixel{doubt}. For pictures pass schema={{"{name}": Image()}}'
+        )
+    return masks, notes
 
 
 def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
@@ -385,8 +337,3 @@ def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
     judge by the name alone."""
     found = {*extensions}
     return name.rpartition("_")[2] in _MASK_NAMES and (not found or not found.isdisjoint(_LOSSLESS))
-
-
-def _lossy(extensions: Iterable[str]) -> str:
-    others = sorted({*extensions} - _LOSSLESS)
-    return f", which {', '.join(f'.{each}' for each in others)} files can't hold" if others else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, explain_arguments
 from penstock.readers.fieldtypes.field_type import FieldType
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted
 
 if TYPE_CHECKING:
     from penstock.readers.types import Encoded
@@ -28,18 +28,14 @@ class _Media(FieldType):
         found = sniff_media(self.kind, head)
         return found if isinstance(found, Rejection) else None
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check the first bytes: nothing decodes sound and video yet. `examine` decodes images, all
         of a batch at once."""
         from penstock.readers.fieldtypes.sniff import sniff_media
 
         del field, max_pixels
-        container = sniff_media(self.kind, data[: self.head_bytes].tobytes())
-        if isinstance(container, Rejection):
-            return container
-        return Facts.of(data, codec=container)
+        head = data[: self.head_bytes].tobytes()
+        return Facts.of(data, codec=accepted(sniff_media(self.kind, head)))
 
 
 @explain_arguments(ConfigError)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.lib import format as npy_format
 
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, ArrayForm, advice, widened
-from penstock.readers.types import ArrayCodec, Facts, Rejection, array_codec
+from penstock.readers.fieldtypes.array_forms import ArrayForm, advice, is_shape, widened
+from penstock.readers.types import ArrayCodec, Facts, Rejection, accepted, array_codec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,8 +25,6 @@ MAX_HEAD_BYTES = 4096
 
 UNSUPPORTED_NPY = "an .npy file of"
 """Begins the reason against a file whose header is sound but whose dtype isn't supported."""
-
-_MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,21 +41,19 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
     bytes of the file, uint8, shape (bytes,). size_bytes: of the file; None if data is the whole
     file."""
     head = data[:MAX_HEAD_BYTES].tobytes()
-    if not head:
-        return Rejection("empty file")
     if not head.startswith(MAGIC):
-        return Rejection("not an .npy file (its first bytes differ)")
+        return Rejection("not an .npy file (its first bytes differ)" if head else "empty file")
     version, file = tuple(head[6:8]), io.BytesIO(head)
+    # Version 3 differs from 2 only in the names of fields, and arrays with fields are refused.
+    width = 2 if version == (1, 0) else 4
     if version not in ((1, 0), (2, 0), (3, 0)):
         return Rejection(f"an .npy file of unknown version {'.'.join(map(str, version))}")
-    width = 2 if version == (1, 0) else 4
     length, most = int.from_bytes(head[8 : 8 + width], "little"), MAX_HEAD_BYTES - 8 - width
     if length > most:
         return Rejection(
             f"{UNSUPPORTED_NPY} a header of {length:,} bytes; at most {most:,} are read"
         )
     file.seek(npy_format.MAGIC_LEN)
-    # Version 3 differs from 2 only in the names of fields, and arrays with fields are refused.
     read = npy_format.read_array_header_1_0 if width == 2 else npy_format.read_array_header_2_0
     try:
         shape, is_fortran, dtype = read(file, max_header_size=MAX_HEAD_BYTES)
@@ -70,10 +66,7 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
             "bytes at most, or complex numbers of 16. Objects are pickled and never loaded; of a "
             "structured dtype save each field in a file of its own"
         )
-    are_lengths = all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in shape)
-    # With a length of 0 no bytes back the other lengths, and numpy refuses such an array.
-    is_huge = 0 in shape and math.prod(filter(None, shape)) > _MAX_LENGTH
-    if not are_lengths or is_huge or len(shape) > _MAX_DIMENSIONS:
+    if not is_shape(shape):
         return Rejection(f"damaged: its .npy header has the shape {str(shape)[:80]}")
     size_bytes = len(data) if size_bytes is None else size_bytes
     wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - file.tell()
@@ -88,25 +81,19 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
 
 def check_array(
     data: Encoded, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, field: str
-) -> Facts | Rejection:
-    """Check an .npy file, and return its facts or why it is bad. dtype, shape: wanted, None for
-    any. field: its name, for messages."""
-    header = read_npy_header(data)
-    if isinstance(header, Rejection):
-        return header
+) -> Facts:
+    """Check an .npy file, and return its facts. Raises ValueError if it is bad. dtype, shape:
+    wanted, None for any. field: its name, for messages."""
+    header = accepted(read_npy_header(data))
     found = header.codec.native
-    if dtype is not None and dtype != found:  # numpy reads None as float64
-        return Rejection(
-            f"its numbers are {found}, but the schema wants {dtype}, and files aren't cast: "
-            f"convert them, or {advice(field, found.name, shape)}"
+    wanted = ArrayForm(found if dtype is None else dtype, header.shape if shape is None else shape)
+    if found != wanted.dtype or not wanted.has(header.shape):
+        is_deep = len(wanted.shape) == len(header.shape)
+        advised = widened(wanted.shape, header.shape) if is_deep else header.shape
+        raise ValueError(
+            f"it is {ArrayForm(found, header.shape)}, but the schema wants {wanted}, and files "
+            f"aren't cast: convert them, or {advice(field, found.name, advised)}"
         )
-    if shape is not None and not ArrayForm(found, shape).has(header.shape):
-        reason = f"its shape is {header.shape}, but the schema wants {shape}"
-        if len(header.shape) == len(shape):
-            wanted = AUTO_DTYPE if dtype is None else dtype.name
-            remedy = advice(field, wanted, widened(shape, header.shape))
-            reason = f"{reason}: if lengths differ, {remedy}"
-        return Rejection(reason)
     if found.kind == "b" and len(data) > header.start and data[header.start :].max() > 1:
-        return Rejection("damaged: booleans that are neither 0 nor 1")
+        raise ValueError("damaged: booleans that are neither 0 nor 1")
     return Facts.of(data, start=header.start, shape=header.shape, codec=str(header.codec))

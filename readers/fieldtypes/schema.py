@@ -7,6 +7,7 @@ choice. `Naming` translates between the names that a user gave and those in the 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,18 +45,14 @@ class Schema(Mapping[str, FieldType]):
             check_field_name(name, what="schema")
             check_field_type(name, type)
         self._fields = dict(fields)
-        self._check_references()
-
-    def _check_references(self) -> None:
-        for name, type in self._fields.items():
+        for name, type in fields.items():
             of, wanted = type.reference, type.refers_to
-            if of is None or wanted is None:
+            if of is None or wanted is None or (of in fields and fields[of].kind == wanted):
                 continue
-            if of not in self._fields or self._fields[of].kind != wanted:
-                raise ConfigError(
-                    f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
-                    f"{named_type(wanted).__name__}. Fields: {list(self._fields)}."
-                )
+            raise ConfigError(
+                f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
+                f"{named_type(wanted).__name__}. Fields: {list(fields)}."
+            )
 
     def __getitem__(self, name: str) -> FieldType:
         return self._fields[name]
@@ -75,9 +72,6 @@ class Schema(Mapping[str, FieldType]):
 
     def __repr__(self) -> str:
         return f"Schema({self._fields})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self._fields,)
 
     def only(self, names: Mapping[str, Any] | tuple[str, ...]) -> Schema:
         """Return a schema of some of the fields, in the order of names. The fields to which they
@@ -171,22 +165,26 @@ def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
     """Return a sentence about the fields that `default_fields` leaves out because some samples lack
     them, or nothing decodes them; "" if there are none."""
     chosen = default_fields(schema, lacking)
-    if not any(type.is_image for type in schema.values()):
-        raw = next((name for name in schema if not schema[name].is_delivered), None)
-        if raw is not None:
-            return (
-                f'batches have {chosen} unless fields= is given: "{raw}" is '
-                f"{type(schema[raw]).__name__}, which nothing decodes yet. To have its bytes pass "
-                f'schema={{"{raw}": Bytes()}} (of a pack: when it is packed).'
-            )
     left = [name for name in default_fields(schema, {}) if name not in chosen]
-    if not left:
+    raw = [name for name in schema if not schema[name].is_delivered]
+    if raw and not image_fields(schema, schema):
+        reason = _raw(raw[0], schema)
+    elif left:
+        counts = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
+        reason = (
+            f"some samples lack {counts}{' and others' if len(left) > _SHOWN else ''}. To have it "
+            "too, name it together with the mask of samples that have it: "
+            f'fields=(…, "{left[0]}", "{left[0]}{PRESENT}")'
+        )
+    else:
         return ""
-    counts = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
+    return f"batches have {chosen} unless fields= is given: {reason}."
+
+
+def _raw(name: str, schema: Schema) -> str:
     return (
-        f"batches have {chosen} unless fields= is given: some samples lack {counts}"
-        f"{' and others' if len(left) > _SHOWN else ''}. To have it too, name it together with the "
-        f'mask of samples that have it: fields=(…, "{left[0]}", "{left[0]}{PRESENT}").'
+        f'"{name}" is {type(schema[name]).__name__}, which nothing decodes yet. Declare it as '
+        f'Bytes to have its bytes: schema={{"{name}": Bytes()}} (of a pack: when it is packed)'
     )
 
 
@@ -202,14 +200,14 @@ def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
         raise ConfigError(
             f'fields: got {fields!r}, wanted names of fields, such as ("image", "label", "id").'
         )
-    for place, field in enumerate(wanted):
-        if field in wanted[:place]:
-            raise ConfigError(f"fields: got {field!r} twice in {list(wanted)}: name it once.")
+    ((twice, count),) = Counter(wanted).most_common(1)
+    if count > 1:
+        raise ConfigError(f"fields: got {twice!r} twice in {list(wanted)}: name it once.")
     return wanted
 
 
 def check_selection(
-    fields: tuple[str, ...] | None,
+    fields: tuple[str, ...],
     schema: Schema,
     lacking: Mapping[str, int],
     *,
@@ -219,20 +217,17 @@ def check_selection(
 ) -> tuple[str, ...]:
     """Return the fields of a batch, in order.
 
-    fields: as `check_names` returned them. lacking: as for `default_fields`. left_out: why some
+    fields: of the user, else the default ones. lacking: as for `default_fields`. left_out: why some
     names can't be fields. has_reasons: the format reports reasons if a mapping names the field.
     Raises ConfigError for fields that the dataset lacks, that nothing decodes, and that some
     samples lack if their mask isn't selected; and if no field can be chosen.
     """
     available = [*schema, number_name(schema)]
-    if fields is None:
-        chosen = default_fields(schema, lacking)
-        if not chosen:
-            raise ConfigError(
-                f"{url} has no field that all samples have and that batches can hold, so choose "
-                f"some with fields=. Its fields: {available}."
-            )
-        return chosen
+    if not fields:
+        raise ConfigError(
+            f"{url} has no field that all samples have and that batches can hold, so choose some "
+            f"with fields=. Its fields: {available}."
+        )
     for field in fields:
         name = base_name(field)
         if name not in schema and not is_number(field, schema):
@@ -247,12 +242,7 @@ def check_selection(
         if name not in schema or field.endswith(PRESENT):
             continue
         if not schema[name].is_delivered:
-            kind = type(schema[name]).__name__
-            raise ConfigError(
-                f"fields: {field!r} is {kind}, which nothing decodes yet. Leave it out, or declare "
-                f'it as Bytes, schema={{"{field}": Bytes()}} (of a pack: when it is packed), and '
-                f"decode it yourself."
-            )
+            raise ConfigError(f"fields: {_raw(name, schema)}. Or leave it out.")
         if lacking.get(name) and name + PRESENT not in fields:
             raise ConfigError(
                 f"fields: {lacking[name]:,} samples of {url} have no {field!r}. Either add "
@@ -307,15 +297,15 @@ class Naming:
         """Return the names after a mapping for `fields=` and then each `rename`. places: stored
         names by the new ones. renames: new names by the previous ones. Raises ConfigError."""
         own = {name: name for name in schema}
-        steps = [{old: new for new, old in places.items()}, *renames]
-        if len(steps[0]) < len(places):
+        first = {old: new for new, old in places.items()}
+        if len(first) < len(places):
             raise ConfigError(f"fields: got {dict(places)}, wanted each field of {url} once.")
-        for step in steps:
+        for step in (first, *renames):
             unknown = [old for old in step if old not in own]
             if unknown:
                 raise ConfigError(
                     f"fields: got {unknown[0]!r}, but {url} has {list(own)}: name one of those"
-                    + (", or a place where a field lies." if step is steps[0] else ".")
+                    + (", or a place where a field lies." if step is first else ".")
                 )
             after = {step.get(name, name): stored for name, stored in own.items()}
             if len(after) < len(own):
@@ -325,15 +315,12 @@ class Naming:
                 )
             own = after
         by_stored = {stored: new for new, stored in own.items() if new != stored}
-
         if by_stored:
-            types = {by_stored.get(n, n): type.renamed(by_stored) for n, type in schema.items()}
-            schema = Schema(types)
-        return cls(
-            schema=schema,
-            by_new={new: stored for stored, new in by_stored.items()},
-            by_stored=by_stored,
-        )
+            schema = Schema(
+                {by_stored.get(n, n): type.renamed(by_stored) for n, type in schema.items()}
+            )
+        by_new = {new: stored for stored, new in by_stored.items()}
+        return cls(schema=schema, by_new=by_new, by_stored=by_stored)
 
     @property
     def is_plain(self) -> bool:

@@ -11,8 +11,8 @@ it.
 
 Where samples are indexed one by one, a decoder measures their images. Samples in chunks are not
 decoded before they are read, so their sizes come from this module: JPEG, PNG and WebP in
-microseconds, other kinds from their headers by Pillow. Sound and video are not decoded yet: only
-their containers are recognised.
+microseconds (Pillow takes 0.3 ms for a WebP), other kinds from their headers by Pillow. Sound and
+video are not decoded yet: only their containers are recognised.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base import machine_remedy
-from penstock.readers.types import Rejection
+from penstock.readers.types import Rejection, failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -218,17 +217,15 @@ def _jpeg_size(data: memoryview) -> Sides:
 
 def _orientation(exif: bytes) -> int:
     """Return the orientation in the TIFF header of EXIF data, or 1 if there is none."""
-    if len(exif) < 8 or exif[:2] not in (b"II", b"MM"):
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2])
+    if order is None or len(exif) < 8:
         return 1
-    order = "<" if exif[:2] == b"II" else ">"
     (at,) = struct.unpack_from(order + "I", exif, 4)
-    if at + 2 > len(exif):
-        return 1
-    (count,) = struct.unpack_from(order + "H", exif, at)
+    (count,) = struct.unpack_from(order + "H", exif, at) if at + 2 <= len(exif) else (0,)
     for entry in range(at + 2, min(at + 2 + 12 * count, len(exif) - 11), 12):
-        tag, kind = struct.unpack_from(order + "HH", exif, entry)
+        tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, entry)
         if tag == _ORIENTATION and kind == 3:
-            return int(struct.unpack_from(order + "H", exif, entry + 8)[0])
+            return int(value)
     return 1
 
 
@@ -258,6 +255,5 @@ def _size_by_pillow(sample: Encoded) -> Sides:
             turn = image.getexif().get(_ORIENTATION, 1)
             return _checked_size(image.height, image.width, is_turned=turn in _TURNED)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        if machine_remedy(error) is not None:
-            raise
+        failure(error)
         return UNKNOWN_SIZE

@@ -18,13 +18,12 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import fits
 from penstock.readers.fieldtypes.arrays import Array
-from penstock.readers.fieldtypes.cells import INT64, array_cell, number_of, shorten
+from penstock.readers.fieldtypes.cells import INT64, number_of, shorten
 from penstock.readers.fieldtypes.columns import EncodedColumn
-from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name, is_utf8
+from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name
 from penstock.readers.fieldtypes.labels import ClassLabel, Value
 from penstock.readers.fieldtypes.schema import LABEL
 from penstock.readers.fieldtypes.texts import Text
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,34 +78,44 @@ def fields_of(
             continue
         try:
             type = given or _infer_type(table, name, values, found)
+            is_inferred = given is None
+            reason = type if isinstance(type, str) else _add(found, table, name, type, is_inferred)
         except DatasetError as error:
             if not is_lenient or name == LABEL:
                 raise
-            found.left_out[name] = str(error).rstrip(".")
-            continue
-        if type is not None:
-            _add(found, table, name, values, type)
+            reason = str(error).rstrip(".")
+        if reason is not None:
+            found.left_out[name] = reason
     return found
+
+
+_KINDS: dict[type, tuple[str, FieldType]] = {
+    bool: ("true or false", Value("bool")),
+    int: ("integers", Value("int64")),
+    float: ("fractions", Value("float32")),
+    str: ("text", Text()),
+    list: ("lists", Array()),
+}
+_OTHERS = "objects", Text()
 
 
 def _infer_type(
     table: TextTable, name: str, values: Sequence[Any], found: TableFields
-) -> FieldType | None:
-    """Infer the type of a column that the schema doesn't name; None leaves the column out. The
+) -> FieldType | str:
+    """Infer the type of a column that the schema doesn't name, or return why it is left out. The
     cells of a CSV are numbers if all of them are, else text."""
     cells = values
     if table.is_text:
         parsed = [None if cell is None else number_of(cell) for cell in values]
         cells = [n if n is not None else c for n, c in zip(parsed, values, strict=True)]
-    rows: dict[str, list[int]] = {}
+    rows: dict[type, list[int]] = {}
     for row, cell in enumerate(cells):
         if cell is not None:
-            rows.setdefault(_kind(cell), []).append(row)
+            rows.setdefault(type(cell), []).append(row)
     if not rows:
-        found.left_out[name] = "no row has a value"
-        return None
-    if table.is_text and "text" in rows:
-        texts, filled = rows["text"], sum(map(len, rows.values()))
+        return "no row has a value"
+    if table.is_text and str in rows:
+        texts, filled = rows[str], sum(map(len, rows.values()))
         if 2 * len(texts) < filled:
             found.doubts.append(
                 f'the column "{name}" of {table.source} is read as text: '
@@ -114,122 +123,81 @@ def _infer_type(
                 f"{shorten(values[texts[0]])} in {table.place(texts[0])} isn't. For numbers pass "
                 f'schema={{"{name}": Value("float32")}}: other rows are then left out.'
             )
-        rows = {"text": texts}
-    if "fractions" in rows and rows.keys() <= {"integers", "fractions"}:
+        rows = {str: texts}
+    if float in rows and rows.keys() <= {int, float}:
         numbers = [cell for cell in cells if cell is not None]
-        return Value(_float_of(np.array(numbers, np.float64), numbers))
+        exact, are_whole = np.array(numbers, np.float64), [isinstance(n, int) for n in numbers]
+        with np.errstate(over="ignore"):
+            is_changed = exact.astype(np.float32) != exact
+        is_narrow = fits(np.dtype(np.float32), exact) and not (is_changed & are_whole).any()
+        return Value("float32" if is_narrow else "float64")
     if len(rows) > 1:
-        first, other = sorted(rows, key=lambda kind: (-len(rows[kind]), kind))[:2]
-        a, b = rows[first][0], rows[other][0]
+        kinds = sorted(rows, key=lambda kind: (-len(rows[kind]), kind.__name__))
+        shown = [
+            f"{_KINDS.get(kind, _OTHERS)[0]} ({shorten(values[row])}, {table.place(row)})"
+            for kind in kinds[:2]
+            for row in rows[kind][:1]
+        ]
         raise DatasetError(
-            f'{table.source}: the column "{name}" holds {first} ({shorten(values[a])}, '
-            f"{table.place(a)}) and {other} ({shorten(values[b])}, {table.place(b)}). Correct the "
-            f'values, or choose a type, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
-            "don't fit are then left out, by name."
+            f'{table.source}: the column "{name}" holds {" and ".join(shown)}. Correct the values, '
+            f'or choose a type, such as schema={{"{name}": {_KINDS.get(kinds[0], _OTHERS)[1]}}}: '
+            "rows that don't fit are then left out, by name."
         )
     (kind,) = rows
-    if kind == "integers" and not all(cells[row] in INT64 for row in rows[kind]):
-        found.left_out[name] = "it has integers beyond 64 bits"
-        return None
-    if kind in ("text", "integers"):
-        other_type = Text() if kind == "text" else Value("int64")
-        return ClassLabel() if name == LABEL else other_type
-    if kind == "lists":
-        return _infer_from_lists(name, values, found)
-    if kind == "objects":
-        found.left_out[name] = "it holds objects without keys"
-        return None
-    return Value("bool")
-
-
-_EXAMPLES = {
-    "integers": 'Value("int64")',
-    "fractions": 'Value("float32")',
-    "true or false": 'Value("bool")',
-    "text": "Text()",
-    "lists": "Array()",
-    "objects": "Text()",
-}
-_KINDS = {bool: "true or false", int: "integers", float: "fractions", str: "text", list: "lists"}
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "objects")
-
-
-def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:
-    """Return "float32", or "float64" if float32 would change an integer or make a number
-    infinite."""
-    large = [v for v in values if isinstance(v, int) and abs(v) > 2**24]
-    exact = all(int(np.float32(v)) == v for v in large if abs(v) < 2**127)
-    return "float32" if exact and fits(np.dtype(np.float32), numbers) else "float64"
-
-
-def _infer_from_lists(name: str, values: Sequence[Any], found: TableFields) -> Array | None:
-    arrays: list[NDArray[Any]] = []
-    for value in values:
-        if value is None:
-            continue
-        made = array_cell(value, None, None, is_text=False)
-        if isinstance(made, Rejection):
-            is_text = all(isinstance(each, str) for each in value)
-            advice = f'; for classes pass schema={{"{name}": MultiLabel(names)}}' if is_text else ""
-            found.left_out[name] = f"{made.reason}{advice}"
-            return None
-        arrays.append(made)
-    if _odd_rows(arrays):
-        found.left_out[name] = (
-            "its lists differ in depth, or hold true or false in some rows and numbers in others"
-        )
-        return None
-    return Array()
+    if kind not in _KINDS:
+        return "it holds objects without keys"
+    if kind is int and not all(cells[row] in INT64 for row in rows[kind]):
+        return "it has integers beyond 64 bits"
+    return ClassLabel() if name == LABEL and kind in (int, str) else _KINDS[kind][1]
 
 
 def _add(
-    found: TableFields, table: TextTable, name: str, values: Sequence[Any], type: FieldType
-) -> None:
-    """Add a column as a field of a type, and reject the rows that don't fit."""
+    found: TableFields, table: TextTable, name: str, type: FieldType, is_inferred: bool
+) -> str | None:
+    """Add a column as a field of a type, and reject the rows that don't fit. Returns why a column
+    is left out whose lists the schema doesn't describe."""
+    values = table.columns[name]
     is_numbered = type.is_class and not type.class_names
     if is_numbered and (names := _class_names(table, values, name, found)):
         type = ClassLabel(names)
     is_named = is_numbered and bool(type.class_names)
     read = type.cell_reader(is_text=table.is_text)
     cells: list[Any] = [None] * len(values)
+    wrong: dict[int, str] = {}
     for row, value in enumerate(values):
         if value is None:
             continue
         try:
-            made = read(value)
-        except ValueError as error:
-            made = Rejection(f"{shorten(value)}: {error}")
+            cells[row] = read(value)
+        except (ValueError, OverflowError) as error:
+            wrong[row] = str(error)
         if is_named and not isinstance(value, str):
-            made = Rejection(f"{shorten(value)} is no class name, but other rows have names")
-        if isinstance(made, Rejection):
-            found.rejected.setdefault(row, f"{name}: {made.reason} ({table.place(row)})")
-        else:
-            cells[row] = made
+            wrong[row] = f"{shorten(value)} is no class name, but other rows have names"
     if not type.is_settled:
         for row in _odd_rows(cells):
-            reason = f"{name}: {shorten(values[row])} differs in kind or depth from most rows"
-            found.rejected.setdefault(row, f"{reason} ({table.place(row)})")
+            wrong[row] = f"{shorten(values[row])} differs in kind or depth from most rows"
             cells[row] = None
+        if wrong and is_inferred:
+            return wrong[min(wrong)]
         type = type.completed(*_dtype_and_shape([each for each in cells if each is not None]))
+    for row, reason in wrong.items():
+        cells[row] = None
+        found.rejected.setdefault(row, f"{name}: {reason} ({table.place(row)})")
     found.types[name], found.values[name] = type, _column(type, cells)
     if any(value is None for value in values):
         found.present[name] = np.array([each is not None for each in cells], np.bool_)
+    return None
 
 
-def _odd_rows(cells: Sequence[NDArray[Any] | None]) -> list[int]:
+def _odd_rows(cells: Sequence[Any]) -> list[int]:
     """Return the rows whose arrays differ from most in kind or depth."""
-    kinds = [
-        None if each is None or not each.size else (each.dtype.kind == "b", each.ndim)
-        for each in cells
-    ]
-    counts = Counter(kind for kind in kinds if kind is not None)
-    if len(counts) < 2:
-        return []
-    usual = counts.most_common(1)[0][0]
-    return [row for row, kind in enumerate(kinds) if kind not in (None, usual)]
+    kinds = {
+        row: (each.dtype.kind == "b", each.ndim)
+        for row, each in enumerate(cells)
+        if each is not None and each.size
+    }
+    usual = Counter(kinds.values()).most_common(1)
+    return [row for row, kind in kinds.items() if kind != usual[0][0]]
 
 
 def _class_names(
@@ -246,7 +214,7 @@ def _class_names(
             f"({table.place(row)}) is no integer: which class is that? Write integers or names; or "
             f'declare its type, schema={{"{name}": Value("float32")}}.'
         )
-    names = sorted(filter(is_utf8, texts))
+    names = sorted(text for text in texts if text.encode(errors="ignore").decode() == text)
     if names:
         listed = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
         found.notes.append(
@@ -275,9 +243,9 @@ def _dtype_and_shape(arrays: Sequence[NDArray[Any]]) -> tuple[str, tuple[int | N
 def _column(type: FieldType, cells: Sequence[Any]) -> Column:
     """Return the column of a settled type. cells: as its `cell` returns them; None for no value."""
     if type.is_encoded:
-        ends = np.cumsum([0, *(len(each or b"") for each in cells)], dtype=np.int64).tolist()
-        joined = np.frombuffer(b"".join(each or b"" for each in cells), np.uint8)
-        return EncodedColumn([joined[a:b] for a, b in pairwise(ends)])
+        data = [each or b"" for each in cells]
+        joined, ends = np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)])
+        return EncodedColumn([joined[a:b] for a, b in pairwise(ends.tolist())])
     form = type.stored
     assert form is not None, type
     empty = form.empty

@@ -19,7 +19,7 @@ from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     Places = Sequence[int] | Sequence[str] | Sequence[bytes] | Sequence[int | str | bytes]
 
@@ -29,6 +29,10 @@ pack."""
 
 MAX_COLUMNS = 4096
 _MAX_DEPTH = 32
+_TOO_MANY = (
+    f"more than {MAX_COLUMNS:,} columns. Wanted the same keys in each object: put names that vary "
+    "into lists."
+)
 _DELIMITERS = (",", "\t", ";")
 
 
@@ -52,21 +56,14 @@ class TextTable:
 
     def place(self, row: int) -> str:
         """Return the position of a row for messages."""
-        return _place(self.unit, self.places[row])
+        place = self.places[row]
+        return f"{self.unit} {printable(place) if isinstance(place, bytes) else place}"
 
-    def without(self, *names: str) -> TextTable:
-        """Return the table without some columns."""
-        left = {name: values for name, values in self.columns.items() if name not in names}
-        return replace(self, columns=left)
-
-    def take(self, rows: Sequence[int]) -> TextTable:
-        """Return these rows, in this order."""
-        columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
+    def take(self, rows: Sequence[int], *, without: Container[str] = ()) -> TextTable:
+        """Return these rows, in this order, without some columns."""
+        kept = {name: values for name, values in self.columns.items() if name not in without}
+        columns = {name: [values[i] for i in rows] for name, values in kept.items()}
         return replace(self, columns=columns, places=[self.places[i] for i in rows])
-
-
-def _place(unit: str, place: int | str | bytes) -> str:
-    return f"{unit} {printable(place) if isinstance(place, bytes) else place}"
 
 
 def csv_table(data: bytes, *, source: str) -> TextTable:
@@ -154,14 +151,13 @@ def object_table(
     they raise. Raises DatasetError, too, if the objects don't make a table together.
     """
     columns: dict[str, list[Any]] = {}
+    table = TextTable(source=source, columns=columns, places=places, unit=unit)
     for row, each in enumerate(objects):
-        place = _place(unit, places[row])
         flat: dict[str, Any] = {}
         try:
             _flatten(flat, "", each or {}, depth=0)
-            _check_count(len(flat))
         except ValueError as error:
-            reason = f"{source}, {place}: {error}"
+            reason = f"{source}, {table.place(row)}: {error}"
             if rejected is None:
                 raise DatasetError(reason) from error
             rejected.setdefault(row, reason)
@@ -170,19 +166,9 @@ def object_table(
             if name not in columns:
                 columns[name] = [None] * len(objects)
             columns[name][row] = value
-        try:
-            _check_count(len(columns))
-        except ValueError as error:
-            raise DatasetError(f"{source}, {place}: {error}") from error
-    return TextTable(source=source, columns=_fill_empty_lists(columns), places=places, unit=unit)
-
-
-def _check_count(columns: int) -> None:
-    if columns > MAX_COLUMNS:
-        raise ValueError(
-            f"more than {MAX_COLUMNS:,} columns. Wanted the same keys in each object: put names "
-            "that vary into lists."
-        )
+        if len(columns) > MAX_COLUMNS:
+            raise DatasetError(f"{source}, {table.place(row)}: {_TOO_MANY}")
+    return replace(table, columns=_fill_empty_lists(columns))
 
 
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
@@ -197,6 +183,8 @@ def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None
             _flatten(flat, f"{name}.{key}", inner, depth=depth + 1)
     elif name in flat:
         raise ValueError(f"the key {shorten(name)} occurs twice. Rename one.")
+    elif len(flat) == MAX_COLUMNS:
+        raise ValueError(_TOO_MANY)
     else:
         flat[name] = value
 

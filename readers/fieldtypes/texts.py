@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.cache import ConfigError, explain_arguments
 from penstock.readers.fieldtypes.field_type import FieldType
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Set
 
     from penstock.readers.types import Encoded
 
@@ -36,34 +36,27 @@ class Text(FieldType):
     def column_kinds(self) -> Set[str]:
         return {"text", "binary"}
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
         del field, max_pixels
         head = data[: len(_BOM)].tobytes()
         if head.startswith(_WIDE_BOMS):
-            return Rejection("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
+            raise ValueError("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
         start = len(_BOM) if head == _BOM else 0
         try:
             str(data.data[start:], "utf-8")
         except UnicodeDecodeError as error:
             at = start + error.start
-            return Rejection(f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it")
+            reason = f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it"
+            raise ValueError(reason) from None
         return Facts.of(data, start=start, codec=self.codec)
 
-    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        from penstock.readers.fieldtypes.cells import text_cell
-
-        del is_text
-        return text_cell
-
     def decode(self, payload: Encoded) -> str:
-        return decode_text(payload)
-
-    def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
-        del max_pixels
-        return decode_text
+        """Decode a text, with its line ends as stored."""
+        try:
+            return str(payload.data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8 text at byte {error.start}") from error
 
     def returned(self, value: Any) -> str:
         if not isinstance(value, str):
@@ -73,14 +66,6 @@ class Text(FieldType):
         except UnicodeEncodeError as error:
             raise ValueError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
         return str(value)
-
-
-def decode_text(payload: Encoded) -> str:
-    """Decode a text, with its line ends as stored. Raises ValueError if it isn't UTF-8."""
-    try:
-        return str(payload.data, "utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 text at byte {error.start}") from error
 
 
 @explain_arguments(ConfigError)
@@ -93,10 +78,6 @@ class Bytes(FieldType):
 
     def decode(self, payload: Encoded) -> bytes:
         return payload.tobytes()
-
-    def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
-        del max_pixels
-        return self.decode
 
     def returned(self, value: Any) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):

@@ -10,15 +10,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import threading
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
 from penstock.cache.base import usable_cores
-from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, check_jpeg, sniff
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, check_jpeg, is_progressive, sniff
+from penstock.readers.types import Facts, ImageFacts, Rejection, failure, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded, Verify
 
 _GROUP = "penstock.verify"
-_REASON_CHARACTERS = 300
 
 
 def verify_name(verify: Verify | str | None) -> str | None:
@@ -43,78 +44,72 @@ def verify_name(verify: Verify | str | None) -> str | None:
     return f"{module}:{name}"
 
 
-def named_verify(name: str, *, workers: int | None = None) -> Verify:
-    """Return the verifier of a name that `verify_name` returned. Raises MissingDependencyError."""
-    if ":" not in name:
-        return find_verify(workers=workers, name=name)
-    point = EntryPoint(name="verify", value=name, group=_GROUP)
+def named_verify(
+    name: str = "image", *, workers: int | None = None, max_pixels: int | None = None
+) -> Verify:
+    """Load a verifier by a name that `verify_name` returned. An entry point's runs on `workers`
+    threads. max_pixels: of an image; None uses the default. Raises MissingDependencyError."""
+    is_function = ":" in name
+    known = entry_points(group=_GROUP, name=name)
+    point = EntryPoint("verify", name, _GROUP) if is_function else next(iter(known), None)
     try:
-        found: Verify = point.load()
+        if point is None:
+            raise ImportError("no such entry point is installed")
+        verify = point.load()
     except (ImportError, AttributeError) as error:
         raise MissingDependencyError(
-            f"verify: {name} can't be loaded ({error}). Pass a function of a module that every "
-            "worker can import."
+            f"The image verifier {name!r} ({_GROUP!r}) can't be loaded ({error}). Checking images "
+            "decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no GPU) or "
+            "'penstock[cuda12]'; or pass verify=, a function of a module that every worker can "
+            "import."
         ) from error
+    more = {} if max_pixels is None else {"max_pixels": max_pixels}
+    if not is_function:
+        verify = functools.partial(verify, threads=workers or usable_cores(), **more)
+    return cast("Verify", verify)
+
+
+def check_images(
+    samples: Sequence[Encoded | Rejection | None], verify: Verify | None, *, max_pixels: int
+) -> list[Facts | Rejection | None]:
+    """Check the structure of each image, decode it fully, and return its facts or why it is bad.
+    Samples that are missing or rejected already stay as they are."""
+    found: list[Facts | Rejection | None] = []
+    good: dict[int, Encoded] = {}
+    for row, sample in enumerate(samples):
+        found.append(_structure(sample) if isinstance(sample, np.ndarray) else sample)
+        if isinstance(sample, np.ndarray) and found[row] is None:
+            good[row] = sample
+    verdicts = _verdicts([*good.values()], verify)
+    for (row, sample), verdict in zip(good.items(), verdicts, strict=True):
+        if isinstance(verdict, ImageFacts):
+            height, width = verdict.height, verdict.width
+            facts = Facts.of(sample, shape=(height, width, verdict.channels), codec=verdict.codec)
+            facts = replace(facts, is_progressive=is_progressive(sample))
+            found[row] = pixel_refusal(width, height, max_pixels=max_pixels) or facts
+        else:
+            found[row] = verdict
     return found
 
 
-def find_verify(
-    *, workers: int | None = None, name: str = "image", max_pixels: int | None = None
-) -> Verify:
-    """Find the installed decoder, to run on `workers` threads. max_pixels: of an image; None uses
-    the default. Raises MissingDependencyError."""
-    remedy = (
-        "Checking images decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no "
-        "GPU) or 'penstock[cuda12]'; or pass verify=."
-    )
-    points = entry_points(group=_GROUP, name=name)
-    if not points:
-        raise MissingDependencyError(
-            f"No verifier {name!r} is installed (entry point {_GROUP!r}). {remedy}"
-        )
-    try:
-        verify = next(iter(points)).load()
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"The image verifier can't be loaded ({error}). {remedy}"
-        ) from error
-    more = {} if max_pixels is None else {"max_pixels": max_pixels}
-    return functools.partial(verify, threads=workers or usable_cores(), **more)
-
-
-def image_verdicts(
-    samples: Sequence[Encoded | Rejection], verify: Verify
-) -> list[ImageFacts | Rejection]:
-    """Check the structure of each image and decode it fully. Samples that are rejected already keep
-    their place and reason."""
-    results: list[ImageFacts | Rejection | None] = [_structure(sample) for sample in samples]
-    good = [i for i, result in enumerate(results) if result is None]
-    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]
-    for i, verdict in zip(good, _verdicts(encoded, verify), strict=True):
-        results[i] = verdict
-    return [result for result in results if result is not None]
-
-
-def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejection]:
+def _verdicts(encoded: Sequence[Encoded], verify: Verify | None) -> list[ImageFacts | Rejection]:
     """Return the results of `verify`, with a Rejection for a sample on which it raises. Errors that
     aren't a sample's fault are raised: our own, and those of the machine."""
     if not encoded:
         return []
+    assert verify is not None, "images need a verifier"
     try:
         return verify(encoded)
     except (PenstockError, MemoryError, OSError):
         raise
     except Exception as error:
         if len(encoded) == 1:
-            reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-            return [Rejection(f"the decoder failed on it ({type(error).__name__}: {reason})")]
+            return [Rejection(f"the decoder failed on it ({failure(error)})")]
     half = len(encoded) // 2
     return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
 
 
-def _structure(sample: Encoded | Rejection) -> Rejection | None:
-    if isinstance(sample, Rejection):
-        return sample
+def _structure(sample: Encoded) -> Rejection | None:
     codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
     if isinstance(codec, Rejection):
         return codec
@@ -123,79 +118,40 @@ def _structure(sample: Encoded | Rejection) -> Rejection | None:
 
 _lock = threading.Lock()
 _inside: list[bool] = []  # the switch's value before each thread that is inside
-
-
-class _TiffMessages(threading.local):
-    """The messages of Pillow's libtiff in this thread; None if they aren't collected."""
-
-    texts: list[str] | None = None
-
-
-_messages = _TiffMessages()
-_handler_lock = threading.Lock()
-_collectors = 0
-_previous_handler: Any = None
+_messages = threading.local()  # texts: libtiff's messages in this thread, while they are collected
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
-def _collect(module: bytes | None, form: bytes, arguments: int) -> None:
-    """Replace libtiff's error handler. arguments: a va_list, which is a pointer in calls on x86_64
-    and aarch64."""
-    if _messages.texts is None:
-        if _previous_handler:
-            _previous_handler(module, form, arguments)
-        return
-    text = ctypes.create_string_buffer(200)
-    ctypes.CDLL(None).vsnprintf(text, ctypes.c_size_t(200), form, ctypes.c_void_p(arguments))
-    _messages.texts.append(text.value.decode(errors="replace").rstrip("."))
-
-
-_collector = _Handler(_collect)
-
-
-@contextlib.contextmanager
-def _libtiff_messages() -> Iterator[list[str]]:
-    """Collect the messages of Pillow's libtiff about a file that this thread decodes, instead of
-    printing them to standard error. Other threads still print theirs. Nothing is collected if that
-    library can't be found."""
-    global _collectors, _previous_handler
-    texts: list[str] = []
-    library = _pillows_libtiff()
-    if library is None:
-        yield texts
-        return
-    library.TIFFSetErrorHandler.restype = ctypes.c_void_p
-    with _handler_lock:
-        _collectors += 1
-        if _collectors == 1:
-            found = library.TIFFSetErrorHandler(_collector)
-            _previous_handler = _Handler(found) if found else None
-    _messages.texts = texts
-    try:
-        yield texts
-    finally:
-        _messages.texts = None
-        with _handler_lock:
-            _collectors -= 1
-            if not _collectors:
-                library.TIFFSetErrorHandler(_previous_handler)
-
-
 @functools.cache
-def _pillows_libtiff() -> Any:
-    """Load the library with which Pillow decodes TIFF, if it is a file of its own."""
+def _collect_libtiff_messages() -> Any:
+    """Make Pillow's libtiff add its messages to `_messages.texts` in the threads that have it,
+    instead of printing them. Return the handler, which has to stay alive; None if that library
+    can't be found."""
     try:
         with open("/proc/self/maps") as maps:
             paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libtiff" in line}
-    except (OSError, IndexError):
+        library = ctypes.CDLL(min(path for path in paths if "nvimgcodec" not in path))
+        library.TIFFSetErrorHandler.restype = ctypes.c_void_p
+    except (OSError, IndexError, ValueError, AttributeError):
         return None
-    for path in paths:
-        if os.path.basename(path).startswith("libtiff") and "nvimgcodec" not in path:
-            with contextlib.suppress(OSError, AttributeError):
-                library = ctypes.CDLL(path)
-                library.TIFFSetErrorHandler  # noqa: B018  # AttributeError if it is missing
-                return library
-    return None
+    before: list[Any] = []
+
+    def collect(module: bytes | None, form: bytes, arguments: int) -> None:
+        """arguments: a va_list, which is a pointer in calls on x86_64 and aarch64."""
+        texts: list[str] | None = getattr(_messages, "texts", None)
+        if texts is not None:
+            text = ctypes.create_string_buffer(200)
+            ctypes.CDLL(None).vsnprintf(
+                text, ctypes.c_size_t(200), form, ctypes.c_void_p(arguments)
+            )
+            texts.append(text.value.decode(errors="replace").rstrip("."))
+        elif before:
+            before[0](module, form, arguments)
+
+    handler = _Handler(collect)
+    if found := library.TIFFSetErrorHandler(handler):
+        before.append(_Handler(found))
+    return handler
 
 
 @contextlib.contextmanager
@@ -208,14 +164,17 @@ def strict_pillow() -> Iterator[list[str]]:
     """
     from PIL import ImageFile
 
+    _collect_libtiff_messages()
     with _lock:
         _inside.append(_inside[0] if _inside else ImageFile.LOAD_TRUNCATED_IMAGES)
         if ImageFile.LOAD_TRUNCATED_IMAGES:  # don't write it without need
             ImageFile.LOAD_TRUNCATED_IMAGES = False
+    texts: list[str] = []
+    _messages.texts = texts
     try:
-        with _libtiff_messages() as texts:
-            yield texts
+        yield texts
     finally:
+        _messages.texts = None
         with _lock:
             if _inside.pop() and not _inside:
                 ImageFile.LOAD_TRUNCATED_IMAGES = True

@@ -28,8 +28,8 @@ from penstock.readers.fieldtypes import (
     Schema,
     Settling,
     ValueChecks,
+    decode_array,
     examine,
-    to_array,
     verify_for,
 )
 from penstock.readers.files import printable
@@ -256,7 +256,8 @@ def _samples(
             if type.is_encoded:
                 payloads[name], kept[name] = payload, replace(each, start=0)
             elif (form := type.form) is not None:
-                arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
+                values = decode_array(payload, each.codec, each.shape)
+                arrays[name] = values.astype(form.dtype, copy=False)
                 units.add(name, type, arrays[name])
         for name, column in candidates.values.items():
             present = candidates.present.get(name)

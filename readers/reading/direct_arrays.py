@@ -29,7 +29,7 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     RaggedColumn,
     codec_number,
-    to_array,
+    decode_array,
 )
 from penstock.readers.loose_files import STEP_BYTES
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
@@ -155,7 +155,7 @@ class DirectArrays:
                 elif not arrays.is_direct[row]:
                     codec = ARRAY_CODECS[visit.table[row, arrays.place.codec]]
                     shape = _shape(visit.table[row], arrays.place, arrays.form)
-                    flat[begin:end] = to_array(payload, codec, shape, flat.dtype).reshape(-1)
+                    flat[begin:end] = decode_array(payload, codec, shape).reshape(-1)
             if bad and isinstance(column, RaggedColumn):
                 order = range(len(visit.rows)) if visit.order is None else visit.order
                 column = column.emptied([int(order[row]) for row in bad])

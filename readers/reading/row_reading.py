@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from penstock.cache import CorruptShardError
-from penstock.readers.fieldtypes import (
-    PRESENT,
-    DenseColumn,
-    EncodedColumn,
-    RaggedColumn,
-    joined_columns,
-)
+from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, joined_columns
 from penstock.readers.formats import RowRequest, RowsOut
 
 if TYPE_CHECKING:
@@ -197,11 +191,4 @@ def _empty_column(choice: BatchFields, name: str) -> Column:
     if name not in choice.rows:
         return DenseColumn(np.empty(0, np.bool_))
     form = choice.rows[name]
-    if form is None:
-        return EncodedColumn([])
-    if not form.is_ragged:
-        return DenseColumn(np.empty((0, *form.fixed_shape), form.dtype))
-    shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
-    return RaggedColumn(
-        np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
-    )
+    return EncodedColumn([]) if form is None else form.column([])

@@ -210,7 +210,7 @@ def listed_samples(
     in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
     given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
     values = fields_of(
-        table.without(*columns).take(kept),
+        table.take(kept, without=columns),
         {name: type for name, type in given.items() if name not in in_files},
     )
     rows = {field: [names[column][row] for row in kept] for column, field in columns.items()}

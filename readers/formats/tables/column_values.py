@@ -17,7 +17,6 @@ import pyarrow as pa
 from penstock.readers.fieldtypes import unfit_numbers
 from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
 from penstock.readers.formats.unit_reader import UnitValues
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -106,9 +105,7 @@ def _parsed(type: FieldType, texts: Any, form: ArrayForm) -> tuple[Any, dict[int
         try:
             value = None if text is None else read(text)
         except ValueError as error:
-            value = Rejection(str(error))
-        if isinstance(value, Rejection):
-            reason = type.mismatch() if type.is_class else f"isn't a value: {value.reason}"
+            reason = type.mismatch() if type.is_class else f"isn't a value: {error}"
             wrong[row], value = f"{text!r:.80} {reason}", form.empty.tolist()
         values.append(value.tolist() if isinstance(value, np.ndarray) else value)
     kind = pa.from_numpy_dtype(form.dtype)

@@ -23,6 +23,7 @@ from penstock.readers.fieldtypes import (
     check_names,
     check_selection,
     cropped,
+    default_fields,
     image_fields,
     stored_fields,
 )
@@ -66,7 +67,8 @@ class Memory(Source):
         lacking = {n: sum(v is None for v in values) for n, values in self._columns.items()}
         self._lacking = {name: lacks for name, lacks in lacking.items() if lacks}
         schema = Schema(types)
-        self._fields = check_selection(check_names(fields), schema, self._lacking, url=self.url)
+        chosen = check_names(fields) or default_fields(schema, self._lacking)
+        self._fields = check_selection(chosen, schema, self._lacking, url=self.url)
         images = {name: _range(self._sizes[name]) for name in image_fields(schema, schema)}
         sizes = [count // 2, count - count // 2]
         self._contents = values_of(sizes, schema=schema, images=images)

@@ -18,7 +18,7 @@ from penstock.cache.base import usable_cores
 from penstock.pipeline.bench import machine as bench_machine
 from penstock.pipeline.cli import gather
 from penstock.pipeline.plan import World
-from penstock.readers.fieldtypes import find_verify
+from penstock.readers.fieldtypes import named_verify
 from tests.watchdog import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -347,7 +347,7 @@ def test_every_count_of_cores_includes_the_quota(machine, monkeypatch):
     root = machine("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"})
     monkeypatch.setattr("penstock.cache.base.resources.ROOT", root)
     assert usable_cores() == 3
-    verify: Any = find_verify()
+    verify: Any = named_verify()
     assert verify.keywords == {"threads": 3}
     with ImageVerifier() as verifier:
         assert verifier._threads == 3

@@ -19,7 +19,6 @@ from penstock.readers.fieldtypes import (
     Text,
     decode_array,
     decode_mask,
-    decode_text,
     examine,
     to_xyxy,
 )
@@ -164,9 +163,9 @@ def test_a_damaged_mask_raises_a_value_error():
 def test_texts_are_decoded_unchanged(text, is_marked):
     is_marked = is_marked or text.startswith("\ufeff")  # one mark is removed
     payload, _, _ = read(Text(), ("\ufeff" * is_marked + text).encode())
-    assert decode_text(payload) == text
+    assert Text().decode(payload) == text
     with pytest.raises(ValueError, match="UTF-8"):
-        decode_text(encoded(text.encode() + b"\xc3"))
+        Text().decode(encoded(text.encode() + b"\xc3"))
 
 
 corners = hnp.arrays(np.int16, (3, 4), elements=st.integers(-2, 5))

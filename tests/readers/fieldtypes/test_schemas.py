@@ -189,7 +189,8 @@ EVERYTHING: dict[str, FieldType] = {
 def select(
     fields: Any, schema: dict[str, FieldType] = EVERYTHING, **lacking: int
 ) -> tuple[str, ...]:
-    return check_selection(check_names(fields), Schema(schema), lacking, url="set")
+    chosen = check_names(fields) or default_fields(Schema(schema), lacking)
+    return check_selection(chosen, Schema(schema), lacking, url="set")
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ from .shard_summary import MAX_BYTES as MAX_BYTES, MAX_SAMPLES as MAX_SAMPLES
 from .shard_summary import MAX_SHARD_BYTES as MAX_SHARD_BYTES
 from .shard_summary import MAX_SHARD_SAMPLES as MAX_SHARD_SAMPLES, MAX_SIDE as MAX_SIDE
 from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION as VERSION
-from .shard_summary import join_ranges as join_ranges
+from .shard_summary import join_ranges as join_ranges, sample_table as sample_table
 from .files_format import FilesFormat as FilesFormat
 from .format import DatasetFiles as DatasetFiles
-from .sidecar import Sidecar as Sidecar, SpanNotes as SpanNotes, is_sidecar as is_sidecar
+from .sidecar import Sidecar as Sidecar, is_sidecar as is_sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar
 from .sidecar import read_sidecar as read_sidecar, sidecar_etag as sidecar_etag
 from .span_listing import SpanListing as SpanListing

@@ -1,16 +1,22 @@
 """Define the facts about the samples of a shard, field by field, and their summary in a dataset's
-manifest."""
+manifest.
+
+The facts come from a sidecar or from a pack's shard. They are checked here, and fill the table of
+an open shard.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
 
+from penstock.readers.fieldtypes import CODEC_ITEMSIZES, as_bits
+from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -18,8 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Schema
-    from penstock.readers.formats.open_shard import Storage
+    from penstock.readers.fieldtypes import FieldType, Schema
+    from penstock.readers.formats.open_shard import SampleLayout, SpanPlace, Storage
 
     Bounds = tuple[Any, Any]
 
@@ -39,6 +45,10 @@ MAX_SIDE = 2**27
 """The most pixels of an image's longer side, equal to the largest image that is ever decoded."""
 
 
+def _nothing() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FieldNotes:
     """The recorded facts about one field of n samples, independent of its storage.
@@ -48,6 +58,10 @@ class FieldNotes:
     images and masks, the shape of arrays, otherwise None. codecs: of each sample; empty if there
     are none. values: of a number, shape (n,). present: which samples have the field, bool, shape
     (n,); None for all. progressive: number of progressive JPEGs; None if they weren't counted.
+
+    Of spans: starts, sizes: bytes in a file, int64, shape (n,), of any value if a sample lacks the
+    field. files: the number of that file, MISSING if a sample lacks the field; None if a shard is
+    one file. numbers: of each array's codec in `ARRAY_CODECS`, shape (n,), or the number of all.
     """
 
     storage: Storage
@@ -57,6 +71,10 @@ class FieldNotes:
     values: NDArray[Any] | None = None
     present: NDArray[np.bool_] | None = None
     progressive: int | None = None
+    starts: NDArray[np.int64] = field(default_factory=_nothing)
+    sizes: NDArray[np.int64] = field(default_factory=_nothing)
+    files: NDArray[np.int32] | None = None
+    numbers: NDArray[np.int64] | int = 0
 
     @property
     def missing(self) -> int:
@@ -92,6 +110,62 @@ class FieldNotes:
             bounds=bounds if bounds and all(map(math.isfinite, bounds)) else None,
             progressive=self.progressive,
         )
+
+    def check(self, type: FieldType, file_sizes: NDArray[np.int64] | None = None) -> None:
+        """Check that spans of a type are possible, because the source of the file that records them
+        isn't trusted. file_sizes: bytes of each of the shard's files; None if the spans are known
+        to lie inside. Raises ValueError."""
+        sizes = self._of_present(self.sizes)
+        if not len(sizes):
+            return
+        if not (sizes.min() >= int(type.has_sides) and sizes.max() <= MAX_SHARD_BYTES):
+            raise ValueError(f"a sample has {sizes.min():,} to {sizes.max():,} bytes")
+        if self.files is not None and file_sizes is not None:
+            files, starts = self._of_present(self.files), self._of_present(self.starts)
+            if files.min() < 0 or files.max() >= len(file_sizes):
+                raise ValueError("a sample lies in a file that isn't listed")
+            # In this order, because a sum of two may exceed 2^63.
+            is_near = starts.min() >= 0 and starts.max() <= MAX_SHARD_BYTES
+            if not (is_near and (starts + sizes <= file_sizes[files]).all()):
+                raise ValueError("a sample lies outside of its file")
+        shapes = np.empty((len(sizes), 0), np.int64)
+        if self.shapes is not None:
+            shapes = self._of_present(self.shapes)
+        if type.has_sides:
+            if shapes.shape[1] != 3:
+                raise ValueError("images without height, width and channels")
+            sides = shapes[:, :2]
+            if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
+                raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
+        elif type.form is not None:
+            itemsizes = CODEC_ITEMSIZES[
+                self._of_present(np.broadcast_to(self.numbers, len(self.sizes)))
+            ]
+            _check_arrays(shapes, sizes, itemsizes, type.form.shape)
+
+    def fill(
+        self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64] | None
+    ) -> None:
+        """Write the spans into the table of an open shard. begins: of each file in the shard's flat
+        data."""
+        has = np.True_ if self.present is None else self.present
+        starts = self.starts
+        if self.files is not None and begins is not None:
+            starts = starts + begins[self.files]
+        table[:, place.start] = np.where(has, starts, NO_SPAN)
+        table[:, place.end] = np.where(has, starts + self.sizes, NO_SPAN)
+        assert self.crcs is not None
+        table[:, place.crc] = self.crcs
+        if place.codec is not None:
+            table[:, place.codec] = self.numbers
+        if self.shapes is None:
+            return
+        if place.height is not None:
+            table[:, place.height : place.height + 2] = self.shapes[:, :2]
+        if place.lengths is not None:
+            # A missing array has length 0 whatever the file records, so that it shifts no others.
+            shapes = np.where(np.reshape(has, (-1, 1)), self.shapes, 0)
+            table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +227,53 @@ def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
         _joined([(each.min_height, each.max_height) for each in ranges]),
         _joined([(each.min_width, each.max_width) for each in ranges]),
     )
+
+
+def _check_arrays(
+    shapes: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    itemsizes: NDArray[np.int64],
+    wanted: Sequence[int | None],
+) -> None:
+    """Check that each array has as many bytes as its shape requires. wanted: the lengths of all, by
+    dimension; None for one that differs. Raises ValueError."""
+    if shapes.shape[1] != len(wanted):
+        raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(wanted)}")
+    for lengths, length in zip(shapes.T, wanted, strict=True):
+        if lengths.min() < 0 or (length is not None and (lengths != length).any()):
+            raise ValueError(
+                f"arrays have lengths {lengths.min():,} to {lengths.max():,}, wanted {length}"
+            )
+    # As floats, because products of lengths may exceed 2^63; possible sizes are exact.
+    if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != sizes).any():
+        raise ValueError("an array doesn't have as many bytes as its shape requires")
+    # If one length is 0, the bytes don't bound the others, and numpy can't make such an array.
+    most = np.where(shapes == 0, 1, shapes).prod(axis=1, dtype=np.float64)
+    if most.max() > MAX_SHARD_BYTES:
+        raise ValueError("an array has an impossible length")
+
+
+def sample_table(
+    layout: SampleLayout,
+    notes: Mapping[str, FieldNotes],
+    *,
+    samples: int,
+    begins: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
+    """Return the table of an open shard. notes: of all fields, spans checked. begins: see
+    `FieldNotes.fill`."""
+    columns = layout.table
+    table = np.zeros((samples, columns.count), np.int64)
+    for name, place in columns.spans.items():
+        notes[name].fill(table, place, begins)
+    for name, at in columns.values.items():
+        values = notes[name].values
+        assert values is not None
+        table[:, at] = as_bits(values)
+    for name, at in columns.present.items():
+        present = notes[name].present
+        table[:, at] = 1 if present is None else present
+    return table
 
 
 @dataclass(frozen=True, slots=True)

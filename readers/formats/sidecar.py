@@ -2,13 +2,13 @@
 
 A sidecar is an Arrow file with one row of lists, because a shard has any number of files, and its
 fields any number of bytes, lengths and values. For a field whose bytes lie in files, the sidecar
-records the place and the properties of each sample's payload (`SpanNotes`). For a field whose
+records the place and the properties of each sample's payload (`FieldNotes`). For a field whose
 values were known when the dataset was listed, it records the values, and no file is read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,10 @@ from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import (
-    CODEC_ITEMSIZES,
     DenseColumn,
     EncodedColumn,
     ListColumn,
     RaggedColumn,
-    as_bits,
     codec_number,
 )
 from penstock.readers.files import (
@@ -41,16 +39,16 @@ from penstock.readers.files import (
 )
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
-from penstock.readers.formats.open_shard import NO_SPAN
 from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,
-    MAX_SIDE,
     VERSION,
     FieldNotes,
     ShardSummary,
+    sample_table,
 )
 from penstock.readers.formats.span_shard import SpanShard
+from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -61,8 +59,8 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard, ShardPlace
-    from penstock.readers.formats.open_shard import OpenShard, SampleLayout, SpanPlace, Storage
-    from penstock.readers.types import Encoded, Facts
+    from penstock.readers.formats.open_shard import OpenShard, SampleLayout
+    from penstock.readers.types import Encoded
 
 # A field's name has no slash, so these names can't be those of fields.
 NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
@@ -101,13 +99,13 @@ def list_types(layout: SampleLayout) -> dict[str, Any]:
     }
     if _is_of_chunks(layout):
         kinds |= {**EXTENTS, UNITS: pa.int64()}
-    for name in layout.schema:
+    for name, type in layout.schema.items():
         if layout.storage[name] == "chunks":
             continue
         if layout.storage[name] == "span":
             kinds |= {f"{name}/{what}": kind for what, kind in SPAN.items()}
         else:
-            kinds |= {f"{name}/{what}": kind for what, kind in _value_types(layout, name).items()}
+            kinds |= {f"{name}/{what}": kind for what, kind in _value_types(type).items()}
             kinds[f"{name}/present"] = pa.bool_()
     return kinds
 
@@ -117,14 +115,11 @@ def _is_of_chunks(layout: SampleLayout) -> bool:
     return "chunks" in layout.storage.values()
 
 
-def _value_types(layout: SampleLayout, name: str) -> dict[str, Any]:
-    type = layout.schema[name]
+def _value_types(type: FieldType) -> dict[str, Any]:
+    """Return the lists of a field whose values are recorded."""
     if type.is_encoded:
         return {"values": pa.large_binary()}
-    dtype = type.number
-    if dtype is not None:
-        return {"values": pa.from_numpy_dtype(_real(dtype))}
-    form = _form(layout, name)
+    form = _stored(type)
     kinds = {"values": pa.from_numpy_dtype(_real(form.dtype))}
     if form.is_ragged:
         kinds["counts"] = pa.int64()
@@ -133,11 +128,10 @@ def _value_types(layout: SampleLayout, name: str) -> dict[str, Any]:
     return kinds
 
 
-def _form(layout: SampleLayout, name: str) -> ArrayForm:
-    """Return the dtype and shape of an array whose values are recorded."""
-    form = layout.schema[name].form
+def _stored(type: FieldType) -> ArrayForm:
+    form = type.stored
     if form is None:
-        raise TypeError(f"{name}: values of {layout.schema[name]!r} have no known dtype and shape")
+        raise TypeError(f"values of {type!r} have no known dtype and shape")
     return form
 
 
@@ -176,52 +170,43 @@ class Lists:
         return found
 
 
-def _list_of(what: str, column: Column) -> Any:
-    if what != "values":
-        assert isinstance(column, RaggedColumn)
-        found = np.diff(column.offsets) if what == "counts" else column.shapes
-        assert found is not None
-        return found.reshape(-1)
-    if isinstance(column, DenseColumn | RaggedColumn):
-        flat = np.ascontiguousarray(column.values).reshape(-1)
-        return flat.view(_real(flat.dtype))
-    return [bytes(each) if isinstance(each, np.ndarray) else each for each in column.samples]
+def _lists_of(column: Column) -> dict[str, Any]:
+    """Return recorded values as lists, by the names of `_value_types`."""
+    if isinstance(column, EncodedColumn):
+        return {"values": [bytes(each) for each in column.samples]}
+    assert isinstance(column, DenseColumn | RaggedColumn)
+    flat = np.ascontiguousarray(column.values).reshape(-1)
+    lists = {"values": flat.view(_real(flat.dtype))}
+    if isinstance(column, RaggedColumn):
+        lists["counts"] = np.diff(column.offsets)
+        if column.shapes is not None:
+            lists["shapes"] = column.shapes.reshape(-1)
+    return lists
 
 
-def _recorded_column(lists: Lists, layout: SampleLayout, name: str, *, samples: int) -> Column:
+def _recorded_column(lists: Lists, type: FieldType, name: str, *, samples: int) -> Column:
     """Return a field's recorded values. Raises ValueError for impossible values."""
-    if layout.schema[name].is_encoded:
+    if type.is_encoded:
         ends, data = _flat(lists.arrow(f"{name}/values", length=samples))
         return EncodedColumn([data[start:end] for start, end in pairwise(ends.tolist())])
-    dtype = layout.schema[name].number
-    if dtype is not None:
-        values = lists.numbers(f"{name}/values").view(dtype)
-        if len(values) != samples:
-            raise ValueError(f"{name} has {len(values):,} values, wanted {samples:,}")
-        return DenseColumn(values)
-    form = _form(layout, name)
-    flat = lists.numbers(f"{name}/values").view(form.dtype)
+    form = _stored(type)
+    values = lists.numbers(f"{name}/values").view(form.dtype)
     if not form.is_ragged:
-        return DenseColumn(flat.reshape(samples, *form.shape))
-    counts = lists.numbers(f"{name}/counts", length=samples)
-    if len(counts) and (counts.min() < 0 or float(counts.sum(dtype=np.float64)) > 2**62):
+        return DenseColumn(values.reshape(samples, *form.shape))
+    counts, shapes = lists.numbers(f"{name}/counts", length=samples), None
+    if counts.min() < 0 or float(counts.sum(dtype=np.float64)) > 2**62:
         raise ValueError(f"{name} has impossible counts")
-    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     if form.rest is not None:
-        values = flat.reshape(-1, *form.rest) if all(form.rest) else flat.reshape(0, *form.rest)
-        _check_end(name, offsets, len(values))
-        return RaggedColumn(values, offsets)
-    shapes = lists.numbers(f"{name}/shapes", length=samples * len(form.shape))
-    shapes = shapes.reshape(samples, len(form.shape))
-    if (shapes < 0).any() or (shapes.prod(axis=1) != counts).any():
-        raise ValueError(f"{name} has shapes that don't fit its counts")
-    _check_end(name, offsets, len(flat))
-    return RaggedColumn(flat, offsets, shapes)
-
-
-def _check_end(name: str, offsets: NDArray[np.int64], length: int) -> None:
-    if offsets[-1] != length:
-        raise ValueError(f"{name} has {length:,} values, but its counts add up to {offsets[-1]:,}")
+        values = values.reshape(-1 if all(form.rest) else 0, *form.rest)
+    else:
+        shapes = lists.numbers(f"{name}/shapes", length=samples * len(form.shape))
+        shapes = shapes.reshape(samples, len(form.shape))
+        if (shapes < 0).any() or (shapes.prod(axis=1) != counts).any():
+            raise ValueError(f"{name} has shapes that don't fit its counts")
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    if offsets[-1] != len(values):
+        raise ValueError(f"{name} has {len(values):,} values, but counts of {offsets[-1]:,}")
+    return RaggedColumn(values, offsets, shapes)
 
 
 def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
@@ -243,31 +228,19 @@ def _own_copy(values: Any) -> Any:
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), buffers)
 
 
-def _notes_of_column(
-    column: Column, storage: Storage, present: NDArray[np.bool_] | None
-) -> FieldNotes:
-    """Return the facts that a manifest summarises. present: samples that have the field; None for
-    all."""
-    if storage == "value":
-        assert isinstance(column, DenseColumn)
-        return FieldNotes(storage=storage, values=column.values, present=present)
+def _sums(column: Column) -> dict[str, Any]:
+    """Return the checksums and the shapes of recorded values, which a manifest summarises."""
+    samples = [column.sample(row) for row in range(len(column))]
     if isinstance(column, EncodedColumn):
-        crcs = [crc32c(each) for each in column.samples]
-        return FieldNotes(storage=storage, crcs=np.array(crcs, np.uint32), present=present)
+        return {"crcs": np.array(list(map(crc32c, samples)), np.uint32)}
     assert isinstance(column, DenseColumn | RaggedColumn)
-    samples = [
-        column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
-        for row in range(len(column))
-    ]
     little = column.values.dtype.newbyteorder("<")
     flat = [np.ascontiguousarray(each, little).reshape(-1).view(np.uint8) for each in samples]
     lengths = np.array([each.shape for each in samples], np.int64)
-    return FieldNotes(
-        storage=storage,
-        crcs=np.array([crc32c(each) for each in flat], np.uint32),
-        shapes=lengths.reshape(len(samples), -1) if lengths.size else None,
-        present=present,
-    )
+    return {
+        "crcs": np.array(list(map(crc32c, flat)), np.uint32),
+        "shapes": lengths.reshape(len(samples), -1) if lengths.size else None,
+    }
 
 
 def _as_read_back(column: Column) -> Column:
@@ -278,157 +251,49 @@ def _as_read_back(column: Column) -> Column:
     return EncodedColumn([np.frombuffer(each, np.uint8) for each in texts])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SpanNotes:
-    """The recorded spans of one field of n samples; all arrays have shape (n,) unless stated.
+def _span_notes(type: FieldType, lists: Mapping[str, Any]) -> FieldNotes:
+    """Return the facts about a field of n samples whose bytes lie in files. lists: by the names of
+    `SPAN`. Raises ValueError for lengths that no n shapes have, and for an unknown codec."""
+    files, shapes, codecs = lists["file"], lists["shape"], lists["codec"]
+    if shapes.size % len(files):
+        raise ValueError(f"{shapes.size:,} lengths for {len(files):,} samples")
+    numbers: NDArray[np.int64] | int = 0
+    if type.form is not None:
+        known = {codec: codec_number(codec) if codec else 0 for codec in set(codecs)}
+        numbers = np.array([known[codec] for codec in codecs], np.int64)
+    return FieldNotes(
+        storage="span",
+        files=files,
+        starts=lists["start"],
+        sizes=lists["bytes"],
+        crcs=lists["crc32c"],
+        shapes=shapes.reshape(len(files), -1) if shapes.size else None,
+        codecs=codecs,
+        present=None if (files != MISSING).all() else files != MISSING,
+        numbers=numbers,
+    )
 
-    files: number of the shard's file, int32, MISSING if a sample lacks the field. starts, sizes:
-    bytes of the payload in the file, int64. crcs: CRC-32C of the payload, uint32. shapes: int64,
-    shape (n, dimensions), None if samples have no shape. codecs: as in `Facts`, "" if a sample
-    lacks the field.
-    """
 
-    files: NDArray[np.int32]
-    starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    crcs: NDArray[np.uint32]
-    shapes: NDArray[np.int64] | None
-    codecs: Sequence[str]
-
-    @classmethod
-    def of(
-        cls, files: NDArray[np.int64], starts: NDArray[np.int64], facts: Sequence[Facts | None]
-    ) -> SpanNotes:
-        """Return the notes of examined samples. files: as above. starts: of the bytes that were
-        examined, in the file."""
-        dimensions = max((len(each.shape) for each in facts if each is not None), default=0)
-        headers = np.array([0 if each is None else each.start for each in facts], np.int64)
-        lengths = [(0,) * dimensions if each is None else each.shape for each in facts]
-        shapes = np.array(lengths, np.int64).reshape(len(facts), dimensions)
-        return cls(
-            files=files.astype(np.int32),
-            starts=np.where(files == MISSING, 0, starts + headers),
-            sizes=np.array([0 if each is None else each.size for each in facts], np.int64),
-            crcs=np.array([0 if each is None else each.crc32c for each in facts], np.uint32),
-            shapes=shapes if dimensions else None,
-            codecs=["" if each is None else each.codec for each in facts],
-        )
-
-    @classmethod
-    def read(cls, lists: Lists, name: str, *, samples: int) -> SpanNotes:
-        """Read the notes of a field from a sidecar. Raises ValueError."""
-        shapes = lists.numbers(f"{name}/shape")
-        if len(shapes) % samples:
-            raise ValueError(f"{name} has {len(shapes):,} lengths for {samples:,} samples")
-        files, starts, sizes, crcs = (
-            lists.numbers(f"{name}/{what}", length=samples)
-            for what in ("file", "start", "bytes", "crc32c")
-        )
-        return cls(
-            files=files,
-            starts=starts,
-            sizes=sizes,
-            crcs=crcs,
-            shapes=shapes.reshape(samples, -1) if len(shapes) else None,
-            codecs=LazyColumn(lists.arrow(f"{name}/codec", length=samples)),
-        )
-
-    def lists(self) -> dict[str, Any]:
-        """Return the lists to be written to a sidecar, in the order of `SPAN`."""
-        shapes = np.empty(0, np.int64) if self.shapes is None else self.shapes.reshape(-1)
-        lists = (self.files, self.starts, self.sizes, self.crcs, shapes, list(self.codecs))
-        return dict(zip(SPAN, lists, strict=True))
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """Return which samples have the field, bool, shape (n,)."""
-        present: NDArray[np.bool_] = self.files != MISSING
-        return present
-
-    def notes(self, *, progressive: int | None) -> FieldNotes:
-        """Return the facts that a manifest summarises."""
-        return FieldNotes(
-            storage="span",
-            crcs=self.crcs,
-            shapes=self.shapes,
-            codecs=self.codecs,
-            present=None if self.present.all() else self.present,
-            progressive=progressive,
-        )
-
-    def check(self, file_sizes: NDArray[np.int64], type: FieldType) -> None:
-        """Check that the spans are possible, because a sidecar's source isn't trusted. Raises
-        ValueError."""
-        present = self.present
-        files, starts, sizes = self.files[present], self.starts[present], self.sizes[present]
-        if len(self.files) and (self.files.min() < MISSING or self.files.max() >= len(file_sizes)):
-            raise ValueError("a sample lies in a file that isn't listed")
-        if not len(files):
-            return
-        least = 1 if type.has_sides else 0
-        if not (sizes.min() >= least and sizes.max() <= MAX_SHARD_BYTES):
-            raise ValueError(f"a sample has {sizes.min():,} to {sizes.max():,} bytes")
-        # In this order, because a sum of two may exceed 2^63.
-        if not (
-            starts.min() >= 0
-            and starts.max() <= MAX_SHARD_BYTES
-            and (starts + sizes <= file_sizes[files]).all()
-        ):
-            raise ValueError("a sample lies outside of its file")
-        if type.has_sides:
-            self._check_sides(present)
-        form = type.form
-        if form is not None:
-            self._check_arrays(form, present)
-
-    def _check_sides(self, present: NDArray[np.bool_]) -> None:
-        if self.shapes is None or self.shapes.shape[1] != 3:
-            raise ValueError("images without height, width and channels")
-        sides = self.shapes[present, :2]
-        if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
-            raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
-
-    def _check_arrays(self, form: ArrayForm, present: NDArray[np.bool_]) -> None:
-        """Check that each array has as many bytes as its shape requires."""
-        count = int(present.sum())
-        shapes = np.empty((count, 0), np.int64) if self.shapes is None else self.shapes[present]
-        if shapes.shape[1] != len(form.shape):
-            raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(form.shape)}")
-        for lengths, wanted in zip(shapes.T, form.shape, strict=True):
-            if lengths.min() < 0 or (wanted is not None and (lengths != wanted).any()):
-                raise ValueError(
-                    f"arrays have lengths {lengths.min():,} to {lengths.max():,}, wanted {wanted}"
-                )
-        itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[present]]
-        # As floats, because products of lengths may exceed 2^63; possible sizes are exact.
-        if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[present]).any():
-            raise ValueError("an array doesn't have as many bytes as its shape requires")
-        # If one length is 0, the bytes don't bound the others, and numpy can't make such an array.
-        most = np.where(shapes == 0, 1, shapes).prod(axis=1, dtype=np.float64)
-        if most.max() > MAX_SHARD_BYTES:
-            raise ValueError("an array has an impossible length")
-
-    def fill(self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64]) -> None:
-        """Fill a table's columns. begins: start of each file in the shard's flat data."""
-        present = self.present
-        starts = begins[self.files] + self.starts
-        table[:, place.start] = np.where(present, starts, NO_SPAN)
-        table[:, place.end] = np.where(present, starts + self.sizes, NO_SPAN)
-        table[:, place.crc] = self.crcs
-        if place.height is not None and self.shapes is not None:
-            table[:, place.height : place.height + 2] = self.shapes[:, :2]
-        if place.codec is not None:
-            table[:, place.codec] = self._codec_numbers()
-        if place.lengths is not None and self.shapes is not None:
-            # A missing sample has length 0; another recorded length would shift the others.
-            shapes = np.where(present[:, None], self.shapes, 0)
-            table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
-
-    def _codec_numbers(self) -> NDArray[np.int64]:
-        numbers: dict[str, int] = {"": 0}
-        for codec in set(self.codecs) - {""}:
-            numbers[codec] = codec_number(codec)
-        return np.array([numbers[codec] for codec in self.codecs], np.int64)
+def _examined(
+    type: FieldType,
+    files: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    facts: Sequence[Facts | None],
+) -> FieldNotes:
+    """Return the facts about a field of examined samples. starts: of the bytes that were examined,
+    in the files."""
+    dimensions = max((len(each.shape) for each in facts if each is not None), default=0)
+    known = [Facts(0, 0, 0, (0,) * dimensions, "") if each is None else each for each in facts]
+    headers = np.array([each.start for each in known], np.int64)
+    lists = {
+        "file": files.astype(np.int32),
+        "start": np.where(files == MISSING, 0, starts + headers),
+        "bytes": np.array([each.size for each in known], np.int64),
+        "crc32c": np.array([each.crc32c for each in known], np.uint32),
+        "shape": np.array([each.shape for each in known], np.int64),
+        "codec": [each.codec for each in known],
+    }
+    return _span_notes(type, lists)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -437,9 +302,9 @@ class Sidecar:
 
     layout: of the dataset. is_file_per_sample: as in its format. samples: their number. names: of
     the samples, for messages; empty if the format computes them. files: the files that spans lie
-    in, in order. spans, values: of each field that is stored as spans or as values. present: which
-    samples have a field with values, if some lack it, bool, shape (samples,). extents, units,
-    notes: of a shard of chunks, see `ChunkedShard`.
+    in, in order. fields: the facts about each field that isn't stored in chunks, without checksums
+    of recorded values. columns: the recorded values. extents, units, notes: of a shard of chunks,
+    see `ChunkedShard`.
     """
 
     layout: SampleLayout
@@ -447,9 +312,8 @@ class Sidecar:
     samples: int
     files: ShardFiles
     names: Sequence[bytes] = ()
-    spans: Mapping[str, SpanNotes] = field(default_factory=dict)
-    values: Mapping[str, Column] = field(default_factory=dict)
-    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    fields: Mapping[str, FieldNotes] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
     notes: bytes = b""
     extents: Extents | None = None
     units: Sequence[int] = ()
@@ -493,13 +357,12 @@ class Sidecar:
     def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
         """Return the shard's contribution to the manifest. progressive: number of progressive JPEGs
         by field, if they were counted."""
-        notes: dict[str, FieldNotes] = {}
-        for name in self.layout.schema:
-            if name in self.spans:
-                notes[name] = self.spans[name].notes(progressive=(progressive or {}).get(name))
-            else:
-                storage, present = self.layout.storage[name], self.present.get(name)
-                notes[name] = _notes_of_column(self.values[name], storage, present)
+        notes = {
+            name: replace(each, progressive=(progressive or {}).get(name))
+            for name, each in self.fields.items()
+        }
+        for name in self.layout.stored("rows"):
+            notes[name] = replace(notes[name], **_sums(self.columns[name]))
         return ShardSummary.of(
             self.layout.schema,
             notes,
@@ -515,42 +378,30 @@ class Sidecar:
             source = place.files(files)
         else:
             source = place.file(files.names[0], int(files.sizes[0]), is_below=False)
-        return SpanShard(source, self._table(), names=self.names, columns=self._rows())
-
-    def _rows(self) -> dict[str, Column]:
-        return {name: self.values[name] for name in self.layout.stored("rows")}
-
-    def _table(self) -> NDArray[np.int64]:
-        columns = self.layout.table
-        table = np.zeros((self.samples, columns.count), np.int64)
-        begins = self.files.starts
-        for name, place in columns.spans.items():
-            self.spans[name].fill(table, place, begins)
-        for name, at in columns.values.items():
-            column = self.values[name]
-            assert isinstance(column, DenseColumn)
-            table[:, at] = as_bits(column.values)
-        for name, at in columns.present.items():
-            table[:, at] = self.present.get(name, 1)
-        return table
+        table = sample_table(self.layout, self.fields, samples=self.samples, begins=files.starts)
+        recorded = {name: self.columns[name] for name in self.layout.stored("rows")}
+        return SpanShard(source, table, names=self.names, columns=recorded)
 
     def write(self, path: bytes) -> str:
         """Write the sidecar as a whole and return its etag, a checksum of the file. Raises
         WriteError."""
         files, kinds = self.files, list_types(self.layout)
-        facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
-        lists: dict[str, Any] = dict(zip(FILES, facts, strict=True))
+        entries = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
+        lists: dict[str, Any] = dict(zip(FILES, entries, strict=True))
         lists |= {NAMES: list(self.names), ROWS: [self.samples], NOTES: [self.notes]}
         if self.extents is not None:
             extents = self.extents
             columns = (extents.files, extents.starts, extents.sizes, extents.fields)
             lists |= {**dict(zip(EXTENTS, columns, strict=True)), UNITS: list(self.units)}
-        for name, notes in self.spans.items():
-            lists |= {f"{name}/{what}": values for what, values in notes.lists().items()}
-        for name, column in self.values.items():
-            for what in _value_types(self.layout, name):
-                lists[f"{name}/{what}"] = _list_of(what, column)
-            lists[f"{name}/present"] = self.present.get(name, np.ones(self.samples, np.bool_))
+        for name, notes in self.fields.items():
+            if notes.files is not None:
+                shapes: Any = [] if notes.shapes is None else notes.shapes.reshape(-1)
+                facts = (notes.files, notes.starts, notes.sizes, notes.crcs, shapes)
+                own: dict[str, Any] = dict(zip(SPAN, (*facts, list(notes.codecs)), strict=True))
+            else:
+                has = np.ones(self.samples, np.bool_) if notes.present is None else notes.present
+                own = {**_lists_of(self.columns[name]), "present": has}
+            lists |= {f"{name}/{what}": values for what, values in own.items()}
         arrays = {name: pa.array(lists[name], kind) for name, kind in kinds.items()}
         row = {
             name: pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
@@ -575,24 +426,38 @@ def make_sidecar(
     positions: of those candidates, int64, shape (n,). facts: of each of them, by field.
     """
     spans = {name: candidates.spans[name] for name in layout.stored("span")}
-    numbers = [each.files[positions] for each in spans.values()]
-    used, local = _renumber(numbers)
+    used, local = _renumber([each.files[positions] for each in spans.values()])
+    fields = {
+        name: _examined(
+            layout.schema[name], files, span.starts[positions], [each.get(name) for each in facts]
+        )
+        for (name, span), files in zip(spans.items(), local, strict=True)
+    }
+    columns = {
+        name: _as_read_back(column.take(positions)) for name, column in candidates.values.items()
+    }
+    for name, column in columns.items():
+        present = candidates.present.get(name)
+        has = None if present is None else present[positions]
+        fields[name] = _recorded(layout, name, column, has)
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
         samples=len(positions),
         names=[candidates.names[i] for i in positions.tolist()],
         files=ShardFiles.of([candidates.files[number] for number in used]),
-        spans={
-            name: SpanNotes.of(files, span.starts[positions], [each.get(name) for each in facts])
-            for (name, span), files in zip(spans.items(), local, strict=True)
-        },
-        values={
-            name: _as_read_back(column.take(positions))
-            for name, column in candidates.values.items()
-        },
-        present={name: has[positions] for name, has in candidates.present.items()},
+        fields=fields,
+        columns=columns,
     )
+
+
+def _recorded(
+    layout: SampleLayout, name: str, column: Column, present: NDArray[np.bool_] | None
+) -> FieldNotes:
+    """Return the facts about a field whose values are recorded."""
+    storage = layout.storage[name]
+    values = column.values if isinstance(column, DenseColumn) and storage == "value" else None
+    return FieldNotes(storage=storage, values=values, present=present)
 
 
 def make_chunked_sidecar(shard: ChunkedShard, *, layout: SampleLayout) -> Sidecar:
@@ -674,27 +539,30 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
     if is_chunked:
         extents = _extents(lists, files, fields=len(layout.schema))
         units = lists.numbers(UNITS).tolist()
-    spans, values, present = {}, {}, {}
+    fields: dict[str, FieldNotes] = {}
+    columns: dict[str, Column] = {}
     for name, type in layout.schema.items():
-        if layout.storage[name] == "chunks":
-            continue
         if layout.storage[name] == "span":
-            spans[name] = SpanNotes.read(lists, name, samples=rows)
-            spans[name].check(files.sizes, type)
-            continue
-        values[name] = _recorded_column(lists, layout, name, samples=rows)
-        has_field = lists.numbers(f"{name}/present", length=rows)
-        if not has_field.all():
-            present[name] = has_field
+            own: dict[str, Any] = {
+                what: lists.numbers(f"{name}/{what}", length=None if what == "shape" else rows)
+                for what in SPAN
+                if what != "codec"
+            }
+            own["codec"] = LazyColumn(lists.arrow(f"{name}/codec", length=rows))
+            fields[name] = _span_notes(type, own)
+            fields[name].check(type, files.sizes)
+        elif layout.storage[name] != "chunks":
+            columns[name] = _recorded_column(lists, type, name, samples=rows)
+            has = lists.numbers(f"{name}/present", length=rows)
+            fields[name] = _recorded(layout, name, columns[name], None if has.all() else has)
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
         samples=rows,
         names=names,
         files=files,
-        spans=spans,
-        values=values,
-        present=present,
+        fields=fields,
+        columns=columns,
         notes=notes,
         extents=extents,
         units=units,

@@ -210,7 +210,8 @@ def _earlier(sidecar: Sidecar, schema: Schema) -> list[_Earlier]:
     decoded like a mask, so a field of another type has no facts."""
     files = list(sidecar.files.entries())
     found: list[_Earlier] = [{} for _ in range(sidecar.samples)]
-    for name, notes in sidecar.spans.items():
+    for name in sidecar.layout.stored("span"):
+        notes = sidecar.fields[name]
         was, now = sidecar.layout.schema[name], schema.get(name)
         if now is None or type(was) is not type(now) or was.reference != now.reference:
             continue

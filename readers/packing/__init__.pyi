@@ -1,8 +1,7 @@
 from . import pack_plan as pack_plan
 from . import shard_writing as shard_writing
 from .pack_plan import cut_evenly as cut_evenly, plan_samples as plan_samples
-from .pack_plan import plan_units as plan_units, shuffled as shuffled
-from .pack_sources import PackSample as PackSample
+from .pack_plan import shuffled as shuffled
 from .packing import pack as pack
 from .shard_writing import write_task as write_task
 from .transcode import Transcode as Transcode, baseline_twin as baseline_twin, nearest as nearest

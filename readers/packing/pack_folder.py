@@ -21,7 +21,7 @@ from penstock.readers.index import MANIFEST, check_summary, read_manifest
 from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from penstock.readers.index import Manifest
 
@@ -48,14 +48,19 @@ def shard_name(shard: int) -> bytes:
 
 
 class PackFolder:
-    """The folder of a pack that is being written. settings: identify the pack; equal settings make
-    equal packs."""
+    """The folder of a pack that is being written.
 
-    def __init__(self, root: bytes, settings: Mapping[str, Any]) -> None:
-        self.root = root
+    settings: identify the pack; equal settings make equal packs. inside: a folder into which its
+    shards and records are written first, by a task that may be lost.
+    """
+
+    def __init__(
+        self, root: bytes, settings: Mapping[str, Any], *, inside: bytes | None = None
+    ) -> None:
+        self.root, self.settings = root, dict(settings)
         self.own = os.path.join(root, OWN_FOLDER)
-        self._shards, self._records = root, os.path.join(self.own, b"parts")
-        self.settings = dict(settings)
+        self._shards = inside or root
+        self._records = inside or os.path.join(self.own, b"parts")
 
     def finished(self) -> Manifest | None:
         """Return the manifest if this very pack is complete, else None. Raises DestinationError if
@@ -78,13 +83,6 @@ class PackFolder:
         elif names - {OWN_FOLDER} or own - {os.path.basename(temp_name(_SETTINGS))}:
             raise self._foreign("the folder holds shards or an index of other data")
         return None
-
-    def inside(self, path: bytes) -> PackFolder:
-        """Return the same folder, whose shards and records are written to a folder inside it
-        first."""
-        found = PackFolder(self.root, self.settings)
-        found._shards = found._records = path
-        return found
 
     def begin(self) -> None:
         """Create the folders and write the settings. Raises WriteError, DestinationError."""
@@ -126,22 +124,16 @@ class PackFolder:
             pass
         return None
 
-    def sweep(self, shards: Iterable[int]) -> None:
-        """Remove the temporary files that a killed run left of these shards."""
-        for shard in shards:
-            for path in (self.shard(shard), self.record(shard)):
-                with suppress(FileNotFoundError):
-                    os.unlink(temp_name(path))
-
     def tidy(self) -> None:
         """Remove the files that only an unfinished pack needs. Call this after the manifest is
         written."""
         shutil.rmtree(self._records, ignore_errors=True)
         shutil.rmtree(os.path.join(self.own, b"ranks"), ignore_errors=True)
-        for name in os.listdir(self.own):
-            if name == _SETTINGS or name.endswith(b".tmp"):
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.own, name))
+        for folder in (self.root, self.own):
+            for name in os.listdir(folder):
+                if name == _SETTINGS or name.endswith(b".tmp"):
+                    with suppress(FileNotFoundError):
+                        os.unlink(os.path.join(folder, name))
 
     def _matching(self, path: bytes) -> Manifest:
         try:
@@ -178,15 +170,14 @@ def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
     facts = value["facts"]
     if facts is not None:
         labels = facts["labels"]
-        facts = ShardSummary(
-            samples=facts["samples"],
-            size_bytes=facts["size_bytes"],
-            sums=Sums(**facts["sums"]),
-            labels=None if labels is None else {int(k): v for k, v in labels.items()},
-            fields={name: check_summary(each) for name, each in facts["fields"].items()},
-            files=facts["files"],
-            overhead_bytes=facts.get("overhead_bytes"),
-        )
+        facts |= {
+            "sums": Sums(**facts["sums"]),
+            "labels": None if labels is None else {int(k): v for k, v in labels.items()},
+            "fields": {name: check_summary(each) for name, each in facts["fields"].items()},
+            "units": (),
+            "field_bytes": (),
+        }
+        facts = ShardSummary(**facts)
     rejected = [
         (i, QuarantineEntry(name=os.fsencode(name), reason=reason))
         for i, name, reason in value["rejected"]

@@ -71,41 +71,41 @@ def plan_candidates(
     return PackPlan(grouping=grouping, source_ids=source_ids)
 
 
-def plan_samples(sizes: Ints, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-    """Plan a pack of samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
-    ids = np.arange(len(sizes), dtype=np.int64)
-    order = shuffled(len(sizes), seed) if shuffle else ids
-    return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
-
-
-def plan_units(
-    units: Sequence[Ints],
+def plan_samples(
     sizes: Ints,
     *,
     shuffle: bool,
     seed: int,
     shard_bytes: int,
-    window_bytes: int,
+    units: Sequence[Ints] | None = None,
+    window_bytes: int = WINDOW_BYTES,
+    source_ids: Ints | None = None,
 ) -> PackPlan:
-    """Plan a pack of samples in decode units. The units are shuffled, then the samples of a window
-    of units, so that each unit is decoded once and at most one window is in memory.
+    """Plan a pack of samples. If they lie in decode units, the units are shuffled, then the samples
+    of a window of units, so that each unit is decoded once and at most one window is in memory.
 
-    units: rows of each, by shard; empty if a sample can be read alone. sizes: bytes, int64, shape
-    (n,). window_bytes: of the units that are mixed.
+    sizes: bytes, int64, shape (n,). units: rows of each, by shard. window_bytes: of the units that
+    are mixed. source_ids: see `PackPlan`; None means the positions.
     """
-    if not shuffle:
-        return plan_samples(sizes, shuffle=False, seed=seed, shard_bytes=shard_bytes)
-    rows = np.concatenate(list(units))
-    bounds = np.concatenate(([0], np.cumsum(rows)))
+    ids = order = np.arange(len(sizes), dtype=np.int64)
+    if shuffle and units is not None:
+        windows = _windows(np.concatenate(list(units)), sizes, seed, window_bytes)
+        order = np.lexsort((keyed_hash(seed, ids), windows)).astype(np.int64)
+    elif shuffle:
+        order = shuffled(len(sizes), seed)
+    grouping = cut_evenly(order, sizes, shard_bytes)
+    return PackPlan(grouping=grouping, source_ids=ids if source_ids is None else source_ids)
+
+
+def _windows(rows: Ints, sizes: Ints, seed: int, window_bytes: int) -> Ints:
+    """Return the number of each sample's window. rows: of each unit."""
     order = shuffled(len(rows), seed)
     before = np.concatenate(([0], np.cumsum(sizes)))
-    unit_bytes = np.diff(before[bounds])[order]
+    unit_bytes = np.diff(before[np.concatenate(([0], np.cumsum(rows)))])[order]
     cuts = part_bounds(unit_bytes, target_bytes=window_bytes)
     window = np.empty(len(rows), np.int64)
     window[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
-    ids = np.arange(len(sizes), dtype=np.int64)
-    mixed = np.lexsort((keyed_hash(seed, ids), np.repeat(window, rows))).astype(np.int64)
-    return PackPlan(grouping=cut_evenly(mixed, sizes, shard_bytes), source_ids=ids)
+    return np.repeat(window, rows)
 
 
 def shuffled(count: int, seed: int) -> Ints:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
+from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError, check_executor
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
-from penstock.readers.fieldtypes import Schema, Settling, named_verify, untyped_places, verify_name
+from penstock.readers.fieldtypes import Settling, verify_name
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
@@ -46,7 +46,7 @@ from penstock.readers.origin import (
 )
 from penstock.readers.packing.pack_folder import PackFolder, shard_name
 from penstock.readers.packing.pack_sources import CandidateSource, RowSource
-from penstock.readers.packing.shard_writing import PackWorkers, ShardWriter
+from penstock.readers.packing.shard_writing import PackRules, write_by_executor, write_shards
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
     from penstock.readers.index import Folder
     from penstock.readers.origin import Origin, Url
@@ -138,19 +138,18 @@ class PackSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackRun:
     """One call of `pack`, with its checked arguments. shard_bytes: a number, or a function that
-    returns it for the samples' bytes. executor: writes the shards; None means this process. Raises
-    ConfigError."""
+    returns it for the samples' bytes. workers: threads of this process. executor: writes the
+    shards; None means this process. Raises ConfigError, MissingDependencyError."""
 
     shuffle: bool
     seed: int
     shard_bytes: int | ShardRule
-    transcode: Transcode
+    rules: PackRules
     workers: int
-    verify: Verify | None
     rank: int
     size: int
     progress: Progress | None
-    executor: PackWorkers | None
+    executor: Executor | None
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -164,6 +163,7 @@ class PackRun:
                 "share the work, or one process sends it to an executor's workers. For an "
                 "executor, run one process, outside of torchrun and srun."
             )
+        self.rules.decoder()
 
     def settings(self, source: PackSource) -> dict[str, Any]:
         """Return the settings that identify the pack; equal settings make equal packs."""
@@ -178,7 +178,7 @@ class PackRun:
             "shard_bytes": size,
             "fields": list(source.schema),
             **({"max_pixels": source.max_pixels} if source.max_pixels != MAX_PIXELS else {}),
-            **self.transcode.settings(),
+            **self.rules.transcode.settings(),
         }
 
     def write(
@@ -186,17 +186,7 @@ class PackRun:
     ) -> PackSummary:
         """Write this rank's share, and the manifest if all shares are finished. sent: the source
         for an executor's workers."""
-        self.transcode.image_fields(source.schema)
-        if self.transcode.short_side is not None:
-            for name in untyped_places(source.schema):
-                _log.warning(
-                    "The field \"%s\" isn't resized with the images, because the schema doesn't "
-                    "declare it as Boxes or Keypoints. If it holds places in an image, pack from "
-                    'Python: pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '
-                    "short_side=…).",
-                    name,
-                    name,
-                )
+        self.rules.transcode.check(source.schema)
         pack_forms(source.schema)
         settings = self.settings(source)
         folder = PackFolder(root, settings)
@@ -233,8 +223,6 @@ class PackRun:
         Raises IndexChangedError, DatasetError, FetchError, WriteError, and WorkerError.
         """
         mine = range(self.rank, plan.grouping.shards, self.size)
-        if sent is None:
-            folder.sweep(mine)
         found = ((shard, folder.read_record(shard)) for shard in mine)
         records = {shard: record for shard, record in found if record is not None}
         reporter = ProgressReporter(
@@ -252,20 +240,13 @@ class PackRun:
             report(np.concatenate([plan.grouping.positions(shard) for shard in records]))
         left = [plan.shard(shard) for shard in mine if shard not in records]
         if self.executor is not None and sent is not None:
-            for shard, record in self.executor.write(
-                left, source=source, sent=sent, folder=folder, transcode=self.transcode
+            for shard, record in write_by_executor(
+                self.executor, left, source=source, sent=sent, folder=folder, rules=self.rules
             ):
                 records[shard.number] = record
                 report(shard.positions)
             return records
-        writer = ShardWriter(
-            source=source,
-            folder=folder,
-            verify=self.verify,
-            transcode=self.transcode,
-            workers=self.workers,
-        )
-        written = writer.write(left, report)
+        written = write_shards(source, left, folder, self.rules, report=report)
         return records | {shard.number: record for shard, record in zip(left, written, strict=True)}
 
     def _seconds(self) -> float:
@@ -386,26 +367,28 @@ def pack(
     if the disk is full or read-only; IndexChangedError if a file changes meanwhile; and the same
     errors as `index`.
     """
-    task_workers = None
-    if executor is not None:
-        task_workers = PackWorkers(
-            executor=executor, verify=verify_name(verify), workers=workers or 1
-        )
     if isinstance(shard_bytes, int | str):
         shard_bytes = parse_size(shard_bytes, what="shard_bytes")
+    threads = usable_cores()
+    if executor is not None:
+        check_executor(executor)
+        verify = verify_name(verify)
     run = PackRun(
         shuffle=shuffle,
         seed=seed,
         shard_bytes=shard_bytes,
-        transcode=Transcode(
-            short_side=short_side, quality=quality, baseline=baseline, images=image
+        rules=PackRules(
+            transcode=Transcode(
+                short_side=short_side, quality=quality, baseline=baseline, images=image
+            ),
+            verify=verify,
+            workers=workers or (threads if executor is None else 1),
         ),
-        workers=workers if workers and executor is None else usable_cores(),
-        verify=named_verify(verify) if isinstance(verify, str) else verify,
+        workers=workers if workers and executor is None else threads,
         rank=rank,
         size=size,
         progress=progress,
-        executor=task_workers,
+        executor=executor,
     )
     names = None if fields is None else tuple(fields)
     arguments: dict[str, Any] = {
@@ -450,11 +433,11 @@ def _pack_rows(
     run: PackRun, src: Source, names: tuple[str, ...] | None, dst: Folder
 ) -> PackSummary:
     """Pack the samples that a source reads."""
-    origin = None
+    origin, verify = None, run.rules.decoder()
     if isinstance(src, Dataset):
-        origin = src.open(verify=run.verify, workers=run.workers).origin
+        origin = src.open(verify=verify, workers=run.workers).origin
     root = _destination(dst, origin)
-    rows = RowSource(src, fields=names, verify=run.verify, workers=run.workers)
+    rows = RowSource(src, fields=names, verify=verify, workers=run.workers)
     with closing(rows):
         return run.write(rows, root, None if run.executor is None else SerializedSource.of(src))
 

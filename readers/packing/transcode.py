@@ -10,9 +10,10 @@ PyTurboJPEG brings no library of its own, and imagecodecs has no lossless rewrit
 from __future__ import annotations
 
 import io
+import logging
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,45 +21,30 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import decode_mask, image_fields, is_progressive, mask_codec
+from penstock.readers.fieldtypes import (
+    decode_mask,
+    image_fields,
+    is_progressive,
+    mask_codec,
+    untyped_places,
+)
+from penstock.readers.formats.pack import PackSample
 from penstock.readers.types import Facts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
     from PIL.Image import Image as Picture
 
     from penstock.readers.fieldtypes import Schema
-    from penstock.readers.packing.pack_sources import PackSample
     from penstock.readers.types import Encoded
 
     Size = tuple[int, int]
 
+_log = logging.getLogger("penstock")
+
 _INVISIBLE = -1
-
-
-def follow(
-    sample: PackSample, image: str, *, before: Size, after: Size, schema: Schema
-) -> PackSample:
-    """Resize everything that belongs to an image, as the image was resized. before, after: its
-    height and width. Raises ValueError for a mask that can't be written."""
-    if before == after:
-        return sample
-    payloads, facts, arrays = dict(sample.payloads), dict(sample.facts), dict(sample.arrays)
-    for name in followers(schema, image):
-        if name in payloads:
-            payloads[name], facts[name] = resized_mask(payloads[name], after)
-        elif name in arrays and not getattr(schema[name], "is_normalised", False):
-            arrays[name] = scaled(arrays[name], before, after)
-    return replace(sample, payloads=payloads, facts=facts, arrays=arrays)
-
-
-def followers(schema: Schema, image: str) -> Iterator[str]:
-    """Yield the masks, boxes and points of an image."""
-    for name, type in schema.items():
-        if type.refers_to == "image" and type.reference == image:
-            yield name
 
 
 def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
@@ -155,25 +141,42 @@ class Transcode:
         """Rewrite the images of a sample and resize the data that belongs to them. An image stays
         the same if no rule applies to it, or if Pillow can't decode it or store its colours in a
         JPEG."""
-        for name in self.image_fields(schema):
-            if name not in sample.payloads:
+        values, facts = dict(sample.values), dict(sample.facts)
+        for image in self.image_fields(schema):
+            if image not in values:
                 continue
-            facts = sample.facts[name]
-            payload, fresh = self._image(sample.payloads[name], facts)
-            if payload is sample.payloads[name]:
+            was = facts[image].shape
+            values[image], facts[image] = self._image(values[image], facts[image])
+            before, after = (was[0], was[1]), (facts[image].shape[0], facts[image].shape[1])
+            if before == after:
                 continue
-            before = facts.shape[0], facts.shape[1]
-            after = fresh.shape[0], fresh.shape[1]
-            sample = replace(
-                sample,
-                payloads={**sample.payloads, name: payload},
-                facts={**sample.facts, name: fresh},
+            for name, type in schema.items():
+                if name not in values or type.refers_to != "image" or type.reference != image:
+                    continue
+                try:
+                    if type.is_encoded:
+                        values[name], facts[name] = resized_mask(values[name], after)
+                    elif not type.needs_size:  # fractions of the size stay the same
+                        values[name] = scaled(values[name], before, after)
+                except ValueError as error:
+                    return Rejection(
+                        f"{image}: the data that belongs to it can't be resized: {error}"
+                    )
+        return PackSample(values=values, facts=facts)
+
+    def check(self, schema: Schema) -> None:
+        """Warn of fields that may belong to resized images but aren't declared so. Raises
+        ConfigError as `image_fields` does."""
+        self.image_fields(schema)
+        for name in untyped_places(schema) if self.short_side is not None else ():
+            _log.warning(
+                "The field \"%s\" isn't resized with the images, because the schema doesn't "
+                "declare it as Boxes or Keypoints. If it holds places in an image, pack from "
+                'Python: pack(source, destination, schema={"%s": Boxes(of=…, format=…)}, '
+                "short_side=…).",
+                name,
+                name,
             )
-            try:
-                sample = follow(sample, name, before=before, after=after, schema=schema)
-            except ValueError as error:
-                return Rejection(f"{name}: the data that belongs to it can't be resized: {error}")
-        return sample
 
     def image_fields(self, schema: Schema) -> tuple[str, ...]:
         """Return the image fields that are rewritten. Raises ConfigError for a name that isn't an

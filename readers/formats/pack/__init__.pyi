@@ -1,5 +1,5 @@
 from .pack_columns import PackColumns as PackColumns, PackField as PackField
-from .pack_content import PictureFacts as PictureFacts, ShardContent as ShardContent
+from .pack_content import PackSample as PackSample, ShardContent as ShardContent
 from .pack_content import rewrite_source as rewrite_source, shard_batch as shard_batch
 from .pack_content import write_shard as write_shard
 from .pack_format import PackFormat as PackFormat

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.readers.files import batch_head_end, footer_start
 from penstock.readers.formats.pack.pack_columns import PackColumns
-from penstock.readers.formats.pack.pack_errors import as_shard_errors
+from penstock.readers.formats.pack.pack_errors import shard_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,30 +20,6 @@ _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 
 
-class _Fetched:
-    """The bytes of a shard that were fetched for parsing. Others may read as zeros."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self._source = source
-        self._here: list[tuple[int, int]] = []
-        self._buffer: Any = None
-
-    def fetch(self, spans: Sequence[tuple[int, int]]) -> Any:
-        """Fetch these spans [start, end), and return a buffer of the whole shard."""
-        missing = [piece for span in spans for piece in self._missing(*span)]
-        self._here += missing
-        if missing or self._buffer is None:
-            self._buffer = self._source.buffer(missing)
-        return self._buffer
-
-    def _missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        pieces = [(start, end)] if start < end else []
-        for a, b in self._here:
-            cut = [((low, min(high, a)), (max(low, b), high)) for low, high in pieces]
-            pieces = [piece for pair in cut for piece in pair if piece[0] < piece[1]]
-        return pieces
-
-
 def fetch_columns(source: ByteSource, entry: ShardEntry) -> PackColumns:
     """Return a shard's columns, after fetching all bytes that locate its samples.
 
@@ -52,18 +28,26 @@ def fetch_columns(source: ByteSource, entry: ShardEntry) -> PackColumns:
 
     Raises CorruptShardError, FetchError.
     """
-    parts, size_bytes, samples = _Fetched(source), source.size_bytes, entry.samples
+    size_bytes, samples = source.size_bytes, entry.samples
     head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
     behind = entry.overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
-    buffer = parts.fetch([(0, head), (max(head, size_bytes - behind), size_bytes)])
-    with as_shard_errors(source):
+    tail = max(head, size_bytes - behind)
+    buffer = source.buffer([each for each in ((0, head), (tail, size_bytes)) if each[0] < each[1]])
+
+    def fetch(spans: Sequence[tuple[int, int]]) -> None:
+        """Fetch these spans [start, end), except what lies in the head and the tail."""
+        between = [(max(start, head), min(end, tail)) for start, end in spans]
+        if missing := [(start, end) for start, end in between if start < end]:
+            source.buffer(missing)
+
+    with shard_errors(source.shown, source.remedy):
         footer = footer_start(buffer)
-    parts.fetch([(footer, size_bytes)])
-    with as_shard_errors(source):
-        head = batch_head_end(buffer)
-    parts.fetch([(0, head)])
-    with as_shard_errors(source):
+    fetch([(footer, size_bytes)])
+    with shard_errors(source.shown, source.remedy):
+        end = batch_head_end(buffer)
+    fetch([(0, end)])
+    with shard_errors(source.shown, source.remedy):
         columns = PackColumns(buffer, entry.layout.schema)
         needed = columns.needed()
-    parts.fetch(needed)
+    fetch(needed)
     return columns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
-from penstock.readers.files import BROKEN, map_buffer, printable, write_batch, write_whole
-from penstock.readers.formats.pack.pack_columns import PackColumns, dense_shapes, ragged_shapes
-from penstock.readers.formats.pack.pack_errors import REMEDY, no_shard
+from penstock.readers.fieldtypes import is_progressive
+from penstock.readers.files import map_buffer, printable, write_batch, write_whole
+from penstock.readers.formats.pack.pack_columns import PackColumns, dense_shapes
+from penstock.readers.formats.pack.pack_errors import shard_errors
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
     CHANNELS,
@@ -47,10 +47,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, Schema
+    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats.pack.pack_forms import PackForm
+    from penstock.readers.types import Facts
 
-    _Present = NDArray[np.bool_] | None
+    Arrays = Sequence[NDArray[Any]] | NDArray[Any]
 
 # Of a longer schema, the shard omits the names of classes, which the manifest has too: Arrow writes
 # the metadata twice, at the head and at the tail of every shard.
@@ -58,33 +59,24 @@ _MAX_SCHEMA_BYTES = 16 * 2**10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureFacts:
-    """The recorded facts of n images or masks.
+class PackSample:
+    """One good sample to pack, by field; a field that it lacks is absent.
 
-    shapes: height, width and channels, int64, shape (n, 3); 0 if a sample lacks the field, whose
-    codec is "" then. progressive: number of progressive JPEGs, None for masks.
+    values: the bytes of encoded fields, and the values of all others in their own shape. facts: of
+    the encoded fields; their bytes begin at 0.
     """
 
-    shapes: NDArray[np.int64]
-    codecs: Sequence[str]
-    progressive: int | None = None
+    values: Mapping[str, NDArray[Any]]
+    facts: Mapping[str, Facts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardContent:
-    """The content of a shard of n samples, at least one.
-
-    columns: one for each field. crcs: CRC-32C of each sample's bytes, uint32, shape (n,), for
-    fields whose checksums are known already. pictures: facts of each image and mask field. present:
-    bool, shape (n,), for the fields that some samples lack. source: each sample's id in the
-    source's index, int64, shape (n,). names: each sample's name in the source.
-    """
+    """The content of a shard of n samples, at least one. source: each sample's id in the source's
+    index, int64, shape (n,). names: each sample's name in the source."""
 
     schema: Schema
-    columns: Mapping[str, Column]
-    crcs: Mapping[str, NDArray[np.uint32]] = field(default_factory=dict)
-    pictures: Mapping[str, PictureFacts] = field(default_factory=dict)
-    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    samples: Sequence[PackSample]
     source: NDArray[np.int64]
     names: Sequence[bytes]
 
@@ -94,60 +86,49 @@ def write_shard(path: bytes, content: ShardContent) -> ShardSummary:
 
     Raises ConfigError for a field that packs can't hold, and WriteError.
     """
-    batch, notes = shard_batch(content)
+    batch, notes, sample_bytes = shard_batch(content)
     write_whole(path, lambda temp: write_batch(temp, batch))
     size_bytes = os.stat(path).st_size
-    # Opening a shard reads all its bytes but these.
-    samples_bytes = sum(
-        content.columns[name].size_bytes
-        for name, form in pack_forms(content.schema).items()
-        if form.kind != "value" and not form.is_bits
-    )
     return ShardSummary.of(
         content.schema,
         notes,
         samples=len(batch),
         size_bytes=size_bytes,
-        overhead_bytes=size_bytes - samples_bytes,
+        overhead_bytes=size_bytes - sample_bytes,
     )
 
 
-def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes]]:
-    """Return a shard's record batch, and the facts of each field for the manifest.
+def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes], int]:
+    """Return a shard's record batch, the facts of each field for the manifest, and the bytes that
+    opening the shard doesn't read.
 
     Raises ConfigError.
     """
-    fields = pack_forms(content.schema)
+    forms = pack_forms(content.schema)
     columns: dict[str, Any] = {}
     own_columns: dict[str, Any] = {}
     blocks: dict[str, list[int]] = {}
     notes: dict[str, FieldNotes] = {}
-    for name, form in fields.items():
-        column, present = content.columns[name], content.present.get(name)
-        if present is not None and present.all():
-            present = None
-        if present is not None and isinstance(column, DenseColumn):
-            column = DenseColumn(column.values.copy())
-            column.values[~present] = 0
-        values = _flat(form, column)
-        columns[name] = _array(form, column, values, present)
+    sample_bytes = 0
+    for name, form in forms.items():
+        given = [sample.values.get(name) for sample in content.samples]
+        facts = [sample.facts.get(name) for sample in content.samples]
+        has = np.array([each is not None for each in given], bool)
+        present = None if has.all() else has
+        values, flat = _flat(form, [form.empty if each is None else each for each in given])
+        columns[name] = _array(form, values, flat, present)
+        notes[name] = each = _notes(content.schema[name], form, values, facts, present)
         if form.kind == "dense":
-            bounds, data = block_bounds(form, len(column)).tolist(), values.view(np.uint8)
+            bounds, data = block_bounds(form, len(given)).tolist(), flat.view(np.uint8)
             blocks[name] = [crc32c(data[a:b]) for a, b in pairwise(bounds)]
-        crcs = None
+        if form.kind != "value" and not form.is_bits:
+            sample_bytes += flat.nbytes
         if form.has_crcs:
-            crcs = content.crcs.get(name)
-            if crcs is None:
-                crcs = np.array(
-                    [crc32c(each) for each in _payloads(form, column, values)], np.uint32
-                )
-            own_columns[own_name(CRC, name)] = pa.array(crcs, pa.uint32())
-        if form.is_picture:
-            facts = content.pictures[name]
+            own_columns[own_name(CRC, name)] = pa.array(each.crcs, pa.uint32())
+        if form.is_picture and each.shapes is not None:
             for number, kind in enumerate((HEIGHT, WIDTH, CHANNELS)):
-                own_columns[own_name(kind, name)] = pa.array(facts.shapes[:, number], pa.int32())
-            own_columns[own_name(CODEC, name)] = pa.array(list(facts.codecs), pa.string())
-        notes[name] = _notes(form, column, crcs, content.pictures.get(name), present)
+                own_columns[own_name(kind, name)] = pa.array(each.shapes[:, number], pa.int32())
+            own_columns[own_name(CODEC, name)] = pa.array(each.codecs, pa.string())
     own_columns[SOURCE] = pa.array(content.source, pa.int64())
     own_columns[NAME] = pa.array(list(content.names), pa.large_binary())
     metadata = {
@@ -156,36 +137,60 @@ def shard_batch(content: ShardContent) -> tuple[Any, dict[str, FieldNotes]]:
         NAMES_SUM: sum_of_names(content.names),
         BLOCK_SUMS: write_block_sums(blocks),
     }
-    schema = arrow_schema(fields).with_metadata(metadata)
+    schema = arrow_schema(forms).with_metadata(metadata)
     batch = pa.record_batch([*columns.values(), *own_columns.values()], schema=schema)
-    return batch, notes
+    return batch, notes, sample_bytes
+
+
+def _flat(form: PackForm, given: Arrays) -> tuple[Arrays, NDArray[Any]]:
+    """Return each sample in the dtype that is read back, and all of them end to end as they are
+    stored: numbers, bits or bytes, shape (numbers,)."""
+    if form.is_span:
+        values: Arrays = [np.ascontiguousarray(each, form.dtype) for each in given]
+        flat = np.concatenate([each.reshape(-1) for each in values])
+    else:
+        values = dense = np.empty((len(given), *form.empty.shape), form.dtype)
+        for row, each in enumerate(given):
+            dense[row] = each
+        flat = dense.reshape(-1)
+    if form.is_bits:
+        return values, np.packbits(flat != 0, bitorder="little")
+    flat = flat.view(form.stored)
+    return values, flat.astype(flat.dtype.newbyteorder("<"), copy=False)
 
 
 def _notes(
+    type: FieldType,
     form: PackForm,
-    column: Column,
-    crcs: NDArray[np.uint32] | None,
-    picture: PictureFacts | None,
-    present: _Present,
+    values: Arrays,
+    facts: Sequence[Facts | None],
+    present: NDArray[np.bool_] | None,
 ) -> FieldNotes:
-    """Return a field's facts for the manifest: those of `PackField.notes`, and codecs."""
-    shapes = values = None
-    if form.kind == "value" and isinstance(column, DenseColumn):
-        values = column.values.astype(form.dtype)
-    if picture is not None:
-        shapes = picture.shapes
+    """Return a field's facts for the manifest: those of `PackField`, and codecs."""
+    crcs = shapes = progressive = None
+    codecs: Sequence[str] = ()
+    if form.kind == "bytes":
+        sums = [0 if each is None else each.crc32c for each in facts]
+    elif form.has_crcs:
+        sums = [crc32c(each) for each in values]
+    if form.has_crcs:
+        crcs = np.array(sums, np.uint32)
+    if form.is_picture:
+        shapes = np.array([(0, 0, 0) if each is None else each.shape for each in facts], np.int64)
+        codecs = ["" if each is None else each.codec for each in facts]
+        progressive = sum(map(is_progressive, values)) if type.is_image else None
     elif form.kind == "dense":
-        shapes = dense_shapes(form, len(column))
-    elif isinstance(column, RaggedColumn):
-        shapes = ragged_shapes(form, column.offsets) if column.shapes is None else column.shapes
+        shapes = dense_shapes(form, len(values))
+    elif form.kind in ("ragged", "shaped"):
+        shapes = np.array([each.shape for each in values], np.int64)
     return FieldNotes(
         storage=form.storage,
         crcs=crcs,
         shapes=shapes,
-        codecs=() if picture is None else picture.codecs,
-        values=values,
+        codecs=codecs,
+        values=np.asarray(values) if form.kind == "value" else None,
         present=present,
-        progressive=None if picture is None else picture.progressive,
+        progressive=progressive,
     )
 
 
@@ -198,66 +203,39 @@ def _schema_text(schema: Schema) -> bytes:
     return json.dumps(nameless).encode()
 
 
-def _flat(form: PackForm, column: Column) -> NDArray[Any]:
-    """Return all numbers of a field as they are stored, or all its bytes; shape (numbers,)."""
-    if isinstance(column, EncodedColumn):
-        return np.concatenate(column.samples) if column.samples else np.empty(0, np.uint8)
-    assert isinstance(column, DenseColumn | RaggedColumn)
-    values = np.ascontiguousarray(column.values, form.dtype)
-    if form.is_bits:
-        return np.packbits((values != 0).reshape(-1), bitorder="little")
-    flat = values.reshape(-1).view(form.stored)
-    return flat.astype(flat.dtype.newbyteorder("<"), copy=False)
-
-
-def _payloads(form: PackForm, column: Column, values: NDArray[Any]) -> Sequence[NDArray[np.uint8]]:
-    """Return the bytes of each sample, with numbers in the dtype that is read back."""
-    if isinstance(column, EncodedColumn):
-        return column.samples
-    if isinstance(column, RaggedColumn):
-        bounds = column.offsets * form.row_bytes
-    else:
-        assert isinstance(column, DenseColumn)
-        values = np.ascontiguousarray(column.values, form.dtype).reshape(-1)
-        bounds = np.arange(len(column) + 1) * (values.nbytes // max(1, len(column)))
-    data, ends = values.view(np.uint8), bounds.tolist()
-    return [data[a:b] for a, b in pairwise(ends)]
-
-
-def _array(form: PackForm, column: Column, values: NDArray[Any], present: _Present) -> Any:
+def _array(
+    form: PackForm, values: Arrays, flat: NDArray[Any], present: NDArray[np.bool_] | None
+) -> Any:
     """Return a field's Arrow column over its flat values."""
-    n, type = len(column), form.arrow
+    n, type = len(values), form.arrow
     validity = None
     if present is not None:
         validity = pa.py_buffer(np.packbits(present, bitorder="little"))
-    if isinstance(column, EncodedColumn):
-        offsets = np.zeros(n + 1, np.int64)
-        np.cumsum([len(sample) for sample in column.samples], out=offsets[1:])
-        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(values)]
+    if not form.is_span:
+        return _rows(type, n, form.numbers, flat, validity)
+    lengths = [each.size * form.numbers if form.kind == "shaped" else len(each) for each in values]
+    offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    if form.kind == "bytes":
+        buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(flat)]
         return pa.Array.from_buffers(type, n, buffers)
-    if isinstance(column, DenseColumn):
-        return _rows(type, n, form.numbers, values, validity)
-    assert isinstance(column, RaggedColumn)
-    offsets = column.offsets * (1 if form.kind == "ragged" else form.numbers)
     if form.kind == "ragged":
-        child = _rows(type.value_type, int(offsets[-1]), form.numbers, values, None)
+        child = _rows(type.value_type, int(offsets[-1]), form.numbers, flat, None)
         return _list(type, n, offsets, child, validity)
     lists, shapes = type.field(VALUES).type, type.field(SHAPES).type
-    assert column.shapes is not None
-    child = _rows(lists.value_type, len(values), 1, values, None)
-    dimensions = _rows(shapes, n, shapes.list_size, column.shapes.reshape(-1), None)
+    sides = np.array([each.shape for each in values], np.int64).reshape(-1)
+    child = _rows(lists.value_type, len(flat), 1, flat, None)
+    dimensions = _rows(shapes, n, shapes.list_size, sides, None)
     children = [_list(lists, n, offsets, child, None), dimensions]
     return pa.Array.from_buffers(type, n, [validity], children=children)
 
 
 def _list(type: Any, n: int, offsets: NDArray[np.int64], child: Any, validity: Any) -> Any:
-    buffers = [validity, pa.py_buffer(np.ascontiguousarray(offsets))]
-    return pa.Array.from_buffers(type, n, buffers, children=[child])
+    return pa.Array.from_buffers(type, n, [validity, pa.py_buffer(offsets)], children=[child])
 
 
 def _rows(type: Any, n: int, numbers: int, values: NDArray[Any], validity: Any) -> Any:
     """Return an Arrow array of n numbers, or of n rows of `numbers` numbers each."""
-    data = pa.py_buffer(np.ascontiguousarray(values))
+    data = pa.py_buffer(values)
     if not pa.types.is_fixed_size_list(type):
         return pa.Array.from_buffers(type, n, [validity, data])
     child = pa.Array.from_buffers(type.value_type, n * numbers, [None, data])
@@ -269,10 +247,8 @@ def rewrite_source(path: bytes, schema: Schema, source: NDArray[np.int64]) -> No
 
     Only the packer calls it, before the pack is read. Raises CorruptShardError.
     """
-    try:
+    with shard_errors(printable(path)):
         at = PackColumns(map_buffer(path), schema).source_offset()
-    except BROKEN as error:
-        raise no_shard(printable(path), error, REMEDY) from error
     with open(path, "r+b", buffering=0) as file:
         file.seek(at)
         file.write(np.ascontiguousarray(source, "<i8").tobytes())

@@ -5,15 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.cache import CorruptShardError, IndexChangedError, ReadError
+from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.byte_source import FileErrors
 from penstock.readers.files import BROKEN, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from penstock.readers.byte_source import ByteSource
 
 REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
 
@@ -40,18 +38,15 @@ class PackErrors(FileErrors):
 
 
 @contextmanager
-def as_shard_errors(source: ByteSource) -> Iterator[None]:
-    """Report errors of parsing as those of the shard. Nothing is fetched inside the context."""
+def shard_errors(shown: str, remedy: str = "") -> Iterator[None]:
+    """Report errors of parsing as those of the shard. Nothing is fetched inside the context. shown:
+    its name. remedy: what to do; "" means packing or fetching it again."""
     try:
         yield
     except BROKEN as error:
-        remedy = source.remedy or REMEDY
-        raise no_shard(source.shown, error, remedy) from error
-
-
-def no_shard(shown: str, error: Exception, remedy: str) -> CorruptShardError | ReadError:
-    if machine_remedy(error) is not None:
-        return read_error(shown, error)
-    return CorruptShardError(
-        f"{shown}: not a shard that Penstock wrote, or changed since then ({error}). {remedy}"
-    )
+        if machine_remedy(error) is not None:
+            raise read_error(shown, error) from error
+        raise CorruptShardError(
+            f"{shown}: not a shard that Penstock wrote, or changed since then ({error}). "
+            f"{remedy or REMEDY}"
+        ) from error

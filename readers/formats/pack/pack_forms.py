@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,13 +46,8 @@ _MAX_NUMBERS = 2**31 - 1
 _LEAST_ROW_BYTES = 128
 
 _BYTES = np.dtype(np.uint8)
-_STORAGE: dict[str, Storage] = {
-    "bytes": "span",
-    "value": "value",
-    "dense": "rows",
-    "ragged": "span",
-    "shaped": "span",
-}
+
+Kind = Literal["bytes", "value", "dense", "ragged", "shaped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +62,7 @@ class PackForm:
     is_picture: True if height, width, channels and codec have columns of their own.
     """
 
-    kind: Literal["bytes", "value", "dense", "ragged", "shaped"]
+    kind: Kind
     arrow: Any
     row: tuple[int | None, ...] = ()
     dtype: np.dtype[Any] = _BYTES
@@ -82,7 +77,7 @@ class PackForm:
     @property
     def storage(self) -> Storage:
         """Return the manifest's name for this kind of storage."""
-        return _STORAGE[self.kind]
+        return "span" if self.is_span else "rows" if self.kind == "dense" else "value"
 
     @property
     def is_bits(self) -> bool:
@@ -92,7 +87,18 @@ class PackForm:
     @property
     def numbers(self) -> int:
         """Return the count of stored numbers in one row; 1 or 2 if shaped."""
-        return _numbers(self.row if self.kind != "shaped" else ()) * _parts(self.dtype)
+        return _numbers(self.row if self.kind != "shaped" else (), self.dtype)
+
+    @property
+    def codec(self) -> str:
+        """Return the codec of arrays that are read back, as facts name it."""
+        return self.dtype.newbyteorder("<").str
+
+    @property
+    def empty(self) -> NDArray[Any]:
+        """Return the value that is stored for a sample that lacks the field."""
+        row = (0, *self.row) if self.kind in ("bytes", "ragged") else self.row
+        return np.zeros(tuple(length or 0 for length in row), self.dtype)
 
     @property
     def row_bytes(self) -> int:
@@ -131,43 +137,35 @@ def pack_form(type: FieldType) -> PackForm:
     if type.is_encoded:
         arrow = pa.large_string() if type.codec == "utf-8" else pa.large_binary()
         return PackForm(kind="bytes", arrow=arrow, is_picture=type.has_sides)
-    number, form = type.number, type.form
-    if number is not None:
-        return replace(_dense(number, ()), kind="value")
+    form = type.stored
     if form is None:
         raise ConfigError(
             f"got the type {type!r}, wanted its dtype and number of dimensions. Pass them: "
             'schema={"…": Array("float32", (None, 3))}.'
         )
+    dtype, stored = form.dtype, form.dtype
+    if dtype.kind == "c":
+        stored = np.dtype(f"f{dtype.itemsize // 2}")
+    elif not form.is_ragged and type.is_bits:
+        stored = np.dtype(bool)
+    elif form.is_ragged and dtype.kind == "b":
+        stored = _BYTES
     if not form.is_ragged:
-        return _dense(form.dtype, form.shape, stored=np.dtype(bool) if type.is_bits else None)
-    if form.rest is not None and form.shape[0] is None:
-        return _ragged(form.dtype, form.rest)
-    stored = _flat(form.dtype)
-    parts = (
-        pa.field(VALUES, pa.large_list(pa.from_numpy_dtype(stored))),
-        pa.field(SHAPES, pa.list_(pa.int64(), len(form.shape))),
-    )
-    arrow = pa.struct(parts)
-    return PackForm(kind="shaped", arrow=arrow, row=form.shape, dtype=form.dtype, stored=stored)
-
-
-def _dense(
-    dtype: np.dtype[Any], row: tuple[int | None, ...], stored: np.dtype[Any] | None = None
-) -> PackForm:
-    each = stored or (dtype if dtype.kind == "b" else _flat(dtype))
-    arrow = _rows(each, row, dtype)
-    return PackForm(kind="dense", arrow=arrow, row=row, dtype=dtype, stored=each)
-
-
-def _ragged(dtype: np.dtype[Any], row: tuple[int | None, ...]) -> PackForm:
-    stored = _flat(dtype)
-    arrow = pa.large_list(_rows(stored, row, dtype))
-    return PackForm(kind="ragged", arrow=arrow, row=row, dtype=dtype, stored=stored)
+        kind: Kind = "dense" if type.number is None else "value"
+        arrow, row = _rows(stored, form.shape, dtype), form.shape
+    elif form.rest is not None and form.shape[0] is None:
+        kind, row = "ragged", form.rest
+        arrow = pa.large_list(_rows(stored, row, dtype))
+    else:
+        kind, row = "shaped", form.shape
+        values = pa.large_list(pa.from_numpy_dtype(stored))
+        arrow = pa.struct({VALUES: values, SHAPES: pa.list_(pa.int64(), len(row))})
+    return PackForm(kind=kind, arrow=arrow, row=row, dtype=dtype, stored=stored)
 
 
 def _rows(stored: np.dtype[Any], row: tuple[int | None, ...], dtype: np.dtype[Any]) -> Any:
-    count, each = _numbers(row) * _parts(dtype), pa.from_numpy_dtype(stored)
+    """Return the Arrow type of rows of this shape."""
+    count, each = _numbers(row, dtype), pa.from_numpy_dtype(stored)
     if count > _MAX_NUMBERS:
         raise ConfigError(
             f"got samples of shape {row}, wanted at most {_MAX_NUMBERS:,} numbers in each. Split "
@@ -176,19 +174,9 @@ def _rows(stored: np.dtype[Any], row: tuple[int | None, ...], dtype: np.dtype[An
     return pa.list_(each, count) if row or count > 1 else each
 
 
-def _flat(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which a number is stored if it must start at a byte."""
-    if dtype.kind == "c":
-        return np.dtype(f"f{dtype.itemsize // 2}")
-    return np.dtype(np.uint8) if dtype.kind == "b" else dtype
-
-
-def _parts(dtype: np.dtype[Any]) -> int:
-    return 2 if dtype.kind == "c" else 1
-
-
-def _numbers(row: tuple[int | None, ...]) -> int:
-    return math.prod(length or 0 for length in row)
+def _numbers(row: tuple[int | None, ...], dtype: np.dtype[Any]) -> int:
+    """Return the count of stored numbers: a complex one is two."""
+    return math.prod(length or 0 for length in row) * (2 if dtype.kind == "c" else 1)
 
 
 SOURCE, NAME = "penstock/source", "penstock/name"

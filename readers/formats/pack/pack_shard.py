@@ -7,23 +7,28 @@ bytes that locate the samples are fetched first, then those of the samples that 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.readers.byte_source import SourceSpans
-from penstock.readers.files import printable
+from penstock.readers.files import LazyColumn, printable
 from penstock.readers.formats.open_shard import OpenShard
 from penstock.readers.formats.pack.pack_columns import PackColumns
-from penstock.readers.formats.pack.pack_errors import PackErrors, as_shard_errors
+from penstock.readers.formats.pack.pack_errors import PackErrors, shard_errors
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
+from penstock.readers.formats.shard_summary import sample_table
+from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.cache.base import ReadMode
     from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
@@ -45,11 +50,11 @@ class PackRows:
     """
 
     def __init__(self, field: PackField) -> None:
-        assert field.values is not None
+        assert field.dense is not None
         assert field.blocks is not None
         assert field.crcs is not None
-        self._form, self._values = field.form, field.values
-        self._data: NDArray[np.uint8] = field.values.reshape(-1).view(np.uint8)
+        self._form, self._values = field.form, field.dense
+        self._data: NDArray[np.uint8] = field.dense.reshape(-1).view(np.uint8)
         self._start = field.start
         self._bounds = block_bounds(field.form, field.rows)
         self._each = block_rows(field.form)
@@ -93,30 +98,16 @@ class PackRows:
         right = self._is_right[rows // self._each]
         return None if right.all() else ~right
 
-    def wrong_alone(self, rows: Ints) -> NDArray[np.bool_] | None:
-        """Check single rows by their own checksums, because the rest of their blocks may not be
-        cached. Returns the same as `wrong`."""
-        unsure = rows if self._are_all_right else rows[~self._is_right[rows // self._each]]
-        if self._are_all_right or not len(unsure):
-            return None
-        values, crcs = self._values, self._crcs
-        sums = {
-            row: crc32c(values[row].reshape(-1).view(np.uint8)) != crcs[row]
-            for row in np.unique(unsure).tolist()
-        }
-        wrong = np.array([sums.get(row, False) for row in rows.tolist()], np.bool_)
+    def wrong_samples(self, rows: Ints, samples: Sequence[Any]) -> NDArray[np.bool_] | None:
+        """Check rows by their own checksums, because the rest of their blocks may not be on the
+        local disk. Returns the same as `wrong`."""
+        pairs = zip(samples, self._crcs[rows].tolist(), strict=True)
+        wrong = np.array([crc32c(sample) != crc for sample, crc in pairs], np.bool_)
         return wrong if wrong.any() else None
-
-    def wrong_samples(self, rows: Ints, loaded: Sequence[Any]) -> NDArray[np.bool_]:
-        """Check rows that were loaded one by one, and return a mask of the corrupt ones."""
-        crcs = self._crcs[rows].tolist()
-        pairs = zip(loaded, crcs, strict=True)
-        return np.array([crc32c(sample) != crc for sample, crc in pairs], np.bool_)
 
     def samples(self, loaded: Sequence[Any]) -> list[NDArray[Any]]:
         """Return rows that were loaded one by one as arrays."""
-        row = tuple(length or 0 for length in self._form.row)
-        return [sample.view(self._form.dtype).reshape(row) for sample in loaded]
+        return [sample.view(self._form.dtype).reshape(self._form.row) for sample in loaded]
 
     def put(self, rows: Ints, out: NDArray[Any], places: Places) -> None:
         """Copy the rows, unchecked, to out[places], without a temporary array if they are large."""
@@ -148,10 +139,7 @@ class PackRows:
 
 
 class PackShard(OpenShard):
-    """An open shard of a pack.
-
-    columns: of the shard. shown: the shard's name for messages.
-    """
+    """An open shard of a pack. shown: its name for messages."""
 
     def __init__(self, place: ShardPlace, entry: ShardEntry) -> None:
         """Open the shard's file, and fetch what locates the samples. entry: the manifest's record
@@ -159,24 +147,32 @@ class PackShard(OpenShard):
 
         Raises CorruptShardError, IndexChangedError, ReadError, FetchError.
         """
-        self.shown = printable(entry.name)
+        self.shown, self._entry = printable(entry.name), entry
         self.source = source = place.file(
             entry.name, entry.size_bytes, is_below=True, errors=PackErrors()
         )
         with source.parsing():
             if source.is_whole:
-                with as_shard_errors(source):
+                with shard_errors(source.shown, source.remedy):
                     columns = PackColumns(source.buffer(()), entry.layout.schema)
             else:
                 from penstock.readers.formats.pack.fetched_columns import fetch_columns
 
                 columns = fetch_columns(source, entry)
-            self.columns = columns
-            with as_shard_errors(source):
-                self.table = columns.table(entry.layout, samples=entry.samples, sums=entry.sums)
+            self._columns = columns
+            self.table = sample_table(entry.layout, self._promised, samples=entry.samples)
         self._dense: dict[str, PackRows] = {}
-        if all(form.kind != "dense" for form in columns.forms.values()):
-            columns.forget()  # the table suffices for reading batches
+        self._codecs: dict[str, list[str]] = {}
+        if all(field.dense is None for field in self._promised.values()):
+            # The table, which takes as much memory, suffices for reading batches.
+            del self._promised
+
+    @cached_property
+    def _promised(self) -> dict[str, PackField]:
+        """All fields, as the manifest promises them. They are read again if they were dropped."""
+        entry, source = self._entry, self.source
+        with shard_errors(source.shown, source.remedy):
+            return self._columns.promised(entry.layout, samples=entry.samples, sums=entry.sums)
 
     def name(self, row: int) -> str:
         """Return a sample's name for messages, such as "shard-000003.arrow[17]"."""
@@ -184,13 +180,42 @@ class PackShard(OpenShard):
 
     def source_names(self) -> list[bytes] | None:
         """Return the samples' names in the pack's source; see `PackColumns`."""
-        return self.columns.source_names()
+        return self._columns.source_names()
+
+    @cached_property
+    def names(self) -> Sequence[bytes]:
+        """The samples' names in the pack's source, or their own if these are damaged, kept in
+        memory."""
+        found = self.source_names()
+        if found is None:
+            found = [self.name(row).encode() for row in range(len(self.table))]
+        return LazyColumn(pa.array(found, pa.large_binary()))
+
+    def facts(self, name: str, rows: Ints) -> list[Facts]:
+        """Return the recorded facts of samples of an encoded field. Raises CorruptShardError."""
+        field = self._promised[name]
+        crcs, shapes = field.crcs, field.shapes
+        assert crcs is not None
+        if name not in self._codecs and field.form.is_picture:
+            with shard_errors(self.source.shown, self.source.remedy):
+                self._codecs[name] = self._columns.codecs(name)
+        codecs = self._codecs.get(name)
+        return [
+            Facts(
+                crc32c=int(crcs[row]),
+                start=0,
+                size=int(field.sizes[row]),
+                shape=() if shapes is None else tuple(shapes[row].tolist()),
+                codec="" if codecs is None else codecs[row],
+            )
+            for row in rows.tolist()
+        ]
 
     def dense(self, name: str) -> PackRows:
         """Return the rows of one field, opened once."""
         found = self._dense.get(name)
         if found is None:  # two threads may both create it; each then checks blocks by itself
-            found = self._dense[name] = PackRows(self.columns.fields[name])
+            found = self._dense[name] = PackRows(self._promised[name])
         return found
 
     def request(self, request: RowRequest) -> RowRequest:
@@ -219,18 +244,13 @@ class PackShard(OpenShard):
         rows, places = request.rows, out.places
         for name in request.dense:
             dense, array, crop = self.dense(name), out.arrays[name], request.crops.get(name)
-            samples: Iterable[NDArray[Any]] | None = None
-            if self.source.is_whole:
-                bad = dense.wrong(rows)
-            elif self.source.is_kept or not dense.has_ranges:
-                if spans := dense.needed(rows):
+            if self.source.is_whole or not dense.has_ranges:
+                if not self.source.is_whole and (spans := dense.needed(rows)):
                     self.source.buffer(spans)
-                bad = dense.wrong_alone(rows) if dense.has_ranges else dense.wrong(rows)
+                samples, bad = None, dense.wrong(rows)
             else:
-                spans = dense.needed(rows)
-                wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
-                (loaded,) = self.source.load([wanted], request.mode)
-                samples, bad = dense.samples(loaded), dense.wrong_samples(rows, loaded)
+                samples = self._rows(dense, rows, request.mode)
+                bad = dense.wrong_samples(rows, samples)
             if bad is not None:
                 out.wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
             if crop is not None:
@@ -244,6 +264,15 @@ class PackShard(OpenShard):
             else:
                 for place, sample in zip(np.arange(len(array))[places], samples, strict=True):
                     array[place] = sample
+
+    def _rows(self, dense: PackRows, rows: Ints, mode: ReadMode) -> list[NDArray[Any]]:
+        """Return large rows of a shard that isn't whole on the local disk, after fetching them."""
+        spans = dense.needed(rows)
+        if self.source.is_kept:
+            self.source.buffer(spans)
+            return list(dense.each(rows))
+        wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
+        return dense.samples(self.source.load([wanted], mode)[0])
 
 
 def pack_shard(shard: OpenShard) -> PackShard:

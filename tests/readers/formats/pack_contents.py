@@ -5,30 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from crc32c import crc32c
 
+from penstock.readers import Facts
 from penstock.readers.fieldtypes import (
     Array,
     Boxes,
     Bytes,
     ClassLabel,
-    DenseColumn,
-    EncodedColumn,
     Image,
     Keypoints,
     Mask,
     MultiLabel,
-    RaggedColumn,
     Schema,
     Text,
     Tokens,
     Value,
 )
-from penstock.readers.formats.pack import PictureFacts, ShardContent, pack_form
+from penstock.readers.formats.pack import PackSample, ShardContent, pack_form
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import FieldType
 
 EVERY = Schema(
     {
@@ -63,49 +62,38 @@ EVERY = Schema(
 def content(
     schema: Schema = EVERY, *, samples: int = 9, seed: int = 0, lacking: tuple[str, ...] = ()
 ) -> ShardContent:
-    """Random samples; of the fields in `lacking` every third sample has nothing."""
+    """Random samples; every third sample lacks the fields in `lacking`."""
     rng = np.random.default_rng(seed)
-    gone = np.arange(samples) % 3 == 1
-    columns = {
-        name: _column(rng, type, samples, gone & (name in lacking)) for name, type in schema.items()
-    }
+    made = []
+    for row in range(samples):
+        values, facts = {}, {}
+        for name, type in schema.items():
+            value = _value(rng, type)
+            if name in lacking and row % 3 == 1:
+                continue
+            values[name] = value
+            if type.is_encoded:
+                shape, codec = ((4, 5, 3), "png") if type.has_sides else ((), type.codec)
+                facts[name] = Facts(crc32c(value), 0, len(value), shape, codec)
+        made.append(PackSample(values=values, facts=facts))
     return ShardContent(
         schema=schema,
-        columns=columns,
-        pictures={
-            name: PictureFacts(
-                shapes=np.array([4, 5, 3]) * ~(gone & (name in lacking))[:, None],
-                codecs=["png"] * samples,
-            )
-            for name, type in schema.items()
-            if type.has_sides
-        },
-        present={name: ~gone for name in lacking},
+        samples=made,
         source=np.arange(samples) + 100,
         names=[b"sample-%d" % row for row in range(samples)],
     )
 
 
-def _column(
-    rng: np.random.Generator, type: FieldType, samples: int, gone: NDArray[np.bool_]
-) -> Column:
+def _value(rng: np.random.Generator, type: FieldType) -> NDArray[Any]:
     form = pack_form(type)
     if form.kind == "bytes":
-        sizes = np.where(gone, 0, rng.integers(1, 30, samples))
-        return EncodedColumn([rng.integers(97, 122, size).astype(np.uint8) for size in sizes])
-    if not form.is_span:
-        shape = (samples, *(length or 0 for length in form.row))
-        values = rng.integers(0, 2, shape).astype(form.dtype)
-        values[gone] = 0
-        return DenseColumn(values)
-    shape_of: tuple[Any, ...] = form.row if form.kind == "shaped" else (None, *form.row)
-    arrays = []
-    for is_gone in gone:
-        shape = tuple(int(rng.integers(0, 4)) if length is None else length for length in shape_of)
-        if is_gone:
-            shape = tuple(0 if length is None else length for length in shape_of)
-        arrays.append(rng.integers(0, 2, shape).astype(form.dtype))
-    flat = [each.reshape(-1) if form.kind == "shaped" else each for each in arrays]
-    offsets = np.concatenate(([0], np.cumsum([len(each) for each in flat])))
-    shapes = np.array([each.shape for each in arrays]) if form.kind == "shaped" else None
-    return RaggedColumn(np.concatenate(flat), offsets, shapes)
+        return rng.integers(97, 122, rng.integers(1, 30)).astype(np.uint8)
+    lengths = (None, *form.row) if form.kind == "ragged" else form.row
+    shape = tuple(int(rng.integers(0, 4)) if length is None else length for length in lengths)
+    return np.asarray(rng.integers(0, 2, shape)).astype(form.dtype)
+
+
+def stored_values(content: ShardContent, name: str) -> list[NDArray[Any]]:
+    """The value that a shard stores of each sample: zeros, or nothing, if it lacks the field."""
+    empty = pack_form(content.schema[name]).empty
+    return [sample.values.get(name, empty) for sample in content.samples]

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import Array, Schema
+from penstock.readers.fieldtypes import Array, Schema, codec_number
 from penstock.readers.formats import (
     ArrayWindows,
     ChunkGrid,
+    FieldNotes,
     PartCopier,
     SampleLayout,
-    SpanNotes,
     part_bounds,
     place_numbers,
     unit_rows,
@@ -231,21 +231,23 @@ TYPE = Array("float32", (None, None, None))
 LAYOUT = SampleLayout(schema=Schema({"a": TYPE}), storage={"a": "span"}, lacking=frozenset(("a",)))
 
 
-def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[int]) -> SpanNotes:
-    return SpanNotes(
+def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[int]) -> FieldNotes:
+    return FieldNotes(
+        storage="span",
         files=np.array(files, np.int32),
         starts=np.zeros(len(files), np.int64),
         sizes=np.array(sizes, np.int64),
         crcs=np.zeros(len(files), np.uint32),
         shapes=np.array(shapes, np.int64),
-        codecs=["" if each < 0 else "<f4" for each in files],
+        present=np.array(files) >= 0,
+        numbers=codec_number("<f4"),
     )
 
 
 def test_a_missing_array_has_length_0() -> None:
     """Otherwise the arrays after it in a batch would be shifted."""
     notes = _notes([(5, 1, 1), (1, 2, 1)], [0, 8], files=[-1, 0])
-    notes.check(np.array([8]), TYPE)
+    notes.check(TYPE, np.array([8]))
     table = np.zeros((2, LAYOUT.table.count), np.int64)
     place = LAYOUT.table.spans["a"]
     notes.fill(table, place, np.zeros(1, np.int64))
@@ -256,4 +258,4 @@ def test_a_missing_array_has_length_0() -> None:
 def test_the_other_lengths_are_bounded_if_one_length_is_0() -> None:
     notes = _notes([(0, 2**40, 2**40)], [0], files=[0])
     with pytest.raises(ValueError, match="an impossible length"):
-        notes.check(np.array([8]), TYPE)
+        notes.check(TYPE, np.array([8]))

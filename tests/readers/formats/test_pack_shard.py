@@ -15,20 +15,10 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import ConfigError, CorruptShardError
-from penstock.readers.fieldtypes import (
-    Array,
-    DenseColumn,
-    EncodedColumn,
-    Image,
-    Mask,
-    MultiLabel,
-    RaggedColumn,
-    Schema,
-    Value,
-)
+from penstock.cache import ConfigError
+from penstock.readers.fieldtypes import Array, Image, Mask, MultiLabel, Schema, Value
 from penstock.readers.files import BROKEN, map_buffer
-from penstock.readers.formats import NO_SPAN, SampleLayout, Sums
+from penstock.readers.formats import NO_SPAN, SampleLayout, Sums, sample_table
 from penstock.readers.formats.pack import (
     PackColumns,
     PackRows,
@@ -39,7 +29,7 @@ from penstock.readers.formats.pack import (
     shard_batch,
     write_shard,
 )
-from tests.readers.formats.pack_contents import EVERY, content
+from tests.readers.formats.pack_contents import EVERY, content, stored_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.pack import ShardContent
+    from penstock.readers.formats.pack import PackField, ShardContent
 
     Change = Callable[[dict[str, Any]], None]
 
@@ -71,21 +61,17 @@ def opened(path: Path, schema: Schema = EVERY) -> PackColumns:
 
 def wanted(made: ShardContent, name: str) -> list[Any]:
     """Return the plain Python values that an Arrow tool must read for a field."""
-    column, type = made.columns[name], made.schema[name]
-    form = pack_form(type)
+    form = pack_form(made.schema[name])
     found: list[Any] = []
-    for row in range(len(column)):
-        present = made.present.get(name)
-        if present is not None and not present[row]:
+    for sample in made.samples:
+        value = sample.values.get(name)
+        if value is None:
             found.append(None)
-        elif isinstance(column, EncodedColumn):
-            data = bytes(column.samples[row])
+        elif form.kind == "bytes":
+            data = bytes(value)
             found.append(data.decode() if form.arrow == pa.large_string() else data)
         else:
-            assert isinstance(column, DenseColumn | RaggedColumn)
-            value = column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
-            flat = as_stored(value, form)
-            found.append(flat)
+            found.append(as_stored(value, form))
     return found
 
 
@@ -114,8 +100,9 @@ def test_any_arrow_tool_reads_every_field(tmp_path: Path, lacking: tuple[str, ..
         assert (table[name].null_count > 0) == (name in lacking)
     assert table["penstock/source"].to_pylist() == made.source.tolist()
     assert table["penstock/name"].to_pylist() == made.names
-    crcs = [crc32c(each) for each in made.columns["image"].samples]  # type: ignore[union-attr]
-    assert table["penstock/crc32c/image"].to_pylist() == crcs
+    for name in ("image", "volume", "series", "spectrum"):
+        crcs = [crc32c(each) for each in stored_values(made, name)]
+        assert table[f"penstock/crc32c/{name}"].to_pylist() == crcs
     assert table["penstock/height/image"].to_pylist() == [4] * 9
 
 
@@ -144,54 +131,48 @@ def test_many_class_names_are_left_to_the_manifest(tmp_path: Path) -> None:
     assert len(metadata[b"penstock.schema"]) < 100
 
 
+def span(data: NDArray[np.uint8], field: PackField, row: int) -> NDArray[np.uint8]:
+    return data[field.starts[row] :][: field.sizes[row]]
+
+
 @pytest.mark.parametrize("lacking", [(), LACKING], ids=["whole", "with gaps"])
 def test_a_written_shard_is_read_back(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     path = tmp_path / "shard.arrow"
     made = content(lacking=lacking, samples=20)
     write_shard(os.fsencode(path), made)
     columns, data = opened(path), np.frombuffer(path.read_bytes(), np.uint8)
-    for name, field in columns.fields.items():
-        column = made.columns[name]
+    for name, field in columns.fields().items():
         there = field.present if field.present is not None else np.ones(20, bool)
-        assert there.tolist() == made.present.get(name, np.ones(20, bool)).tolist()
-        if field.bounds is None:
+        assert there.tolist() == [name in sample.values for sample in made.samples]
+        if not field.form.is_span:
             continue
         assert field.crcs is not None
         for row in np.flatnonzero(there).tolist():
-            found = data[field.bounds[row] : field.bounds[row + 1]]
+            found = span(data, field, row)
             assert crc32c(found) == field.crcs[row]
-            if isinstance(column, EncodedColumn):
-                assert np.array_equal(found, column.samples[row])
-            else:
-                assert isinstance(column, RaggedColumn)
+            if field.form.kind != "bytes":
                 assert field.shapes is not None
-                values = found.view(field.form.dtype).reshape(field.shapes[row])
-                assert np.array_equal(values, column.sample(row))
-    assert columns.source().tolist() == made.source.tolist()
+                found = found.view(field.form.dtype).reshape(field.shapes[row])
+            assert np.array_equal(found, made.samples[row].values[name])
     assert columns.source_names() == made.names
-    assert columns.codecs("mask") == ["png"] * 20
+    codecs = ["png" if "mask" in sample.values else "" for sample in made.samples]
+    assert columns.codecs("mask") == codecs
     assert data[columns.source_offset() :][:8].view("<i8").tolist() == [100]
 
 
-def test_forgotten_fields_are_read_again_and_must_be_unchanged(tmp_path: Path) -> None:
+def test_fields_that_changed_since_the_manifest_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "shard.arrow"
     summary = write_shard(os.fsencode(path), content())
     storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
-    columns = opened(path)
-    columns.table(SampleLayout(schema=EVERY, storage=storage), samples=9, sums=summary.sums)
-    crcs = columns.fields["image"].crcs
+    layout, columns = SampleLayout(schema=EVERY, storage=storage), opened(path)
+    crcs = columns.promised(layout, samples=9, sums=summary.sums)["image"].crcs
     assert crcs is not None
-    columns.forget()
-    again = columns.fields["image"].crcs
-    assert again is not crcs
-    np.testing.assert_array_equal(again, crcs)
-    columns.forget()
     at = path.read_bytes().index(crcs.tobytes())
     with open(path, "r+b") as file:
         file.seek(at)
         file.write(bytes([crcs.tobytes()[0] ^ 1]))
-    with pytest.raises(CorruptShardError, match="changed while it was open"):
-        columns.fields  # noqa: B018
+    with pytest.raises(ValueError, match="checksums of its columns aren't"):
+        columns.promised(layout, samples=9, sums=summary.sums)
 
 
 def test_the_table_of_a_shard_locates_samples(tmp_path: Path) -> None:
@@ -200,10 +181,11 @@ def test_the_table_of_a_shard_locates_samples(tmp_path: Path) -> None:
     summary = write_shard(os.fsencode(path), made)
     storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
     layout = SampleLayout(schema=EVERY, storage=storage, lacking=frozenset(LACKING))
-    table = opened(path).table(layout, samples=9, sums=summary.sums)
+    fields = opened(path).promised(layout, samples=9, sums=summary.sums)
+    table = sample_table(layout, fields, samples=9)
     data, columns = np.frombuffer(path.read_bytes(), np.uint8), layout.table
     for name, place in columns.spans.items():
-        there = made.present.get(name, np.ones(9, bool))
+        there = np.array([name in sample.values for sample in made.samples])
         assert (table[~there, place.start : place.end + 1] == NO_SPAN).all()
         for row in np.flatnonzero(there).tolist():
             found = data[table[row, place.start] : table[row, place.end]]
@@ -212,19 +194,20 @@ def test_the_table_of_a_shard_locates_samples(tmp_path: Path) -> None:
     assert image.height is not None
     assert boxes.lengths is not None
     assert table[0, image.height : image.height + 2].tolist() == [4, 5]
-    column = made.columns["boxes"]
-    assert isinstance(column, RaggedColumn)
-    assert table[0, boxes.lengths : boxes.lengths + 2].tolist() == list(column.sample(0).shape)
-    labels = made.columns["label"].values * made.present["label"]  # type: ignore[union-attr]
-    assert table[:, columns.values["label"]].tolist() == labels.tolist()
-    assert table[:, columns.present["vector"]].tolist() == made.present["vector"].tolist()
+    shape = list(made.samples[0].values["boxes"].shape)
+    assert table[0, boxes.lengths : boxes.lengths + 2].tolist() == shape
+    labels = [int(value) for value in stored_values(made, "label")]
+    assert table[:, columns.values["label"]].tolist() == labels
+    has = ["vector" in sample.values for sample in made.samples]
+    assert table[:, columns.present["vector"]].tolist() == has
 
 
 def test_rows_are_gathered_directly_into_a_batch(tmp_path: Path) -> None:
     schema, path = Schema({"x": Array("float32", (5, 7))}), tmp_path / "shard.arrow"
     made = content(schema, samples=30)
     write_shard(os.fsencode(path), made)
-    dense, values = PackRows(opened(path, schema).fields["x"]), made.columns["x"].values  # type: ignore[union-attr]
+    values = np.stack(stored_values(made, "x"))
+    dense = PackRows(opened(path, schema).fields()["x"])
     rows = np.array([7, 29, 7, 0])
     for places in (np.arange(4), np.array([3, 0, 2, 1])):
         out = np.full((4, 5, 7), 9, np.float32)
@@ -238,8 +221,8 @@ def test_rows_are_gathered_directly_into_a_batch(tmp_path: Path) -> None:
     write_shard(os.fsencode(path), more)
     rows, places = np.arange(30)[::-1] // 2, np.random.default_rng(0).permutation(30)
     found = np.empty((30, 3, 32, 32), np.float32)
-    PackRows(opened(path, large).fields["x"]).put(rows, found, places)
-    assert np.array_equal(found[places], more.columns["x"].values[rows])  # type: ignore[union-attr]
+    PackRows(opened(path, large).fields()["x"]).put(rows, found, places)
+    assert np.array_equal(found[places], np.stack(stored_values(more, "x"))[rows])
     rows = np.array([7, 29, 7, 0])
     turned = np.full((7, 5, 4), 9, np.float32).T
     dense.put(rows, turned, np.arange(4))
@@ -257,8 +240,8 @@ def test_rows_of_one_shape_are_gathered(
     path = tmp_path / "shard.arrow"
     made = content(lacking=lacking)
     write_shard(os.fsencode(path), made)
-    dense = PackRows(opened(path).fields[name])
-    values = made.columns[name].values  # type: ignore[union-attr]
+    dense = PackRows(opened(path).fields()[name])
+    values = np.stack(stored_values(made, name))
     rows = np.array([3, 1, 8, 1])
     assert dense.wrong(rows) is None
     found = np.stack(list(dense.each(rows)))
@@ -274,7 +257,7 @@ def test_only_the_rows_of_a_wrong_block_are_wrong(
 ) -> None:
     schema, path = Schema({"x": type}), tmp_path / "shard.arrow"
     write_shard(os.fsencode(path), content(schema, samples=samples))
-    field = opened(path, schema).fields["x"]
+    field = opened(path, schema).fields()["x"]
     each, form = block_rows(field.form), pack_form(type)
     bounds = block_bounds(form, samples)
     assert len(bounds) == -(-samples // each) + 1 > 3
@@ -283,7 +266,7 @@ def test_only_the_rows_of_a_wrong_block_are_wrong(
     data[field.start + int(bounds[1]) + 5] ^= 1
     path.unlink()
     path.write_bytes(data)
-    dense = PackRows(opened(path, schema).fields["x"])
+    dense = PackRows(opened(path, schema).fields()["x"])
     assert dense.wrong(np.array([0, each - 1, 2 * each, samples - 1])) is None
     wrong = dense.wrong(np.array([each, 0, 2 * each - 1]))
     assert wrong is not None
@@ -295,7 +278,7 @@ def test_a_block_is_checked_once(tmp_path: Path) -> None:
     schema, path = Schema({"x": Array("uint8", (4096,))}), tmp_path / "shard.arrow"
     write_shard(os.fsencode(path), content(schema, samples=700))
     columns = opened(path, schema)
-    field = columns.fields["x"]
+    field = columns.fields()["x"]
     dense = PackRows(field)
     assert dense.wrong(np.arange(700)) is None
     data = np.memmap(path, np.uint8, "r+", offset=0)
@@ -315,7 +298,7 @@ def test_a_missing_mask_leaves_its_image_alone(tmp_path: Path) -> None:
     schema = Schema({"image": Image(), "mask": Mask("image")})
     path = tmp_path / "shard.arrow"
     write_shard(os.fsencode(path), content(schema, lacking=("mask",)))
-    found = opened(path, schema).fields
+    found = opened(path, schema).fields()
     assert found["image"].present is None
     assert found["mask"].shapes is not None
     assert found["mask"].shapes[1].tolist() == [0, 0, 0]
@@ -324,7 +307,7 @@ def test_a_missing_mask_leaves_its_image_alone(tmp_path: Path) -> None:
 ABSENT = ("caption", "score", "vector", "boxes", "spectrum")
 
 
-BATCH, _ = shard_batch(content(lacking=ABSENT))
+BATCH = shard_batch(content(lacking=ABSENT))[0]
 
 
 N = len(BATCH)
@@ -334,18 +317,18 @@ def read(buffer: Any) -> None:
     """Read everything of a shard, values included."""
     columns = PackColumns(buffer, EVERY)
     data = np.frombuffer(buffer, np.uint8)
-    fields = columns.fields
+    fields = columns.fields()
     columns.source_names()
-    columns.source()
+    columns.source_offset()
     columns.codecs("image")
     for field in fields.values():
-        if field.bounds is not None:
-            assert field.bounds[0] >= 0
-            assert field.bounds[-1] <= len(data)
-            for row in range(N):
-                found = data[field.bounds[row] : field.bounds[row + 1]]
-                if field.form.kind != "bytes":
+        if field.form.is_span:
+            assert field.starts.min() >= 0
+            assert (field.starts + field.sizes).max() <= len(data)
+            for row in range(N) if field.form.kind != "bytes" else ():
+                if field.present is None or field.present[row]:
                     assert field.shapes is not None
+                    found = span(data, field, row)
                     found.view(field.form.dtype).reshape(field.shapes[row])
         elif field.form.kind == "dense":
             dense = PackRows(field)
@@ -481,14 +464,12 @@ STORAGE = {name: form.storage for name, form in pack_forms(EVERY).items()}
 
 
 def promised(columns: PackColumns, **changes: Any) -> Any:
-    """Return the table for a manifest with these changes."""
-    notes = {name: field.notes() for name, field in columns.fields.items()}
+    """Return the fields for a manifest with these changes."""
     default = {"storage": STORAGE, "lacking": frozenset(ABSENT), "samples": N}
     changed: dict[str, Any] = {**default, **changes}
     layout = SampleLayout(schema=EVERY, storage=changed["storage"], lacking=changed["lacking"])
-    return columns.table(
-        layout, samples=changed["samples"], sums=changed.get("sums", Sums.of(notes))
-    )
+    sums = changed.get("sums", Sums.of(columns.fields()))
+    return columns.promised(layout, samples=changed["samples"], sums=sums)
 
 
 @pytest.mark.parametrize(
@@ -506,7 +487,7 @@ def test_a_manifest_that_promises_something_else_is_rejected(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     columns = PackColumns(forged(tmp_path / "shard.arrow", lambda _: None), EVERY)
-    assert len(promised(columns)) == N
+    assert len(promised(columns)) == len(EVERY)
     with pytest.raises(ValueError, match=message):
         promised(columns, **changes)
 

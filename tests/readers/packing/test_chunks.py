@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers import Dataset, pack
-from penstock.readers.packing import plan_units
+from penstock.readers.packing import plan_samples
 from penstock.testing import sample_values
 from tests.readers.formats import blocks
 
@@ -119,8 +119,8 @@ def test_windows_of_units_are_mixed_and_no_unit_is_in_two(
     each = [np.array(mine, np.int64) for mine in units]
     rows = np.concatenate(each)
     sizes = np.random.default_rng(seed).integers(1, 20, int(rows.sum()))
-    plan = plan_units(
-        each, sizes, shuffle=True, seed=seed, shard_bytes=50, window_bytes=window_bytes
+    plan = plan_samples(
+        sizes, units=each, shuffle=True, seed=seed, shard_bytes=50, window_bytes=window_bytes
     )
     order = plan.grouping.order
     assert sorted(order.tolist()) == list(range(len(sizes)))

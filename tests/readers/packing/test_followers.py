@@ -30,7 +30,8 @@ from penstock.readers.fieldtypes import (
     decode_mask,
     examine,
 )
-from penstock.readers.packing import PackSample, Transcode, nearest, resized_mask, scaled
+from penstock.readers.formats.pack import PackSample
+from penstock.readers.packing import Transcode, nearest, resized_mask, scaled
 from tests import images
 from tests.images import encoded_array
 
@@ -80,9 +81,9 @@ def sample(**changes: Any) -> PackSample:
     (facts,) = examine(given, SCHEMA, images.verify)
     assert not isinstance(facts, Rejection), facts
     return PackSample(
-        payloads={name: encoded[name][each.start :] for name, each in facts.items()},
         facts=facts,
-        arrays={
+        values={name: encoded[name][each.start :] for name, each in facts.items()}
+        | {
             "boxes": np.array([[0, 0, 90, 60], [9, 6, 18, 12]], np.float32),
             "areas": np.array([5400, 216], np.float32),
             "points": np.array([[25, 20], [-1, -1], [-5, 60]], np.float32),
@@ -97,17 +98,17 @@ def test_data_that_belongs_to_an_image_is_resized_with_it() -> None:
     assert after.facts["left"].shape == (20, 30, 3)
     assert after.facts["right"].shape == (20, 25, 3)
     for name, size in (("left_mask", (20, 30)), ("right_mask", (20, 25))):
-        classes, was = decode_mask(after.payloads[name]), decode_mask(before.payloads[name])
+        classes, was = decode_mask(after.values[name]), decode_mask(before.values[name])
         assert classes.shape == size
         assert after.facts[name].shape[:2] == size
         rows, columns = (nearest(a, b) for a, b in zip(was.shape, size, strict=True))
         assert np.array_equal(classes, was[rows][:, columns])
-    assert after.arrays["boxes"].tolist() == [[0, 0, 30, 20], [3, 2, 6, 4]]
-    assert after.arrays["points"].tolist() == [[12.5, 10], [-1, -1], [-2.5, 30]]
-    assert after.arrays["areas"] is before.arrays["areas"]
-    assert after.payloads["caption"] is before.payloads["caption"]
+    assert after.values["boxes"].tolist() == [[0, 0, 30, 20], [3, 2, 6, 4]]
+    assert after.values["points"].tolist() == [[12.5, 10], [-1, -1], [-2.5, 30]]
+    assert after.values["areas"] is before.values["areas"]
+    assert after.values["caption"] is before.values["caption"]
     # And it is a sample as any other.
-    given = {name: [each] for name, each in after.payloads.items()}
+    given = {name: [after.values[name]] for name in after.facts}
     (facts,) = examine(given, SCHEMA, images.verify)
     assert facts == after.facts
 
@@ -117,29 +118,27 @@ def test_only_the_image_fields_that_are_named_are_rewritten() -> None:
     after = Transcode(short_side=20, images=["right"]).apply(before, SCHEMA)
     assert isinstance(after, PackSample)
     for name in ("left", "left_mask"):
-        assert after.payloads[name] is before.payloads[name]
-    assert after.arrays["boxes"] is before.arrays["boxes"]
+        assert after.values[name] is before.values[name]
+    assert after.values["boxes"] is before.values["boxes"]
     assert after.facts["right_mask"].shape == (20, 25, 1)
-    assert after.arrays["points"][0].tolist() == [12.5, 10]
+    assert after.values["points"][0].tolist() == [12.5, 10]
 
 
 def test_an_image_of_the_same_size_changes_nothing() -> None:
     before = sample()
     after = Transcode(quality=30).apply(before, SCHEMA)
     assert isinstance(after, PackSample)
-    assert after.payloads["left"] is not before.payloads["left"]
-    assert after.payloads["left_mask"] is before.payloads["left_mask"]
-    assert after.arrays["boxes"] is before.arrays["boxes"]
+    assert after.values["left"] is not before.values["left"]
+    assert after.values["left_mask"] is before.values["left_mask"]
+    assert after.values["boxes"] is before.values["boxes"]
 
 
 def test_a_missing_field_stays_missing() -> None:
     whole = sample()
-    before = PackSample(
-        payloads={"left": whole.payloads["left"]}, facts={"left": whole.facts["left"]}, arrays={}
-    )
+    before = PackSample(values={"left": whole.values["left"]}, facts={"left": whole.facts["left"]})
     after = Transcode(short_side=20).apply(before, SCHEMA)
     assert isinstance(after, PackSample)
-    assert after.fields == {"left"}
+    assert after.values.keys() == {"left"}
 
 
 @pytest.mark.parametrize("value", [-1, 2**16])

@@ -138,10 +138,8 @@ class FieldNotes:
             if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
                 raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
         elif type.form is not None:
-            itemsizes = CODEC_ITEMSIZES[
-                self._of_present(np.broadcast_to(self.numbers, len(self.sizes)))
-            ]
-            _check_arrays(shapes, sizes, itemsizes, type.form.shape)
+            numbers = self._of_present(np.broadcast_to(self.numbers, len(self.sizes)))
+            _check_arrays(shapes, sizes, CODEC_ITEMSIZES[numbers], type.form.shape)
 
     def fill(
         self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64] | None

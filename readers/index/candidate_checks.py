@@ -215,6 +215,8 @@ def _earlier(sidecar: Sidecar, schema: Schema) -> list[_Earlier]:
         was, now = sidecar.layout.schema[name], schema.get(name)
         if now is None or type(was) is not type(now) or was.reference != now.reference:
             continue
+        assert notes.files is not None
+        assert notes.crcs is not None
         columns = [each.tolist() for each in (notes.files, notes.crcs, notes.starts, notes.sizes)]
         shapes = [()] * sidecar.samples if notes.shapes is None else notes.shapes.tolist()
         for sample, file, crc, start, size, shape, codec in zip(

@@ -122,7 +122,7 @@ class LooseFiles(ByteSource):
         """is_below: refuse links that lead out of root. may_lack: a missing file is no error. used:
         bytes [start, end) outside of which files aren't mapped."""
         self._folder, self._root = os.path.join(root, b""), root
-        self._names, self._sizes = names, sizes
+        self._names = names
         self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
         self._bounds = np.zeros(len(names) + 1, np.int64)
         np.cumsum(sizes, out=self._bounds[1:])

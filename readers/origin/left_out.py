@@ -87,11 +87,8 @@ def _shortened(found: dict[str, LeftOut]) -> dict[str, LeftOut]:
         if len(found) > _MOST_REASONS:
             found = _summed((details.sub(instead, reason), n) for reason, n in found.items())
     by_count = sorted(found.items(), key=lambda each: (-each[1].samples, each[0]))
-    shown, rest = by_count[:_MOST_REASONS], by_count[_MOST_REASONS:]
-    if rest:
-        others = sum(each.samples for _, each in rest)
-        shown.append(("other reasons", LeftOut(others, rest[0][1].example)))
-    return dict(shown)
+    rest = (("other reasons", each) for _, each in by_count[_MOST_REASONS:])
+    return dict(by_count[:_MOST_REASONS]) | _summed(rest)
 
 
 def _summed(entries: Iterable[tuple[str, LeftOut]]) -> dict[str, LeftOut]:

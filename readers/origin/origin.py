@@ -169,14 +169,12 @@ class LocalFolder(Origin):
         """Return the trusted folders for the index: next to the given path, and if that is a link,
         next to its target."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
+        names = [root for root in roots if os.path.basename(root)]
         if self.selection is not None:
-            folders = [os.path.join(root, self.selection.index_name) for root in roots]
-        else:
-            folders = [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
-        if self.variant:
-            ending = b"-%s%s" % (os.fsencode(self.variant), INDEX_SUFFIX)
-            folders = [folder.removesuffix(INDEX_SUFFIX) + ending for folder in folders]
-        return [folder for folder in folders if is_trusted(folder, self.root)]
+            name = self.selection.index_name.removesuffix(INDEX_SUFFIX)
+            names = [os.path.join(root, name) for root in roots]
+        ending = os.fsencode(f"-{self.variant}" if self.variant else "") + INDEX_SUFFIX
+        return [name + ending for name in names if is_trusted(name + ending, self.root)]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetNotFoundError, redact
+from penstock.cache import ConfigError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
@@ -124,22 +124,6 @@ class RemoteFolder(Origin):
 
     def list_below(self, folder: str) -> Iterator[Listed]:
         return ((found.path, _entry(found)) for found in self.remote.fetcher.walk(folder))
-
-    def walk(self) -> Iterator[Entry]:
-        """List every object below the root.
-
-        Raises FetchError, DatasetNotFoundError, and ConfigError if the URL is a single file.
-        """
-        self._kept, is_empty = None, True
-        for found in self.remote.fetcher.walk():
-            is_empty = False
-            yield _entry(found)
-        if is_empty:
-            from penstock.readers.origin.unreadable import not_a_folder_message, not_found_message
-
-            if self.remote.fetcher.info("") is not None:
-                raise ConfigError(not_a_folder_message(self.url))
-            raise DatasetNotFoundError(not_found_message(self.url))
 
     def read(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
         """Fetch byte ranges of several objects at once, without caching them. wanted: (entry, first

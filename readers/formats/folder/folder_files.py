@@ -95,13 +95,21 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
 
 
 def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[Entry]:
-    for found in origin.walk():
-        name = found.name
+    is_empty = True
+    for _, found in origin.list_below(""):
+        is_empty = False
+        name = found.name if found is not None else b""
         reason = unsafe_reason(name)
         if reason is not None:
             quarantined.append(QuarantineEntry(name=name, reason=reason))
-        elif name and not name.endswith(b"/") and not any(map(is_passed_over, name.split(b"/"))):
+        elif (
+            found and name and name[-1:] != b"/" and not any(map(is_passed_over, name.split(b"/")))
+        ):
             yield found
+    if is_empty:
+        if origin.remote.fetcher.info("") is not None:
+            raise ConfigError(not_a_folder_message(origin.url))
+        raise DatasetNotFoundError(not_found_message(origin.url))
 
 
 def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -> list[bytes]:

@@ -321,13 +321,26 @@ def paired_samples(
                 f'fields["{place.field}"]: {url} has no file in {place.given!r}. Its folders are '
                 f"{shown or 'none'}{', …' if len(tops) > _SHOWN_FOLDERS else ''}."
             )
-    first = files[wanted[0].field]
-    whole = [p for p in first if all(len(mine.get(p, ())) == 1 for mine in files.values())]
+    whole: list[bytes] = []
+    unpaired: list[QuarantineEntry] = []
+    for pair in dict.fromkeys(pair for mine in files.values() for pair in mine):
+        counts = [len(files[place.field].get(pair, ())) for place in wanted]
+        odd = next((i for i, count in enumerate(counts) if count != 1), None)
+        if odd is None:
+            whole.append(pair)
+            continue
+        how_many = f"{counts[odd]} files" if counts[odd] else "no file"
+        reason = f"{wanted[odd].field}: {how_many} of its name in {wanted[odd].given!r}"
+        names = [file.name for mine in files.values() for file in mine.get(pair, ())]
+        unpaired += (
+            QuarantineEntry(name=name, reason=reason, is_counted=number == 0)
+            for number, name in enumerate(names)
+        )
     if not whole:
         raise DatasetError(f"{url}: {_why_nothing_pairs(files, wanted)}")
+    first = files[wanted[0].field]
     whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
     columns = {field: [mine[pair][0] for pair in whole] for field, mine in files.items()}
-    unpaired = list(_unpaired(files, wanted))
     return SpanSamples.of_files(
         columns,
         types={
@@ -388,23 +401,3 @@ def _by_pair(
         else:
             others.append(file)
     return files, others
-
-
-def _unpaired(
-    files: Mapping[str, PairedFiles], wanted: Sequence[_FieldPlace]
-) -> Iterable[QuarantineEntry]:
-    seen: set[bytes] = set()
-    for place in wanted:
-        for pair, mine in files[place.field].items():
-            for other in wanted:
-                theirs = len(files[other.field].get(pair, ()))
-                if theirs == 1:
-                    continue
-                how_many = f"{theirs} files" if theirs else "no file"
-                reason = f"{other.field}: {how_many} of its name in {other.given!r}"
-                for file in mine:
-                    yield QuarantineEntry(
-                        name=file.name, reason=reason, is_counted=pair not in seen
-                    )
-                    seen.add(pair)
-                break

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.cache import DatasetError
 from penstock.readers.files import printable
@@ -68,14 +69,6 @@ class TarMember:
     refused: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Header:
-    name: bytes
-    type: bytes
-    size_bytes: int
-    extended: bool
-
-
 def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[TarMember]:
     """Yield all members of an archive in order, except folders.
 
@@ -87,66 +80,58 @@ def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Ta
     while True:
         block = read(at, BLOCK)
         if at == 0:
-            for magic, _, kind, command in COMPRESSED:
+            for magic, _, method, command in COMPRESSED:
                 if block.startswith(magic):
-                    raise compressed_archive_error(shown, kind, command)
+                    raise compressed_archive_error(shown, method, command)
         if len(block) < BLOCK:
-            raise _without_end(shown, at, whole=at > 0 and not block and at <= size_bytes)
+            what = "it ends without an end mark, so it is truncated or still being written"
+            if at > 0 and not block and at <= size_bytes:  # all its members are intact
+                what += " (if its writer never writes end marks, append one: truncate -s +1024)"
+            raise _broken(shown, at, what)
         if block == _ZEROS:
             if name is not None or extended is not _NO_PAX:
                 raise _broken(shown, at, "a long name or pax header precedes the end mark")
             _check_padding(read, at + BLOCK, size_bytes, shown)
             return
-        header = _header(block, shown, at)
+        own_name, kind, size = _header(block, shown, at)
         start = at + BLOCK
-        if header.extended:
+        if kind == b"S" and block[482] != 0:
             start = _after_sparse_map(read, start, shown)
-        length = header.size_bytes if extended.size is None else extended.size
-        if header.type in _WITHOUT_DATA or header.type == _DIRECTORY:
+        length = size if extended.size is None else extended.size
+        if kind in _WITHOUT_DATA or kind == _DIRECTORY:
             length = 0
         if length > size_bytes - start:
             left = max(0, size_bytes - start)
             raise _broken(shown, at, f"a member of {length} bytes, and {left} are left in the file")
         end = start + length
         at = start + -(-length // BLOCK) * BLOCK
-        if header.type in (b"L", b"K", b"x", b"X", b"g"):
+        if kind in (b"L", b"K", b"x", b"X", b"g"):
             if length > EXTENDED_BYTES:
                 what = f"a long name or pax header of {length} bytes, wanted <= {EXTENDED_BYTES}"
                 raise _broken(shown, start - BLOCK, what)
             data = read(start, length)
-            if header.type == b"L":
+            if kind == b"L":
                 name = data.rstrip(b"\0")
-            elif header.type in (b"x", b"X"):
+            elif kind in (b"x", b"X"):
                 extended = _pax(data, shown, start)
-            elif header.type == b"g" and _pax(data, shown, start) != _NO_PAX:
+            elif kind == b"g" and _pax(data, shown, start) != _NO_PAX:
                 what = "a global pax header sets one name or size for all members"
                 raise _broken(shown, start, what)
             continue
         if extended.path is not None:
             name = extended.path
-        found = name if name is not None else header.name
+        found = name if name is not None else own_name
         sparse, name, extended = extended.sparse, None, _NO_PAX
-        if header.type == b"M":
+        if kind == b"M":
             raise DatasetError(
                 f"{shown}: at byte {start - BLOCK}: part of a multi-volume archive, continued in "
                 "another file. Join the volumes with GNU tar (tar --multi-volume -x), then write "
                 "plain archives."
             )
-        is_v7_folder = header.type == b"\0" and found.endswith(b"/")
-        if header.type in (b"V", _DIRECTORY) or is_v7_folder:
+        is_v7_folder = kind == b"\0" and found.endswith(b"/")
+        if kind in (b"V", _DIRECTORY) or is_v7_folder:
             continue
-        yield TarMember(name=found, start=start, end=end, refused=_refused(header.type, sparse))
-
-
-def _without_end(shown: str, at: int, *, whole: bool) -> DatasetError:
-    """Return the error for an archive that ends without an end mark.
-
-    whole: all its members are intact, so its writer may be one that never writes an end mark.
-    """
-    what = "it ends without an end mark, so it is truncated or still being written"
-    if whole:
-        what += " (if its writer never writes end marks, append one: truncate -s +1024)"
-    return _broken(shown, at, what)
+        yield TarMember(name=found, start=start, end=end, refused=_refused(kind, sparse))
 
 
 def _refused(kind: bytes, sparse: bool) -> str | None:
@@ -157,7 +142,8 @@ def _refused(kind: bytes, sparse: bool) -> str | None:
     return _WITHOUT_DATA.get(kind, f"a tar member of unknown type {printable(kind)!r}")
 
 
-def _header(block: bytes, shown: str, at: int) -> _Header:
+def _header(block: bytes, shown: str, at: int) -> tuple[bytes, bytes, int]:
+    """Return the name, the type and the size of a member."""
     # The checksum counts its own field as spaces; old programs added signed bytes.
     rest = block[:148] + b" " * 8 + block[156:]
     total, wanted = sum(rest), _number(block[148:156], shown, at, "checksum")
@@ -166,13 +152,8 @@ def _header(block: bytes, shown: str, at: int) -> _Header:
     # GNU's own magic is "ustar  ". Its headers have times and sparse maps in place of the prefix.
     name = block[:100].partition(b"\0")[0]
     prefix = block[345:500].partition(b"\0")[0] if block[257:263] == b"ustar\0" else b""
-    kind = block[156:157]
-    return _Header(
-        name=prefix + b"/" + name if prefix else name,
-        type=kind,
-        size_bytes=_number(block[124:136], shown, at, "size"),
-        extended=kind == b"S" and block[482] != 0,
-    )
+    name = prefix + b"/" + name if prefix else name
+    return name, block[156:157], _number(block[124:136], shown, at, "size")
 
 
 def _number(field: bytes, shown: str, at: int, what: str) -> int:
@@ -195,8 +176,7 @@ def _after_sparse_map(read: ReadAt, at: int, shown: str) -> int:
             return at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pax:
+class _Pax(NamedTuple):
     path: bytes | None = None
     size: int | None = None
     sparse: bool = False

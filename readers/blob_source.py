@@ -16,12 +16,12 @@ from penstock.readers.byte_source import REINDEX, ByteSource
 from penstock.readers.files import advise_willneed, only_the_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.cache.base import Blob, ReadMode
     from penstock.cache.blobs import BlockSums, Remote
     from penstock.readers.byte_source import FileErrors, Ints, Room, SourceSpans, Unread
-    from penstock.readers.formats import BlobExtents, Extents, Parts, ShardFiles
+    from penstock.readers.formats import BlobExtents, Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded
 
 _log = logging.getLogger("penstock")
@@ -46,17 +46,9 @@ class BlobPlace:
         del files
         return self._source
 
-    def parts(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        placed: Callable[[], BlobExtents],
-        may_lack: bool,
-    ) -> Parts:
-        """Return the blob, and where the extents lie in it."""
-        del files, extents
-        parts, source = placed(), self._source
+    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
+        """Return the blob, and where the extents of some fields lie in it."""
+        parts, source = sidecar.blob_extents(fields), self._source
         if parts.size_bytes != source.size_bytes:
             raise CorruptShardError(
                 f"{source.shown}: this part of the index records {parts.size_bytes:,} bytes of the "

@@ -12,12 +12,12 @@ from penstock.readers.byte_source import FILE_ERRORS, ByteSource, LocalFile
 from penstock.readers.files import advise_willneed, below, only_the_tail, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import ReadMode
     from penstock.readers.byte_source import FileErrors, Ints, SourceSpans, Unread
-    from penstock.readers.formats import BlobExtents, Extents, Parts, ShardFiles
+    from penstock.readers.formats import Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded
 
 
@@ -40,18 +40,13 @@ class LocalPlace:
 
         return LooseFiles(self._root, files.names, files.sizes)
 
-    def parts(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        placed: Callable[[], BlobExtents],
-        may_lack: bool,
-    ) -> Parts:
+    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
         """Return the files, which have all extents."""
         from penstock.readers.loose_files import LooseFiles
 
-        del placed
+        del fields
+        files, extents = sidecar.files, sidecar.extents
+        assert extents is not None
         begins = files.starts[extents.files] + extents.starts
         source = LooseFiles(
             self._root,

@@ -31,7 +31,8 @@ from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Samplin
 from .dataset_arguments import WindowArgument as WindowArgument
 from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
 from .extents import BlobExtents as BlobExtents, ChunkedShard as ChunkedShard, Extents as Extents
-from .extents import Parts as Parts, ShardFiles as ShardFiles, ShardPlace as ShardPlace
+from .extents import ShardFiles as ShardFiles
+from .sidecar import Parts as Parts, ShardPlace as ShardPlace
 from .format import Format as Format, Listing as Listing
 from .format import ShardEntry as ShardEntry, Snapshot as Snapshot
 from .format_registry import ARRAYS as ARRAYS, AUTO as AUTO, FALLBACK as FALLBACK

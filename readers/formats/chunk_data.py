@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.byte_source import ByteSource
     from penstock.readers.formats.chunk_cache import PendingExtent, ShardChunks
-    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.open_shard import Ints
-    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.types import Encoded
 
     Fetches = Mapping[int, PendingExtent[Any]]
@@ -121,12 +120,7 @@ class ChunkData:
         missing object isn't an error; its extents are then empty. Raises CorruptShardError."""
         assert sidecar.extents is not None
         self._files, self._extents, self._chunks = sidecar.files, sidecar.extents, chunks
-        self.source, self._begins, self._beyond = place.parts(
-            self._files,
-            self._extents,
-            placed=lambda: sidecar.blob_extents(fields),
-            may_lack=may_lack,
-        )
+        self.source, self._begins, self._beyond = place.parts(sidecar, fields, may_lack=may_lack)
         self._reads = ReadTally() if chunks is None else chunks.store.reads
         # Missing local files have no bytes, missing objects a mark in their place.
         self._is_marked = may_lack and self._beyond is not None

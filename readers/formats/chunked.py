@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_data import ChunkParts, Fetches
-    from penstock.readers.formats.extents import ChunkedShard, Extents, ShardPlace
+    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import Draw, ShardEntry
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
-    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import LeftOut, Origin
     from penstock.readers.types import Encoded
 

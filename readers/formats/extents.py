@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -22,18 +22,14 @@ from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary
 from penstock.readers.origin import Entry, segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.cache.base import Segment
-    from penstock.readers.byte_source import ByteSource, FileErrors
     from penstock.readers.fieldtypes import Schema
 
     Ints = NDArray[np.int64]
-    # A source of the extents of a shard of chunks; the first byte of each, below 0 if the source
-    # lacks it; and a function that opens a source of such extents, which aren't kept.
-    Parts: TypeAlias = tuple[ByteSource, Ints, Callable[["BlobExtents"], ByteSource] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -268,27 +264,3 @@ class BlobExtents:
             )
             for file, start, end in found
         )
-
-
-class ShardPlace(Protocol):
-    """The place of a shard: a local folder, or a blob of the cache."""
-
-    def file(
-        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
-    ) -> ByteSource:
-        """Open a shard that is one file. is_below: refuse links that lead out of the folder.
-        errors: of a local file."""
-
-    def files(self, files: ShardFiles) -> ByteSource:
-        """Open a shard of several files."""
-
-    def parts(
-        self,
-        files: ShardFiles,
-        extents: Extents,
-        *,
-        placed: Callable[[], BlobExtents],
-        may_lack: bool,
-    ) -> Parts:
-        """Open a shard of chunks. placed: returns where its extents lie in a blob. may_lack: a
-        missing file is no error. Raises CorruptShardError."""

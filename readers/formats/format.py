@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import ShardChunks
-    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.formats.shard_summary import Sums
-    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Entry, Origin, QuarantineEntry, RemoteFolder
 
     Draw = Callable[[NDArray[np.int64]], Mapping[str, ColumnCrop]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -51,16 +51,23 @@ from penstock.readers.formats.span_shard import SpanShard
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
+    from penstock.readers.byte_source import ByteSource, FileErrors
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.extents import ChunkedShard, ShardPlace
+    from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.types import Encoded
+
+    # A source of the extents of a shard of chunks; the first byte of each, below 0 if the source
+    # lacks it; and a function that opens a source of such extents, which aren't kept.
+    Parts: TypeAlias = tuple[
+        ByteSource, NDArray[np.int64], Callable[[BlobExtents], ByteSource] | None
+    ]
 
 # A field's name has no slash, so these names can't be those of fields.
 NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
@@ -614,3 +621,20 @@ def is_sidecar(path: bytes, etag: str) -> bool:
         return _etag(read_buffer(path)) == etag
     except ValueError:  # empty
         return False
+
+
+class ShardPlace(Protocol):
+    """The place of a shard: a local folder, or a blob of the cache."""
+
+    def file(
+        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
+    ) -> ByteSource:
+        """Open a shard that is one file. is_below: refuse links that lead out of the folder.
+        errors: of a local file."""
+
+    def files(self, files: ShardFiles) -> ByteSource:
+        """Open a shard of several files."""
+
+    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
+        """Open a shard of chunks. fields: those whose extents a blob has. may_lack: a missing file
+        is no error. Raises CorruptShardError."""

@@ -293,24 +293,20 @@ def _names(
     """Return the file that each row names, below the dataset's root."""
 
     def below(row: int, value: object) -> bytes:
-        wanted, encoded = "the name of a file.", None
-        if isinstance(value, str):
-            wanted = "the name of a file, without half of a character (a lone surrogate)."
-            encoded = encoded_name(value)
-        if encoded is not None:
+        encoded = encoded_name(value) if isinstance(value, str) else None
+        if encoded is not None and b"\0" not in encoded:
             folder = folders[row]
             if root and encoded.startswith(root + b"/"):
                 encoded, folder = encoded[len(root) + 1 :], b""
             path = posixpath.normpath(posixpath.join(folder, encoded))
-            leaves = encoded.startswith(b"/") or path.startswith(b"../") or path in (b"..", b".")
-            if not leaves and b"\0" not in encoded:
+            if not (encoded[:1] == b"/" or path.startswith(b"../") or path in (b"..", b".")):
                 return path
-            wanted = (
-                "a path relative to the dataset's root that stays below it. Give the folder that "
-                "holds all files as the URL, and paths below it in the table."
-            )
-        where = f"{table.source}, {table.place(row)}"
-        raise DatasetError(f'{where}: got "{column}" = {value!r}, wanted {wanted}')
+        raise DatasetError(
+            f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted a path '
+            "relative to the dataset's root that stays below it, without half of a character (a "
+            "lone surrogate). Give the folder that holds all files as the URL, and paths below it "
+            "in the table."
+        )
 
     return [
         None if value is None else below(row, value)

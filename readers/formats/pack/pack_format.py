@@ -14,9 +14,8 @@ from penstock.readers.formats.pack.pack_shard import PackShard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.format import ShardEntry
-    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Origin, RemoteFolder
 
 # The first exists while a pack is being written, the second once it is complete.

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.formats.extents import ShardPlace
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField
+    from penstock.readers.formats.sidecar import ShardPlace
 
 # Copying a larger row by a statement of its own costs less than copying it twice: for 128 rows of
 # 12 KiB, 0.26 ms instead of 0.38 ms.

@@ -244,8 +244,6 @@ class Dataset(Source):
         """Open the index, and choose the fields. Raises ConfigError for fields that it lacks."""
         chosen, allowed, url = self._arguments.names, self._arguments.allowed, self.url
         index = opener.open(warns=allowed is not None)
-        if (sampling := self._description.sampling) is not None:
-            sampling.check_used(index.format, url=url)
         if allowed is not None:
             _check_left_out(index, allowed)
         naming = Naming.of(index.schema, opener.renames, self._arguments.renames, url=url)

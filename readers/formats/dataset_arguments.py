@@ -81,7 +81,8 @@ class Sampling:
     def check_used(self, format: Format, *, url: str) -> None:
         """Raise ConfigError if a format would ignore an argument."""
         for name, value in self.arguments().items():
-            if value and value != self.unit and name not in format.sampling:
+            use = "file" if value == "file" else name
+            if value and value != "row" and use not in format.sampling:
                 raise ConfigError(
                     f"{name}: {url} has the format {format.name!r}, which doesn't use this "
                     "argument. Leave it out, or pass format= if the format is another one."

@@ -138,7 +138,7 @@ class Format(ABC):
     about unchanged files; statistics that need every file's bytes aren't computed then.
     may_lack_objects: True if a missing file stands for fill values. is_encoded: True if samples of
     arrays that can be read singly are decoded, which uses a core. sampling: the arguments of
-    `Sampling` that the format uses.
+    `Sampling` that the format uses, and "file" if it has sample="file".
     """
 
     name: ClassVar[str]

@@ -35,9 +35,6 @@ AUTO = "auto"
 FALLBACK = "folder"
 """The format of datasets that no other format recognises."""
 
-ARRAYS = "npy"
-"""The format whose single file may be one sample."""
-
 GROUP = "penstock.formats"
 """The entry points of formats that other packages provide."""
 
@@ -68,7 +65,7 @@ _MODULES = {
         "penstock.readers.formats.arrow.arrow_format", ("arrow", "arrows", "feather", "ipc")
     ),
     "tokens": _OwnFormat("penstock.readers.formats.tokens.token_format", ("bin", "idx")),
-    ARRAYS: _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
+    "npy": _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }

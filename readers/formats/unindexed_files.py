@@ -22,9 +22,9 @@ import numpy as np
 from penstock.cache import ordered
 from penstock.cache.base import BlobSpans
 from penstock.readers.byte_source import (
+    FILE_ERRORS,
+    LocalFile,
     changed_file_error,
-    open_file,
-    read_up_to,
     unreadable_file_error,
 )
 from penstock.readers.formats.candidates import MISSING
@@ -131,10 +131,15 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iter
         return
     assert isinstance(origin, LocalFolder)
     path = os.path.join(origin.root, entry.name)
-    fd = open_file(path, entry.name)
+    file = LocalFile(path, entry.name, entry.size_bytes, FILE_ERRORS)
+    fd = file.open()
 
     def load(starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
-        return [_read_span(fd, path, entry, *span) for span in zip(starts, ends, strict=True)]
+        found = [np.empty(end - start, np.uint8) for start, end in zip(starts, ends, strict=True)]
+        for start, data in zip(starts, found, strict=True):
+            file.fill(fd, start, data)
+            data.flags.writeable = False
+        return found
 
     try:
         _check_unchanged(fd, path, entry)
@@ -144,27 +149,14 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iter
         os.close(fd)
 
 
-def _read_span(fd: int, path: bytes, entry: Entry, start: int, end: int) -> Encoded:
-    data = np.empty(end - start, np.uint8)
-    try:
-        got = read_up_to(fd, data, start)
-    except OSError as error:
-        raise unreadable_file_error(path, error) from error
-    if got < len(data):
-        raise changed_file_error(entry.name, f"it ends before byte {end}")
-    data.flags.writeable = False
-    return data
-
-
 def _check_unchanged(fd: int, path: bytes, listed: Entry) -> None:
     try:
         found = os.fstat(fd)
     except OSError as error:
         raise unreadable_file_error(path, error) from error
     if found.st_size != listed.size_bytes:
-        raise changed_file_error(
-            listed.name, f"it had {listed.size_bytes} bytes, now {found.st_size}"
-        )
+        had, now = listed.size_bytes, found.st_size
+        raise FILE_ERRORS.changed(path, listed.name, had=had, now=now)
     if listed.mtime_ns and found.st_mtime_ns != listed.mtime_ns:
         raise changed_file_error(listed.name, "it was modified while it was read")
 

@@ -30,7 +30,6 @@ from penstock.cache import (
 from penstock.cache.base import usable_cores
 from penstock.readers.files import OWN_FOLDER, printable
 from penstock.readers.formats import (
-    ARRAYS,
     AUTO,
     FALLBACK,
     format_named,
@@ -223,14 +222,10 @@ class IndexOpener:
         """Return the format of a dataset that doesn't carry its index. Raises ConfigError if the
         format is ambiguous or unknown, and FetchError."""
         found = self._recognise()
-        from penstock.readers.formats import Sampling  # packs don't use it
+        if self.origin.arrangement.sampling:
+            from penstock.readers.formats import Sampling  # most datasets don't use it
 
-        unit = Sampling.of(self.origin.arrangement).unit
-        if unit == "file" and found.name != ARRAYS:
-            raise ConfigError(
-                f'sample: got "file", which is for files of arrays (.npy, .npz), but '
-                f"{self.origin.url} is of the format {found.name}. Leave it out."
-            )
+            Sampling.of(self.origin.arrangement).check_used(found, url=self.origin.url)
         return found
 
     def _recognise(self) -> Format:
@@ -287,13 +282,11 @@ class IndexOpener:
 
     def rebuild(self) -> Index:
         """Build the index even if a valid one exists; see `index`."""
-        if self.format != AUTO and format_named(self.format).has_own_index:
+        is_pack = self.format != AUTO and format_named(self.format).has_own_index
+        if is_pack or self.own is not None or shows_own_index(self.origin):
             raise ConfigError(
-                f'format: got "{self.format}", the format of packs, but a pack has its own index.'
-            )
-        if self.own is not None or shows_own_index(self.origin):
-            raise ConfigError(
-                f"{self.origin.url} is a pack, which has its own index: there is nothing to build."
+                f"{self.origin.url} is a pack, or format= says so: a pack has its own index, so "
+                "there is nothing to build."
             )
         to = self.places.for_upload()
         # An existing index in `index=` is replaced, even if it is of another format.

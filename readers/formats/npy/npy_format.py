@@ -46,7 +46,7 @@ class NpyFormat(ChunkFormat):
     """The format of *.npy and *.npz files."""
 
     name: ClassVar[str] = "npy"
-    sampling: ClassVar[tuple[str, ...]] = ("sample", "stride")
+    sampling: ClassVar[tuple[str, ...]] = ("sample", "stride", "file")
     extensions: ClassVar[frozenset[str]] = frozenset(("npy", "npz"))
 
     def recognises(self, origin: Origin) -> bool:

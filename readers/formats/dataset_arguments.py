@@ -84,8 +84,8 @@ class Sampling:
             use = "file" if value == "file" else name
             if value and value != "row" and use not in format.sampling:
                 raise ConfigError(
-                    f"{name}: {url} has the format {format.name!r}, which doesn't use this "
-                    "argument. Leave it out, or pass format= if the format is another one."
+                    f"{name}: got {value!r}, but {url} has the format {format.name!r}, which "
+                    "doesn't use it. Leave it out, or pass format= if the format is another one."
                 )
 
     def check_arrays(

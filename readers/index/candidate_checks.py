@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Verify
 
     Ints = NDArray[np.int64]
-    _Earlier = dict[str, tuple[Entry, Facts]]
 
 Results = list["Mapping[str, Facts] | Rejection"]
 """The facts about each field of a sample, or its rejection, for several samples."""
@@ -179,37 +178,33 @@ class PriorFacts:
     def of(cls, candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:
         """Match the facts in all sidecars of an earlier index with the candidates. Raises the
         errors of reading them."""
-        earlier: dict[bytes, _Earlier] = {}
-        for sidecar in sidecars:
-            earlier |= zip(sidecar.names, _earlier(sidecar, candidates.schema), strict=True)
+        positions = {name: position for position, name in enumerate(candidates.names)}
         same: dict[int, Mapping[str, Facts]] = {}
         before: dict[int, Mapping[str, Facts]] = {}
-        shared = 0
-        for position, name in enumerate(candidates.names):
-            if name not in earlier:
-                continue
-            shared += 1
-            known, facts = earlier[name], _current_facts(earlier[name], candidates, position)
-            if facts is None:
-                continue
-            if all(
-                known[name][0] == candidates.files[candidates.spans[name].files[position]]
-                for name in facts
-            ):
-                same[position] = facts
-            if not any(each.start for each in facts.values()):  # a header has no CRC
-                before[position] = facts
-        return cls(same=same, before=before, shared=shared, gone=len(earlier) - shared)
+        shared = gone = 0
+        for sidecar in sidecars:
+            for name, known in zip(sidecar.names, _known(sidecar, candidates.schema), strict=True):
+                position = positions.get(name)
+                if position is None:
+                    gone += 1
+                    continue
+                shared += 1
+                facts, is_same = _current_facts(known, candidates, position)
+                if is_same:
+                    same[position] = facts
+                if facts and not any(each.start for each in facts.values()):  # no CRC of a header
+                    before[position] = facts
+        return cls(same=same, before=before, shared=shared, gone=gone)
 
 
 NO_FACTS = PriorFacts()
 
 
-def _earlier(sidecar: Sidecar, schema: Schema) -> list[_Earlier]:
+def _known(sidecar: Sidecar, schema: Schema) -> list[dict[str, tuple[Entry, Facts]]]:
     """Return the file and the facts of each field of each sample in a sidecar. An image isn't
     decoded like a mask, so a field of another type has no facts."""
     files = list(sidecar.files.entries())
-    found: list[_Earlier] = [{} for _ in range(sidecar.samples)]
+    found: list[dict[str, tuple[Entry, Facts]]] = [{} for _ in range(sidecar.samples)]
     for name in sidecar.layout.stored("span"):
         notes = sidecar.fields[name]
         was, now = sidecar.layout.schema[name], schema.get(name)
@@ -219,33 +214,33 @@ def _earlier(sidecar: Sidecar, schema: Schema) -> list[_Earlier]:
         assert notes.crcs is not None
         columns = [each.tolist() for each in (notes.files, notes.crcs, notes.starts, notes.sizes)]
         shapes = [()] * sidecar.samples if notes.shapes is None else notes.shapes.tolist()
-        for sample, file, crc, start, size, shape, codec in zip(
-            found, *columns, shapes, notes.codecs, strict=True
-        ):
+        rows = zip(found, *columns, shapes, notes.codecs, strict=True)
+        for sample, file, crc, start, size, shape, codec in rows:
             if file != MISSING:
                 sample[name] = files[file], Facts(crc, start, size, tuple(shape), codec)
     return found
 
 
 def _current_facts(
-    known: _Earlier, candidates: Candidates, position: int
-) -> Mapping[str, Facts] | None:
-    """Return the facts relative to the current spans. Return None if the fields or their sizes have
-    changed."""
-    facts = {}
+    known: Mapping[str, tuple[Entry, Facts]], candidates: Candidates, position: int
+) -> tuple[Mapping[str, Facts], bool]:
+    """Return the facts relative to the current spans, and True if the files are the same. Return
+    none if the fields or their sizes have changed."""
+    facts, is_same = {}, True
     for name, spans in candidates.spans.items():
         number, start = int(spans.files[position]), int(spans.starts[position])
         if (number == MISSING) == (name in known):
-            return None
+            return {}, False
         if number == MISSING:
             continue
-        file, was = known[name]
-        skipped, size_bytes = was.start - start, candidates.files[number].size_bytes
+        (file, was), now = known[name], candidates.files[number]
+        skipped = was.start - start
         is_alike = skipped >= 0 and skipped + was.size == spans.sizes[position]
-        if not is_alike or file.size_bytes != size_bytes:
-            return None
+        if not is_alike or file.size_bytes != now.size_bytes:
+            return {}, False
         facts[name] = replace(was, start=skipped)
-    return facts if len(facts) == len(known) else None
+        is_same = is_same and file == now
+    return (facts, is_same) if len(facts) == len(known) else ({}, False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -99,13 +99,12 @@ class IndexPlaces:
     def candidates(self) -> list[bytes]:
         """Return the local folders that may hold the index, best first. There is at least one.
         Raises ConfigError."""
-        if self.index is not None and (path := self._named()) is not None:
-            return [path]
+        if self._named is not None:
+            return [self._named]
         places = self.origin.index_folders()
         if self.scratch.is_kept:
             places.append(self._temporary())
-        home = self.home()
-        if home is not None:
+        if (home := self.home()) is not None:
             places.append(home)
         return places or [self._temporary()]
 
@@ -113,7 +112,7 @@ class IndexPlaces:
         """Return the remote folder that may hold a remote dataset's index: the one that the user
         gave, or the one next to the data. Return None for local data, or if there is no such place.
         Raises ConfigError."""
-        if self.index is not None and self._named() is not None:
+        if self._named is not None:
             return None
         return self.origin.index_place(None if self.index is None else os.fspath(self.index))
 
@@ -135,9 +134,11 @@ class IndexPlaces:
         the data."""
         return self.index is None and place not in self.origin.index_folders()
 
+    @cached_property
     def _named(self) -> bytes | None:
-        """Return the local path in `index`, or None if it is a URL."""
-        assert self.index is not None
+        """The local path in `index`, or None if it is a URL."""
+        if self.index is None:
+            return None
         path = local_path(os.fspath(self.index))
         if path is None and self.origin.is_local:
             raise ConfigError(
@@ -239,14 +240,13 @@ class IndexPlaces:
             return None
         try:
             found = place.entry(MANIFEST)
-            if found is None and not is_named:
-                return None
-            if found is None:
+            if found is not None:
+                return _of_no_pack(read_manifest_of(place, found, remedy=REINDEX), place.url)
+            if is_named:
                 raise DatasetNotFoundError(
                     f"{place.url}: there is no index. Build it: penstock index {self.origin.url} "
                     f"--out {place.url}."
                 )
-            manifest = read_manifest_of(place, found, remedy=REINDEX)
         except (FetchError, DatasetError) as error:
             if is_named:
                 raise
@@ -256,11 +256,9 @@ class IndexPlaces:
                     PenstockWarning,
                     stacklevel=6,
                 )
-                return None
-            # The permission to read the data may not include the place next to it.
-            _log.info("%s: no index can be read from this place (%s)", place.url, error)
-            return None
-        return _of_no_pack(manifest, place.url)
+            else:  # the permission to read the data may not include the place next to it
+                _log.info("%s: no index can be read from this place (%s)", place.url, error)
+        return None
 
 
 def upload_index(built: Manifest, place: bytes, to: Origin) -> None:

@@ -676,14 +676,11 @@ def _other_version(
     if values.get("kind") in _PACKS and isinstance(source, str) and 0 < len(source) <= _MAX_SOURCE:
         again = shlex.quote(printable(os.fsencode(source)))
         remedy = f"Pack its source again: penstock pack {again} DST"
-    if form > VERSION:
-        return OtherVersionError(
-            f"{shown}: written by Penstock {by!r} in format {form}, which is newer than this "
-            f"version reads (wanted {VERSION}). Upgrade penstock, or: {remedy}"
-        )
+    is_newer = form > VERSION
     return OtherVersionError(
-        f"{shown}: written by an earlier Penstock ({by!r}, format {form}); this version reads "
-        f"format {VERSION} only. {remedy}"
+        f"{shown}: written by {'a newer' if is_newer else 'an earlier'} Penstock ({by!r}, format "
+        f"{form}); this version reads format {VERSION} only. "
+        f"{'Upgrade penstock, or: ' if is_newer else ''}{remedy}"
     )
 
 

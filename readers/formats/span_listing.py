@@ -94,7 +94,9 @@ class SpanListing(ABC):
         samples = replace(samples, quarantined=[*self._found.quarantined, *samples.quarantined])
         if is_reported:
             samples.report(self.origin.url)
-        return samples.candidates(self.given, url=self.origin.url)
+        found = samples.candidates(self.given, url=self.origin.url)
+        most = self.origin.arrangement.max_pixels
+        return found if most is None else replace(found, max_pixels=most)
 
     def read_each(
         self,

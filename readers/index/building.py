@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
@@ -252,7 +252,7 @@ class IndexBuilder:
         snapshot: of the listing of the candidates. prior: facts of an earlier index about them.
         Raises DatasetNotFoundError if no sample is good, WriteError, and errors of reading.
         """
-        candidates, url = self._limited(candidates), self.origin.url
+        url = self.origin.url
         make_folder(os.path.join(folder, SIDECARS))
         reporter = ProgressReporter(
             f"Indexing {url}",
@@ -351,7 +351,6 @@ class IndexBuilder:
         layout = layout or candidates.layout
         if candidates.chunked:
             return _chunked_part(candidates, number, layout)
-        candidates = self._limited(candidates)
         positions = candidates.shards.positions(number)
         (checked,) = self._check(CheckList(candidates=candidates, positions=[positions]))
         return self._part(candidates, positions, checked, layout)
@@ -388,10 +387,6 @@ class IndexBuilder:
         return check_here(
             self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
         )
-
-    def _limited(self, candidates: Candidates) -> Candidates:
-        most = self.origin.arrangement.max_pixels
-        return candidates if most is None else replace(candidates, max_pixels=most)
 
     def _part(
         self, candidates: Candidates, positions: Ints, results: Results, layout: SampleLayout

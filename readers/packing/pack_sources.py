@@ -152,8 +152,6 @@ class CandidateSource(PackSource):
         naming = Naming.of(found.schema, opener.renames, (), url=origin.url)
         schema = naming.schema if fields is None else chosen_schema(naming.schema, fields)
         found = _with_fields(found, schema, naming)
-        if origin.arrangement.max_pixels is not None:
-            found = replace(found, max_pixels=origin.arrangement.max_pixels)
         found = _settle_arrays(origin, found, workers=workers)
         check_units(found)
         identity = f"{listing.snapshot().fingerprint}{origin.variant}"

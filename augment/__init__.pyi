@@ -38,6 +38,8 @@ from .geometric_operations import RandomResizedCrop as RandomResizedCrop
 from .geometric_operations import RandomVerticalFlip as RandomVerticalFlip, Resize as Resize
 from .geometric_operations import short_side as short_side
 from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, Graph as Graph
+from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
+from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES
 from .graph import SubBatchSizer as SubBatchSizer, select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
@@ -72,9 +74,6 @@ from .recipe import CIFAR_MEAN as CIFAR_MEAN, CIFAR_STD as CIFAR_STD
 from .recipe import CheckedRecipe as CheckedRecipe, check_recipe as check_recipe
 from .recipe import cifar_train as cifar_train, imagenet_eval as imagenet_eval
 from .recipe import imagenet_train as imagenet_train
-from .resident_decoder import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
-from .resident_decoder import RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
-from .resident_decoder import resident_tensor as resident_tensor
 from .verify import ImageVerifier as ImageVerifier, verify_images as verify_images
-from .warp_operations import RandomAffine as RandomAffine, RandomPerspective as RandomPerspective
-from .warp_operations import RandomRotation as RandomRotation, rotation as rotation
+from .pixel_operations import RandomAffine as RandomAffine, RandomPerspective as RandomPerspective
+from .pixel_operations import RandomRotation as RandomRotation, rotation as rotation

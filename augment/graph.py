@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment import resample_operator
-from penstock.augment.dali_library import EncodedPipeline
+from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs, load_dali
 from penstock.augment.decode_failures import (
     NO_IMAGE,
     SPLIT_WAYS,
@@ -42,13 +42,13 @@ from penstock.augment.decode_failures import (
     split_rows,
 )
 from penstock.augment.devices import checked_device, window_decoding
-from penstock.augment.graph_definition import GraphPlan, define_outputs
+from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs
 from penstock.augment.image_checks import bad_headers, read_header
 from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -372,11 +372,11 @@ class Graph:
         next call returns the next batch. Raises ClosedError after close().
         """
         ids = self._flights[0].batch.ids if self._flights else None
-        decoded = self.outputs_marked()
-        if decoded.bad:
+        batch = self.outputs_marked()
+        if batch.bad:
             assert ids is not None
-            raise corrupt_sample_error({int(ids[row]): why for row, why in decoded.bad.items()})
-        return decoded.images
+            raise corrupt_sample_error({int(ids[row]): why for row, why in batch.bad.items()})
+        return batch.images
 
     def outputs_marked(self) -> DecodedBatch:
         """Return the oldest batch as `outputs` does; samples that don't decode are zeros, listed
@@ -437,3 +437,86 @@ class Graph:
         if self._pipe is None:
             raise ClosedError("This graph is closed. Create a new loader.")
         return self._pipe
+
+
+RUNS_IN_FLIGHT = 2
+HELD_RUNS = 1  # runs whose memory returns to DALI after the copies of their images are complete
+
+
+class FullImageDecoder:
+    """A decoder of full images, upright and in a recipe's colours, to keep them in memory. One
+    thread calls it; the headers of its samples were checked.
+
+    It has the graph's own options, so that a window of its output has the same bits as the same
+    window decoded by the graph (on the CPU; measured with DALI 2.4, and checked by a test). Samples
+    are decoded in runs, two of them in flight: one is copied while the next is decoded, and memory
+    in flight is bounded for batches of any size.
+
+    threads: CPU threads that decode. The other arguments and errors are those of `Graph`.
+    """
+
+    def __init__(
+        self,
+        recipe: CheckedRecipe,
+        *,
+        threads: int,
+        device: str = "cpu",
+        device_id: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        number = checked_device(device, device_id)
+        plan = GraphPlan(
+            recipe=recipe,
+            batch_size=RUN_SAMPLES,
+            threads=threads,
+            device_id=number,
+            deterministic=deterministic,
+        )
+        self.pipeline = EncodedPipeline(
+            lambda encoded: [decoded(plan, encoded)],
+            batch_size=RUN_SAMPLES,
+            threads=threads,
+            device_id=number,
+        )
+
+    def __call__(
+        self, samples: Sequence[Encoded], pixels: Sequence[int]
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Yield runs of (row, image) of the samples that decode, in any order.
+
+        pixels: height times width of each sample. An image is a torch tensor on the device, uint8,
+        shape (height, width, channels), valid until the next run. The caller must consume all runs
+        before the next call. Raises DeviceError if memory is short or the device fails.
+        """
+        failed: list[int] = []
+        flying: deque[tuple[list[int], Any]] = deque()
+        for run in decode_runs(pixels):
+            flying.append((run, self.pipeline.schedule([samples[row] for row in run])))
+            if len(flying) == RUNS_IN_FLIGHT:
+                yield from self._taken(flying.popleft()[0], failed)
+        while flying:
+            yield from self._taken(flying.popleft()[0], failed)
+        # One at a time, since a failed run loses its good samples, too.
+        for row in failed:
+            alone = self.pipeline.schedule([samples[row]])
+            yield from self._taken([row], [])
+            del alone
+
+    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
+        from torch.utils.dlpack import from_dlpack
+
+        try:
+            images = self.pipeline.output()
+        except RuntimeError as error:
+            check_machine(error, remedy="resident=False, or a smaller batch")
+            failed += rows
+            return
+        yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
+
+
+def resident_tensor(image: Any) -> Any:
+    """Return DALI's view of an image in the memory of a GPU, which `Graph(resident=True)` reads.
+
+    image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
+    """
+    return load_dali().tensors.TensorGPU(image, layout="HWC")

@@ -45,7 +45,7 @@ from penstock.augment.operation import (
     need_colours,
     operation,
 )
-from penstock.augment.warp_operations import matrices, rotation
+from penstock.augment.pixel_operations import matrices, rotation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

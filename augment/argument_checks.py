@@ -62,24 +62,13 @@ def python_value(value: Any) -> Any:
     return value.tolist() if callable(getattr(value, "tolist", None)) else value
 
 
-def integer(value: Any) -> int | None:
-    """Return the int of a whole number of Python, numpy or torch; None for any other value,
-    including bools."""
-    value = python_value(value)
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def whole(value: Any, low: int, high: int) -> int:
-    """Return a whole number from low to high. Raises ValueError for anything else."""
-    number = integer(value)
-    if number is None or not low <= number <= high:
+    """Return a whole number of Python, numpy or torch from low to high. Raises ValueError or
+    TypeError for anything else, including bools."""
+    number = python_value(value)
+    if isinstance(number, bool) or not low <= operator.index(number) <= high:
         raise ValueError(value)
-    return number
+    return operator.index(number)
 
 
 def real(value: Any, low: float, high: float) -> float:
@@ -156,7 +145,9 @@ def range_around(around: float, *, low: float, high: float) -> Check:
     return expect(convert, wanted)
 
 
-def _height_width(value: Any) -> tuple[int, int]:
+def sides_px(value: Any) -> tuple[int, int]:
+    """Return (height, width) in pixels; a single number is used for both. Raises ValueError or
+    TypeError."""
     sides = as_tuple(value) or (value,)
     height, width = sides * 2 if len(sides) == 1 else sides
     return whole(height, 1, MAX_SIZE_PX), whole(width, 1, MAX_SIZE_PX)
@@ -188,7 +179,7 @@ boolean = expect_that(lambda value: isinstance(value, bool), "True or False")
 """The check of a bool."""
 
 height_width = expect(
-    _height_width,
+    sides_px,
     f"pixels as a whole number from 1 to {MAX_SIZE_PX}, or a pair of them: (height, width)",
 )
 """The check of (height, width) in pixels; a single number is used for both."""

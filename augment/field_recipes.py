@@ -38,6 +38,16 @@ Types = Mapping[str, "FieldType"]
 
 _log = logging.getLogger("penstock")
 
+_MAY_BE_PLACES = (
+    '"%s" is %r, and delivered as stored: %s moves the pixels of images, not these numbers. If '
+    "these are positions in an image, declare them to the Dataset: "
+    'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).'
+)
+_MAY_BE_MASK = (
+    '"%s" is Image, and the recipe treats its pixels as colours. If they are class numbers, '
+    'declare it to the Dataset: schema={"%s": Mask(of="%s")}.'
+)
+
 
 def by_field(augment: Recipes | None) -> FieldLists | None:
     """Return the recipes with a list for each field of a tuple. Raises RecipeError for fields in
@@ -118,25 +128,11 @@ def _warn_of_untyped_fields(lists: Lists, selected: Types, images: Sequence[str]
         if op.moves_pixels and any(map(op.selects, images))
     ]
     for name in untyped_places(selected) if moving else ():
-        _log.warning(
-            '"%s" is %r, and delivered as stored: %s moves the pixels of images, not these '
-            "numbers. If these are positions in an image, declare them to the Dataset: "
-            'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).',
-            name,
-            selected[name],
-            type(moving[0]).__name__,
-            name,
-        )
+        _log.warning(_MAY_BE_PLACES, name, selected[name], type(moving[0]).__name__, name)
     others = [name for name in images if not is_mask_name(name, ())]
     for name in images if others else ():
         if name not in others and lists.get(name):
-            _log.warning(
-                '"%s" is Image, and the recipe treats its pixels as colours. If they are class '
-                'numbers, declare it to the Dataset: schema={"%s": Mask(of="%s")}.',
-                name,
-                name,
-                others[0],
-            )
+            _log.warning(_MAY_BE_MASK, name, name, others[0])
 
 
 def _lists(
@@ -174,16 +170,14 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Types) -> bool:
 
 
 def _image_remedy(schema: Types) -> str:
-    images = [name for name, type in schema.items() if type.is_image]
-    plain = [name for name, type in schema.items() if type.kind == "bytes"]
-    if not images and plain:
-        return (
-            f'"{plain[0]}" is Bytes: if it holds encoded images, pass '
-            f'schema={{"{plain[0]}": Image()}}, else drop augment=.'
-        )
-    if not images:
-        return "This dataset has no image field: drop augment=."
-    return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
+    for name, type in schema.items():
+        if type.is_image:
+            return f'Drop augment=, or add "{name}" to the dataset\'s fields.'
+    for name, type in schema.items():
+        if type.kind == "bytes":
+            remedy = f'schema={{"{name}": Image()}}, else drop augment='
+            return f'"{name}" is Bytes: if it holds encoded images, pass {remedy}.'
+    return "This dataset has no image field: drop augment=."
 
 
 def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:

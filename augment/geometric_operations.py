@@ -178,12 +178,15 @@ class CenterCrop(FixedCrop):
         return np.rint((side - length) / 2).astype(np.int64)
 
 
-def _padding(what: str, value: Any) -> int:
-    """Return the pixels of padding on each side; a list must have equal numbers."""
-    sides = (0,) if value is None else arg.as_tuple(value) or (value,)
-    if len({arg.integer(side) for side in sides}) == 1:
-        return int(arg.whole_number(0, arg.MAX_SIZE_PX)(what, sides[0]))
-    raise RecipeError(f"{what}: got {value!r}, wanted one number of pixels for all four sides.")
+def _equal_padding(value: Any) -> int:
+    sides = arg.as_tuple(value) or (value or 0,)
+    (padding,) = {arg.whole(side, 0, arg.MAX_SIZE_PX) for side in sides}
+    return padding
+
+
+_PADDING = arg.expect(
+    _equal_padding, "a whole number from 0 on, one number of pixels for all four sides"
+)
 
 
 @operation
@@ -206,7 +209,7 @@ class RandomCrop(FixedCrop):
     """
 
     size: int | Sequence[int | None] = argument(arg.axis_lengths)
-    padding: int | Sequence[int] | None = argument(_padding, default=0)
+    padding: int | Sequence[int] | None = argument(_PADDING, default=0)
     pad_if_needed: bool = argument(arg.boolean, default=False)
     fill: float = 0.0
     padding_mode: str = argument(arg.one_of("constant"), default="constant")
@@ -227,8 +230,9 @@ class RandomCrop(FixedCrop):
         return (place * (side + 2 * padding - length + 1)).astype(np.int64) - padding
 
 
-def _antialias(what: str, value: Any) -> Antialias:
-    return "auto" if value == "auto" else arg.boolean(what, value)
+_ANTIALIAS = arg.expect_that(
+    lambda value: value == "auto" or isinstance(value, bool), 'True, False or "auto"'
+)
 
 
 @operation
@@ -246,7 +250,7 @@ class RandomResizedCrop(GeometricOperation):
     scale: tuple[float, float] = argument(arg.positive_range(1.0), default=(0.08, 1.0))
     ratio: tuple[float, float] = argument(arg.positive_range(1e4), default=(3 / 4, 4 / 3))
     interpolation: str = argument(_BILINEAR, default="bilinear")
-    antialias: bool | Literal["auto"] = argument(_antialias, default="auto")
+    antialias: bool | Literal["auto"] = argument(_ANTIALIAS, default="auto")
 
     is_random = True
     crops = True

@@ -253,13 +253,14 @@ class RandomGrayscale(ImageOperation):
 _BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 255
 
 
-def _blur_kernel(what: str, value: object) -> tuple[int, int]:
-    kernel = arg.height_width(what, value)
+def _odd_sides(value: Any) -> tuple[int, int]:
+    kernel = arg.sides_px(value)
     if not all(side % 2 for side in kernel):
-        raise RecipeError(
-            f"{what}: got {value!r}, wanted odd numbers of pixels, so that the kernel has a middle."
-        )
+        raise ValueError(value)
     return kernel
+
+
+_KERNEL = arg.expect(_odd_sides, "odd numbers of pixels, so that the kernel has a middle")
 
 
 def _blur_sigma(what: str, value: object) -> tuple[float, float]:
@@ -277,7 +278,7 @@ class GaussianBlur(ImageOperation):
     p: 1.0 by default, as torchvision always blurs.
     """
 
-    kernel_size: int | tuple[int, int] = argument(_blur_kernel)
+    kernel_size: int | tuple[int, int] = argument(_KERNEL)
     sigma: float | tuple[float, float] = argument(_blur_sigma, default=(0.1, 2.0))
     p: float = 1.0
 
@@ -584,29 +585,20 @@ def matrices(rows: list[list[Any]]) -> Floats:
 ERASING_ATTEMPTS = 10  # torchvision's RandomErasing.get_params
 
 
-def _erased_value(what: str, value: Any) -> tuple[float, ...]:
-    if not isinstance(value, str):
-        return arg.numbers(what, value)
-    raise RecipeError(
-        f"{what}: got {value!r}, wanted a number, or one per channel: noise that DALI draws itself "
-        "would not repeat after a restart."
-    )
-
-
 @operation
 class RandomErasing(ImageOperation):
     """Fill a random window with `value`, with probability p, as torchvision does.
 
     It comes after Normalize, if the recipe has one. scale: range of the window's share of the
     image. ratio: range of height / width, uniform in its logarithm. value: one number, or one per
-    channel, in the units of the batch; torchvision's "random" isn't supported. inplace: as in
-    `Normalize`.
+    channel, in the units of the batch; torchvision's "random" isn't supported, as noise that DALI
+    draws itself would not repeat after a restart. inplace: as in `Normalize`.
     """
 
     p: float = 0.5
     scale: tuple[float, float] = argument(arg.positive_range(1.0), default=(0.02, 0.33))
     ratio: tuple[float, float] = argument(arg.positive_range(1e4), default=(0.3, 3.3))
-    value: float | tuple[float, ...] = argument(_erased_value, default=0.0)
+    value: float | tuple[float, ...] = argument(arg.numbers, default=0.0)
     inplace: bool = False
 
     stage = Stage.ERASE

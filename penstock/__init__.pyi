@@ -43,7 +43,7 @@ from .augment.recipe import (
     imagenet_eval as imagenet_eval,
     imagenet_train as imagenet_train,
 )
-from .augment.warp_operations import (
+from .augment.pixel_operations import (
     RandomAffine as RandomAffine,
     RandomPerspective as RandomPerspective,
     RandomRotation as RandomRotation,

@@ -69,7 +69,6 @@ from .pixel_operations import RandomPosterize as RandomPosterize, Solarize as So
 from .policies import AutoAugment as AutoAugment, KINDS as KINDS, Policy as Policy
 from .policies import RandAugment as RandAugment, strengths as strengths
 from .policies import TrivialAugmentWide as TrivialAugmentWide, learnt_pairs as learnt_pairs
-from .policies import tabulate as tabulate
 from .recipe import CIFAR_MEAN as CIFAR_MEAN, CIFAR_STD as CIFAR_STD
 from .recipe import CheckedRecipe as CheckedRecipe, check_recipe as check_recipe
 from .recipe import cifar_train as cifar_train, imagenet_eval as imagenet_eval

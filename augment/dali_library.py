@@ -11,6 +11,7 @@ loader wrote them. With another system the libraries still print.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import mmap
 import sys
@@ -189,9 +190,13 @@ class EncodedPipeline:
         """
         tensors = load_dali().tensors
         self._device_id = device_id
-        self._tensor, self._tensors = tensors.TensorCPU, tensors.TensorListCPU
+        self._tensors = tensors.TensorListCPU
         self._resident = tensors.TensorListGPU if resident else None
-        self._layout: dict[str, Any] = {"layout": "HWC"} if pixels else {}
+        layout: dict[str, Any] = {"layout": "HWC"} if pixels else {}
+        # An explicit layout, even an empty one, doubles the time of wrapping a view.
+        self._tensor = (
+            functools.partial(tensors.TensorCPU, **layout) if pixels else tensors.TensorCPU
+        )
         self._pipe = new_pipeline(batch_size, threads=threads, device_id=device_id)
         options: dict[str, Any] = {
             "ndim": 3 if pixels else 1,
@@ -199,7 +204,7 @@ class EncodedPipeline:
         }
         with self._pipe:
             samples: Any = fn.external_source(
-                name="encoded", no_copy=True, dtype=types.UINT8, **options, **self._layout
+                name="encoded", no_copy=True, dtype=types.UINT8, **options, **layout
             )
             self._pipe.set_outputs(*define(samples))
         self._pipe.build()
@@ -217,13 +222,8 @@ class EncodedPipeline:
         if self._resident is not None:
             views = self._resident(samples, layout="HWC", contiguous=False)
         else:
-            tensor, layout = self._tensor, self._layout
-            # An explicit layout, even an empty one, doubles the time of wrapping a view.
-            if layout:
-                wrapped = [tensor(view, **layout) for view in samples]
-            else:
-                wrapped = [tensor(view) for view in samples]
-            views = self._tensors(wrapped, contiguous=False)
+            tensor = self._tensor
+            views = self._tensors([tensor(view) for view in samples], contiguous=False)
         inputs = {name: self._tensors(each) for name, each in (arguments or {}).items()}
         # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
         # instead of one copy for each.

@@ -23,7 +23,7 @@ Measurements behind this design, with DALI 2.4 on the CPU at batch 256:
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,6 @@ from penstock.augment.decode_failures import (
     failing_rows,
     is_unclear,
     machine_error,
-    reason_of,
     split_rows,
 )
 from penstock.augment.devices import checked_device, window_decoding
@@ -86,11 +85,6 @@ class BatchInFlight:
     runs: list[Run]
 
 
-FailedRun = tuple[list[int], str | None]
-"""The rows of a failed run and why it failed; None if it wasn't tried yet. It doesn't keep the
-error, whose traceback would hold the batch in a cycle."""
-
-
 class SubBatchSizer:
     """The division of batches into sub-batches: small ones after failures, otherwise one."""
 
@@ -129,13 +123,7 @@ def select_rows(
     return [batch.encoded[row] for row in rows], some
 
 
-def failure_reason(error: RuntimeError) -> str:
-    """Return the reason of a failed run. Raises DeviceError if no sample is the cause."""
-    check_machine(error, remedy="a smaller batch, or a smaller prefetch_factor")
-    return reason_of(error)
-
-
-_LOG = logging.getLogger("penstock")
+_LESS_MEMORY = "a smaller batch, or a smaller prefetch_factor"
 
 
 class DaliPipeline(EncodedPipeline):
@@ -162,10 +150,8 @@ class DaliPipeline(EncodedPipeline):
 
     def skip(self) -> None:
         """Wait for the oldest run and drop its tensor or error."""
-        try:
+        with contextlib.suppress(RuntimeError):
             self._pipe.outputs()
-        except RuntimeError as error:
-            _LOG.debug("dropped a batch that failed in DALI: %s", reason_of(error))
 
     def empty(self, samples: int) -> torch.Tensor:
         """Return uninitialised memory for images."""
@@ -192,14 +178,14 @@ class FailedRunDecoder:
     def decode(
         self,
         flight: BatchInFlight,
-        failed: list[FailedRun],
+        failed: list[list[int]],
         images: torch.Tensor,
         taken: list[torch.Tensor],
     ) -> DecodedBatch:
         """Fill in the images of failed runs, with zeros for bad samples.
 
-        taken: tensors that are being copied into images. Raises DeviceError if no sample is the
-        cause.
+        failed: the rows of each run. taken: tensors that are being copied into images. Raises
+        DeviceError if no sample is the cause.
         """
 
         def again(rows: list[int]) -> None:
@@ -207,15 +193,8 @@ class FailedRunDecoder:
             images[rows] = taken[-1]
 
         bad: dict[int, str] = {}
-        for rows, reason in failed:
-            if reason is not None:
-                self._sizer.use_small_runs()
-            if reason is not None and len(rows) == 1:
-                bad[rows[0]] = reason
-                continue
-            size = SMALL_RUN_SAMPLES
-            if reason is not None:
-                size = min(size, -(-len(rows) // SPLIT_WAYS))
+        for rows in failed:
+            size = min(SMALL_RUN_SAMPLES, -(-len(rows) // SPLIT_WAYS))
             bad |= failing_rows(rows, again, size)
         self._check_blame(flight, bad)
         bad |= flight.marks
@@ -240,7 +219,7 @@ class FailedRunDecoder:
         try:
             return self._side.take(len(rows))
         except RuntimeError as error:
-            failure_reason(error)
+            check_machine(error, remedy=_LESS_MEMORY)
             raise
         finally:
             del held  # DALI read it until here
@@ -390,15 +369,16 @@ class Graph:
         self._last = flight = self._flights.popleft()
         samples = len(flight.batch.encoded)
         images: torch.Tensor | None = None
-        failed: list[FailedRun] = []
+        failed: list[list[int]] = []
         taken: list[torch.Tensor] = []
         broken: DeviceError | None = None
         for rows, _ in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(rows)))
             except RuntimeError as error:
+                failed.append(rows)
                 try:
-                    failed.append((rows, failure_reason(error)))
+                    check_machine(error, remedy=_LESS_MEMORY)
                 except DeviceError as machine:
                     broken = broken or machine
                 continue
@@ -406,6 +386,8 @@ class Graph:
                 return DecodedBatch(taken[0], {})
             images = pipe.empty(samples) if images is None else images
             images[rows] = taken[-1]
+        if failed:
+            self._sizer.use_small_runs()
         if broken is not None:
             raise broken
         images = pipe.empty(samples) if images is None else images
@@ -416,7 +398,7 @@ class Graph:
         affected."""
         pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
         flight = BatchInFlight(batch, draws, {}, [])
-        return self._failed_runs.decode(flight, [(rows, None)], pipe.empty(len(rows)), [])
+        return self._failed_runs.decode(flight, [rows], pipe.empty(len(rows)), [])
 
     def drain(self) -> None:
         """Drop the batches in flight and their errors."""

@@ -180,20 +180,20 @@ def _resized_by_dali(
     names = {} if geometry.out else {"size": f"size{number}"}
     if geometry.crops_after:
         names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
+    options: dict[str, Any] = {"size": list(geometry.out)} if geometry.out else {}
+    options["interp_type"] = types.INTERP_LINEAR
 
-    def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
-        fixed = {"size": list(geometry.out)} if geometry.out else {}
-        options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
-        return fn.resize(images, **options, **arguments)
+    def resize(nodes: dict[str, Any], *, antialias: bool) -> Any:
+        return fn.resize(nodes.pop("images"), antialias=antialias, **options, **nodes)
 
-    arguments = {option: inputs[name] for option, name in names.items()}
+    nodes = {"images": images, **{option: inputs[name] for option, name in names.items()}}
     if geometry.antialias != "auto":
-        return resize(images, arguments, antialias=geometry.antialias)
+        return resize(nodes, antialias=geometry.antialias)
     return if_else(
-        {"images": images, **arguments},
+        nodes,
         inputs[f"filter{number}"],
-        lambda nodes: resize(nodes.pop("images"), nodes, antialias=True),
-        lambda nodes: resize(nodes.pop("images"), nodes, antialias=False),
+        lambda some: resize(some, antialias=True),
+        lambda some: resize(some, antialias=False),
     )
 
 

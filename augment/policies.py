@@ -27,7 +27,6 @@ Differences of the pixels from torchvision's on Pillow images, in units of 0..25
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -122,12 +121,11 @@ class Policy(ImageOperation):
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return for each round K the operation's index in KINDS, kindK; its matrix from output to
         input pixels, matrixK, (2, 3); and its value, valueK (see `_VALUES`)."""
-        table = tabulate(self, shape.height, shape.width)
+        tables = _tables(self, shape.height, shape.width)
         values: Values = {}
         for number, cell in enumerate(self.choose(uniform, shape)):
-            values[f"kind{number}"] = table.kind[cell[0]]
-            values[f"matrix{number}"] = table.matrix[cell]
-            values[f"value{number}"] = table.value[cell]
+            for name, table in tables.items():
+                values[f"{name}{number}"] = table[cell[: table.ndim]]
         return values
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
@@ -348,33 +346,21 @@ def learnt_pairs(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
     return tuple(tuple(rule(text) for text in pair.split(",")) for pair in pairs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTable:
-    """The arguments for each (operation, bin, negated). A look-up takes 1 us per sample.
-
-    kind: int32, (entries,). strength: float64, (entries, bins, 2). value: the graph's argument,
-    float32, of the same shape. matrix: float32, (entries, bins, 2, 2, 3).
-    """
-
-    kind: NDArray[np.int32]
-    strength: Floats
-    value: NDArray[np.float32]
-    matrix: NDArray[np.float32]
-
-
 @lru_cache(maxsize=32)
-def tabulate(op: Policy, height: int, width: int) -> PolicyTable:
-    """Return a policy's table for images of this size."""
+def _tables(op: Policy, height: int, width: int) -> dict[str, NDArray[Any]]:
+    """Return a policy's arguments for images of this size. A look-up takes 1 us per sample.
+
+    kind: by operation, int32. matrix, value: by (operation, bin, negated), float32.
+    """
     space, bins = op.space(height, width), op.num_magnitude_bins
     given = [(name, _kind(name), strengths(name, last, bins)) for name, last in space.items()]
     matrix = [_matrices(name, strength, height, width) for name, _, strength in given]
     values = [_VALUES.get(kind, np.zeros_like)(strength) for _, kind, strength in given]
-    return PolicyTable(
-        kind=np.array([KINDS.index(kind) for _, kind, _ in given], np.int32),
-        strength=np.array([strength for _, _, strength in given]),
-        value=np.array(values, np.float32),
-        matrix=np.array(matrix)[..., :2, :].astype(np.float32),
-    )
+    return {
+        "kind": np.array([KINDS.index(kind) for _, kind, _ in given], np.int32),
+        "matrix": np.array(matrix)[..., :2, :].astype(np.float32),
+        "value": np.array(values, np.float32),
+    }
 
 
 def _matrices(name: str, strength: Floats, height: int, width: int) -> Floats:

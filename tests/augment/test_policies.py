@@ -24,7 +24,6 @@ from penstock.augment import (
     learnt_pairs,
     rotation,
     strengths,
-    tabulate,
 )
 from penstock.cache.base import keyed_hash, unit
 
@@ -172,7 +171,9 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
 
 
 def strength_of(op: Policy, choice: Any, height: int, width: int) -> Any:
-    return tabulate(op, height, width).strength[choice]
+    last = op.space(height, width)
+    bins = op.num_magnitude_bins
+    return np.array([strengths(name, most, bins) for name, most in last.items()])[choice]
 
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Posterize", "Solarize"]

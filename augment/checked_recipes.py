@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 class Follower:
     """A field that follows the moves of its image. Only `check_recipes` creates it.
 
-    type: type of the field. of: its image. moves: True if it follows; False: the image isn't
-    selected, and the field is delivered as stored. sanitize: the operation that drops boxes, for
+    type: type of the field. of: its image; if that isn't selected, the field is delivered as
+    stored. sanitize: the operation that drops boxes, for
     Boxes and for arrays `of` them. boxes: for an Array, the field of boxes for each of which it has
     a row. shape: (height, width) of the image if its size is known.
     """
 
     type: FieldType
     of: str
-    moves: bool
     sanitize: SanitizeBoxes | None = None
     boxes: str | None = None
     shape: tuple[int, int] | None = None
@@ -59,7 +58,7 @@ class FieldRecipes:
     @property
     def followed(self) -> frozenset[str]:
         """The images that have followers, which need `draws.draw_with_moves`."""
-        return frozenset(each.of for each in self.followers.values() if each.moves)
+        return frozenset(each.of for each in self.followers.values() if each.of in self.images)
 
     @property
     def mixed(self) -> str | None:
@@ -82,7 +81,7 @@ class FieldRecipes:
         for name, follower in self.followers.items():
             if follower.boxes is not None:
                 continue
-            moved = moves[follower.of] if follower.moves else None
+            moved = moves[follower.of] if follower.of in self.images else None
             column = follower.type.follow(columns[name], moved, size=follower.shape)
             if follower.sanitize is not None:
                 assert isinstance(column, RaggedColumn), name

@@ -61,8 +61,8 @@ _load_lock = threading.Lock()
 _kept_alive: list[Any] = []  # objects to which the libraries have pointers
 
 
-def load_quietly(load: Callable[[], object]) -> None:
-    """Call `load`, which loads the decoders' libraries, once, and silence these."""
+def _load_decoders_quietly() -> None:
+    """Load the decoders' libraries once, and silence them."""
     with _load_lock:
         if _kept_alive:
             return
@@ -72,7 +72,7 @@ def load_quietly(load: Callable[[], object]) -> None:
         for name in unset:
             libc.setenv(name, _LEVELS[name], 0)
         try:
-            load()
+            _load_decoders()
         finally:
             for name in unset:
                 libc.unsetenv(name)
@@ -115,8 +115,12 @@ def _data_segments() -> list[tuple[int, int]]:
     """Return begin and end of each data segment of nvImageCodec's libraries, and of the part in
     front of it that the dynamic loader filled with addresses and made read-only."""
     found: list[tuple[int, int]] = []
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return found
     data = 0  # where the last data segment begins
-    for line in reversed(Path("/proc/self/maps").read_text().splitlines()):
+    for line in reversed(lines):
         place, mode, *_, path = line.split(maxsplit=5)
         begin, end = (int(each, 16) for each in place.split("-"))
         is_data = mode == "rw-p"
@@ -152,7 +156,7 @@ def load_dali() -> Any:
         raise MissingDependencyError(
             f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
         ) from error
-    load_quietly(_load_decoders)
+    _load_decoders_quietly()
     return nvidia.dali
 
 
@@ -211,8 +215,11 @@ class EncodedPipeline:
         watch(self)
 
     def disown(self) -> None:
-        """Never destroy the pipeline in a forked child, which doesn't have DALI's threads."""
-        disown_pipeline(self._pipe)
+        """Never destroy the pipeline in a forked child: its destruction would wait for threads that
+        the child doesn't have, even at exit."""
+        if (handle := getattr(self._pipe, "_pipe", None)) is not None:
+            keep_forever(handle)
+            self._pipe._pipe = None
 
     def schedule(
         self, samples: Sequence[Encoded], arguments: Mapping[str, NDArray[Any]] | None = None
@@ -282,12 +289,3 @@ def _load_decoders() -> None:
         encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
         pipe.set_outputs(fn.decoders.image(encoded))
     pipe.build()
-
-
-def disown_pipeline(pipeline: Any) -> None:
-    """Keep a pipeline alive for ever in a forked child: its destruction would wait for threads that
-    the child doesn't have, even at exit."""
-    handle = getattr(pipeline, "_pipe", None)
-    if handle is not None:
-        keep_forever(handle)
-        pipeline._pipe = None

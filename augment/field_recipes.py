@@ -252,13 +252,11 @@ def _followers(
         if of is not None and of in images and (type.follows or type.refers_to == "image"):
             _check_followed(name, type, images[of])
         if of is not None and type.follows:
-            moves, shape = of in images, _shape_of(name, type, images, ranges)
-            sanitize = sanitizers.get(name)
-            found[name] = Follower(type=type, of=of, moves=moves, shape=shape, sanitize=sanitize)
+            shape = _shape_of(name, type, images, ranges)
+            found[name] = Follower(type=type, of=of, shape=shape, sanitize=sanitizers.get(name))
         elif of in sanitizers:
             image = selected[of].reference or ""
-            moves, sanitize = image in images, sanitizers[of]
-            found[name] = Follower(type=type, of=image, moves=moves, boxes=of, sanitize=sanitize)
+            found[name] = Follower(type=type, of=image, boxes=of, sanitize=sanitizers[of])
         elif type.refers_to == "boxes" and of not in (None, *selected) and drops_boxes:
             raise RecipeError(
                 f'SanitizeBoxes drops boxes of "{of}", which isn\'t selected, and "{name}" has a '

@@ -13,6 +13,7 @@ first. Plain JPEG and PNG don't need it: their decoders reject damaged files, ex
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, sniff, strict_pillow
 if TYPE_CHECKING:
     from penstock.readers import Encoded, EncodedBatch
 
+_JPEG2000 = "JPEG 2000"
 _JPEG2000_HEAD_BYTES = 8
+_PLUGINS = {"TIFF": "Tiff", "WebP": "WebP", "BMP": "Bmp", "PNG": "Png", _JPEG2000: "Jpeg2K"}
 _REASON_CHARACTERS = 200
 _PNG_CHUNKS_BYTES = 2**16  # a PNG's chunk for animations comes within these, before its pixels
 _SAMPLES_PER_PIXEL, _PLANES, _SEPARATE = 277, 284, 2
@@ -45,7 +48,7 @@ def is_jpeg2000(sample: Encoded) -> bool:
 def needs_pillow_check(sample: Encoded) -> bool:
     """Return True for a file of a kind that DALI may decode although it is damaged, except for JPEG
     2000, which `capped_header` checks. About 1 us."""
-    return not is_jpeg2000(sample) and _pillow_plugin(sample) is not None
+    return _kind_for_pillow(sample) not in (None, _JPEG2000)
 
 
 def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejection | None:
@@ -55,18 +58,21 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
     None: DALI may decode it, or Pillow doesn't know the format. Raises MemoryError, and
     MissingDependencyError for a JPEG 2000 file if Pillow was built without OpenJPEG.
     """
-    found = _pillow_plugin(sample)
-    if found is None:
+    kind = _kind_for_pillow(sample)
+    if kind is None:
         return None
-    codec, plugin = found
+    if kind == _JPEG2000:
+        _check_openjpeg()
+    stem = _PLUGINS[kind]
+    # The plugin itself: Image.open would let other formats try, and warn of large images.
+    plugin = getattr(importlib.import_module(f"PIL.{stem}ImagePlugin"), f"{stem}ImageFile")
     messages: list[str] = []
     try:
-        # The plugin itself: Image.open would let other formats try, and warn of large images.
         with strict_pillow() as messages, plugin(io.BytesIO(sample.data)) as image:
             too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
-            if codec == "JPEG 2000" and too_large is not None:
+            if kind == _JPEG2000 and too_large is not None:
                 return too_large
-            if codec == "TIFF" and _has_alpha_plane(image.tag_v2):
+            if kind == "TIFF" and _has_alpha_plane(image.tag_v2):
                 return Rejection(
                     "a TIFF of separate planes with an alpha channel, which DALI blends in: "
                     "convert it to PNG, or drop its alpha channel"
@@ -77,9 +83,9 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
             raise
         reason = " ".join("; ".join([str(error), *messages]).split())[:_REASON_CHARACTERS]
         is_damage = isinstance(error, OSError) and _DAMAGE.search(reason)
-        if is_damage or codec == "JPEG 2000":
+        if is_damage or kind == _JPEG2000:
             return Rejection(
-                f"truncated or damaged: a {codec} file that Pillow can't decode "
+                f"truncated or damaged: a {kind} file that Pillow can't decode "
                 f"({type(error).__name__}: {reason})"
             )
     return None
@@ -89,35 +95,28 @@ def _has_alpha_plane(tags: Any) -> bool:
     return bool(tags.get(_PLANES) == _SEPARATE and tags.get(_SAMPLES_PER_PIXEL, 1) > 3)
 
 
-def _pillow_plugin(sample: Encoded) -> tuple[str, Any] | None:
-    from PIL import (
-        BmpImagePlugin,
-        Jpeg2KImagePlugin,
-        PngImagePlugin,
-        TiffImagePlugin,
-        WebPImagePlugin,
-        features,
-    )
+def _check_openjpeg() -> None:
+    from PIL import features
 
+    if not features.check_codec("jpg_2000"):
+        raise MissingDependencyError(
+            "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one was built "
+            "without it. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
+            "convert these images to JPEG, PNG or WebP."
+        )
+
+
+def _kind_for_pillow(sample: Encoded) -> str | None:
+    """Return the kind of a file that Pillow must decode before DALI may; None for others."""
     if is_jpeg2000(sample):
-        if not features.check_codec("jpg_2000"):
-            raise MissingDependencyError(
-                "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one was built "
-                "without it. Install Pillow's own wheel (pip install --force-reinstall pillow), or "
-                "convert these images to JPEG, PNG or WebP."
-            )
-        return "JPEG 2000", Jpeg2KImagePlugin.Jpeg2KImageFile
+        return _JPEG2000
     codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
-    if codec == "tiff":
-        return "TIFF", TiffImagePlugin.TiffImageFile
-    if codec == "webp":
-        return "WebP", WebPImagePlugin.WebPImageFile
-    if codec == "bmp" and not sample[_BMP_COMPRESSION].any():
-        return "BMP", BmpImagePlugin.BmpImageFile
-    head = sample[:_PNG_CHUNKS_BYTES].tobytes() if codec == "png" else b""
-    if b"acTL" in head.partition(b"IDAT")[0]:
-        return "PNG", PngImagePlugin.PngImageFile
-    return None
+    if codec == "bmp":
+        return None if sample[_BMP_COMPRESSION].any() else "BMP"
+    if codec == "png":
+        is_animated = b"acTL" in sample[:_PNG_CHUNKS_BYTES].tobytes().partition(b"IDAT")[0]
+        return "PNG" if is_animated else None
+    return "TIFF" if codec == "tiff" else "WebP" if codec == "webp" else None
 
 
 _SMALLEST_FILE_BYTES = 16  # no image format has a smaller header

@@ -96,11 +96,8 @@ def test_a_list_acts_on_all_images_and_on_what_is_of_them() -> None:
     found = checked(CROP, "mask", "image", "left", "points", "boxes", "caption", "id")
     assert list(found.images) == ["image", "left"]
     assert found.images["image"] == found.images["left"]
-    assert {name: (each.of, each.moves) for name, each in found.followers.items()} == {
-        "mask": ("image", True),
-        "points": ("left", True),
-        "boxes": ("image", True),
-    }
+    followers = {name: each.of for name, each in found.followers.items()}
+    assert followers == {"mask": "image", "points": "left", "boxes": "image"}
     assert found.followers["mask"].shape == (16, 16)
     assert found.followed == {"image", "left"}
 
@@ -147,7 +144,7 @@ def test_bytes_that_may_be_images_are_named() -> None:
 def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
     ranges = {"image": SAME}
     found = checked([Resize((9, 9))], "left", "mask", "boxes", ranges={**ranges, "left": SIZES})
-    assert not found.followers["mask"].moves
+    assert found.followed == frozenset()
     assert found.followers["mask"].shape == (24, 32)
     mask = np.arange(24 * 32).reshape(24, 32)
     boxes = RaggedColumn(np.array([[1, 2, 3, 4]]), np.array([0, 1]))

@@ -145,6 +145,8 @@ def _joined(each: Sequence[Contents]) -> Contents:
         return each[0]
     digest = hashlib.sha256("\n".join(["concat", *(c.fingerprint for c in each)]).encode())
     schema = _common([c.schema for c in each])
+    counts = [len(c.sizes) if c.units is None else sum(map(len, c.units)) for c in each]
+    unit_bytes = sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True))
     units = None
     if any(c.units is not None for c in each):
         units = [rows for c in each for rows in c.units or c.sizes.reshape(-1, 1)]
@@ -164,7 +166,7 @@ def _joined(each: Sequence[Contents]) -> Contents:
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
-        unit_bytes=_mean_unit_bytes(each),
+        unit_bytes=unit_bytes / max(1, sum(counts)),
         is_encoded=any(c.is_encoded for c in each),
         are_checked=all(c.are_checked for c in each),
         max_pixels=max(c.max_pixels for c in each),
@@ -174,12 +176,6 @@ def _joined(each: Sequence[Contents]) -> Contents:
             if all(name in c.longest for c in each)
         },
     )
-
-
-def _mean_unit_bytes(each: Sequence[Contents]) -> float:
-    """Return the mean size of a decode unit over several sources."""
-    counts = [len(c.sizes) if c.units is None else sum(map(len, c.units)) for c in each]
-    return sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True)) / max(1, sum(counts))
 
 
 def _common(schemas: Sequence[Schema]) -> Schema:

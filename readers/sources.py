@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
@@ -257,16 +257,7 @@ class Source(ABC):
         the source lacks."""
 
     @abstractmethod
-    def read(
-        self,
-        rows: Ints,
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
-        blocks: Blocks | None = None,
-    ) -> SampleBatch:
+    def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
 
     def read_parts(
@@ -463,6 +454,16 @@ class Source(ABC):
         self.close()
 
 
+class ReadOptions(TypedDict, total=False):
+    """The arguments of `Dataset.read` except for the rows."""
+
+    mode: ReadMode
+    bad: dict[int, str] | None
+    fields: Sequence[str] | None
+    crops: Mapping[str, ColumnCrop] | None
+    blocks: Blocks | None
+
+
 class Run(NamedTuple):
     """Some rows of a view in one of its bases. rows: (shard, row) in the base. at: their positions
     among the rows of the view; a slice if they are all of them. first_id: the id in the view of the
@@ -509,6 +510,8 @@ class View(Source):
         """Return the integers that `read` returns for each base, in the order of the rows."""
         found = np.empty(len(rows), np.int64)
         for run in self._runs(rows):
+            if isinstance(run.at, slice):
+                return read(run)
             found[run.at] = read(run)
         return found
 
@@ -520,35 +523,24 @@ class View(Source):
         """Return first lengths of samples, int64, shape (n,)."""
         return self._integers(rows, lambda run: run.base.lengths(name, run.rows))
 
-    def read(
-        self,
-        rows: Ints,
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
-        blocks: Blocks | None = None,
-    ) -> SampleBatch:
+    def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
+        bad, crops = options.get("bad"), options.get("crops")
 
         def read(run: Run) -> SampleBatch:
-            found: dict[int, str] = {}
+            own = options.copy()
+            if bad is not None:
+                own["bad"] = {}
+            if crops:
+                own["crops"] = {name: crop.take(run.at) for name, crop in crops.items()}
             try:
-                batch = run.base.read(
-                    run.rows,
-                    mode=mode,
-                    bad=None if bad is None else found,
-                    fields=fields,
-                    crops=crops and {name: crop.take(run.at) for name, crop in crops.items()},
-                    blocks=blocks,
-                )
+                batch = run.base.read(run.rows, **own)
             except CorruptSampleError as error:
                 error.sample_id += run.first_id
                 raise
-            if bad is not None and found:
+            if bad is not None and own["bad"]:
                 places = np.arange(len(rows))[run.at].tolist()
-                bad.update({places[row]: why for row, why in found.items()})
+                bad.update({places[row]: why for row, why in own["bad"].items()})
             return batch
 
         return self._joined(rows, read)

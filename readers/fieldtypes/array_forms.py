@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
-from penstock.readers.types import CODECS, Facts, Rejection, array_codec
+from penstock.readers.types import CODECS, Facts, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -156,17 +156,15 @@ def from_bits(bits: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
     return bits.astype(dtype)
 
 
-def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts | Rejection:
-    """Return the facts of an array without a header, or why its size is wrong. codec: of the
-    numbers. At most one length of the form may be None."""
-    stored = array_codec(codec)
-    if stored is None:
-        raise ValueError(f"{codec[:40]!r} is no array's codec")
+def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts:
+    """Return the facts of an array without a header. codec: of the numbers. At most one length of
+    the form may be None. Raises ValueError if its size is wrong."""
+    stored = CODECS[codec]
     rest = math.prod(length for length in form.shape if length is not None)
     unknown = form.shape.count(None)
     count, left = divmod(len(data), stored.dtype.itemsize * rest or 1)
     if left or unknown > 1 or (not unknown and count != 1):
-        return Rejection(
+        raise ValueError(
             f"{len(data):,} bytes, which aren't {stored.name} of shape {form.shape}: truncated, or "
             "of another dtype or shape"
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes.array_forms import decode_array
+from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
 from penstock.readers.fieldtypes.verification import check_images, named_verify
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
@@ -42,13 +42,37 @@ def verify_for(
     return verify or named_verify(workers=workers, max_pixels=max_pixels)
 
 
-def check_slow(samples: Spans, schema: Schema, *, max_pixels: int = MAX_PIXELS) -> Checked:
-    """Check the fields that are slow to decode, such as masks, apart from images, on otherwise idle
-    threads. Returns the facts of each sample, or why it is bad; None if it lacks the field."""
+def check_files(
+    samples: Spans,
+    schema: Schema,
+    *,
+    codecs: Mapping[str, str] | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Checked:
+    """Check the fields that need no decoder of images, each apart from the others. Returns the
+    facts of each sample, or why it is bad; None if it lacks the field. codecs: of arrays without a
+    header, by field."""
+
+    def check(name: str, type: FieldType, data: Encoded) -> Facts | Rejection:
+        if not type.in_files:
+            raise ConfigError(
+                f'schema["{name}"]: {type!r} is a value of a table or a JSON file. For a value in '
+                'a file of its own (.npy) use an Array, such as Array("float32", ()).'
+            )
+        try:
+            if codecs and name in codecs and type.form is not None:
+                return bare_facts(data, type.form, codecs[name])
+            return type.check(data, field=name, max_pixels=max_pixels)
+        except ValueError as error:
+            return Rejection(str(error))
+
     return {
-        name: [_check(name, type, each, max_pixels=max_pixels) for each in samples[name]]
+        name: [
+            check(name, type, each) if isinstance(each, np.ndarray) else each
+            for each in samples[name]
+        ]
         for name, type in schema.items()
-        if type.is_slow and name in samples
+        if name in samples and not type.is_image
     }
 
 
@@ -66,19 +90,16 @@ def examine(
 
     samples: by field, the bytes of every field that lies in files, or why they couldn't be read;
     None if the sample lacks the field. noted: values that a table holds, as `noted_values` returns
-    them. verify: decodes images; None if the schema has none. checked: the result of `check_slow`,
+    them. verify: decodes images; None if the schema has none. checked: the result of `check_files`,
     if it was called. max_pixels: of an image or a mask. Raises ConfigError for fields that can't
     lie in files.
     """
-    known: dict[str, Sequence[Facts | Rejection | None]] = dict(checked or {})
+    known = {**(checked or check_files(samples, schema, max_pixels=max_pixels))}
     # Images come first: masks and boxes need their sizes.
     names = sorted((n for n in schema if n in samples), key=lambda name: not schema[name].is_image)
     for name in names:
-        type, given = schema[name], samples[name]
-        if type.is_image:
-            known[name] = check_images(given, verify, max_pixels=max_pixels)
-        elif name not in known:
-            known[name] = [_check(name, type, each, max_pixels=max_pixels) for each in given]
+        if schema[name].is_image:
+            known[name] = check_images(samples[name], verify, max_pixels=max_pixels)
     tables = noted or {}
 
     def sample(row: int) -> Mapping[str, Facts] | Rejection:
@@ -97,22 +118,6 @@ def examine(
         return refusal or {name: facts[name] for name in schema if name in facts}
 
     return [sample(row) for row in range(max(map(len, samples.values()), default=0))]
-
-
-def _check(
-    name: str, type: FieldType, data: Encoded | Rejection | None, *, max_pixels: int
-) -> Facts | Rejection | None:
-    if data is None or isinstance(data, Rejection):
-        return data
-    if not type.in_files:
-        raise ConfigError(
-            f'schema["{name}"]: {type!r} is a value of a table or a JSON file. For a value in a '
-            'file of its own (.npy) use an Array, such as Array("float32", ()).'
-        )
-    try:
-        return type.check(data, field=name, max_pixels=max_pixels)
-    except ValueError as error:
-        return Rejection(str(error))
 
 
 def _check_owner(

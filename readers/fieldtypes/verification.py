@@ -77,9 +77,14 @@ def check_images(
     found: list[Facts | Rejection | None] = []
     good: dict[int, Encoded] = {}
     for row, sample in enumerate(samples):
-        found.append(_structure(sample) if isinstance(sample, np.ndarray) else sample)
-        if isinstance(sample, np.ndarray) and found[row] is None:
-            good[row] = sample
+        refusal: Any = sample
+        if isinstance(sample, np.ndarray):
+            refusal = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
+            if not isinstance(refusal, Rejection):
+                refusal = check_jpeg(sample) if refusal == "jpeg" else None
+            if refusal is None:
+                good[row] = sample
+        found.append(refusal)
     verdicts = _verdicts([*good.values()], verify)
     for (row, sample), verdict in zip(good.items(), verdicts, strict=True):
         if isinstance(verdict, ImageFacts):
@@ -107,13 +112,6 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify | None) -> list[ImageFa
             return [Rejection(f"the decoder failed on it ({failure(error)})")]
     half = len(encoded) // 2
     return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
-
-
-def _structure(sample: Encoded) -> Rejection | None:
-    codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
-    if isinstance(codec, Rejection):
-        return codec
-    return check_jpeg(sample) if codec == "jpeg" else None
 
 
 _lock = threading.Lock()

@@ -24,9 +24,8 @@ from penstock.readers.fieldtypes import (
     BoxUnits,
     DenseColumn,
     RaggedColumn,
-    bare_facts,
+    check_files,
     check_noted,
-    check_slow,
     examine,
     named_verify,
     verify_for,
@@ -148,13 +147,8 @@ def read_candidate_batches(
     def read(piece: tuple[int, Ints]) -> CandidateBatch:
         shard, positions = piece
         contents, schema = read_candidates(origin, candidates, positions), candidates.schema
-        checked = dict(check_slow(contents, schema, max_pixels=candidates.max_pixels))
-        for name, spans in candidates.spans.items():
-            if spans.codec and (form := schema[name].form) is not None:
-                checked[name] = [
-                    bare_facts(data, form, spans.codec) if isinstance(data, np.ndarray) else data
-                    for data in contents[name]
-                ]
+        codecs = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
+        checked = check_files(contents, schema, codecs=codecs, max_pixels=candidates.max_pixels)
         return CandidateBatch(shard=shard, positions=positions, contents=contents, checked=checked)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")

@@ -21,7 +21,7 @@ from penstock.augment import (
 )
 from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
 from penstock.readers.fieldtypes import Image as ImageField
-from penstock.readers.fieldtypes import Mask, Schema, check_slow
+from penstock.readers.fieldtypes import Mask, Schema, check_files
 from tests import images
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_decoders_write_nothing_to_standard_error(capfd: pytest.CaptureFixture[s
 
 def test_masks_too(capfd: pytest.CaptureFixture[str]) -> None:
     schema = Schema({"image": ImageField(), "mask": Mask(of="image")})
-    (verdict,) = check_slow({"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema)["mask"]
+    (verdict,) = check_files({"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema)["mask"]
     assert isinstance(verdict, Rejection)
     assert "Decoding error" in verdict.reason
     assert capfd.readouterr().err == ""

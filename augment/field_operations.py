@@ -142,19 +142,15 @@ def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple
     precede a Map of the same fields. Raises RecipeError for a Map after another operation, or
     without fields.
     """
-    if isinstance(recipe, Map):
-        recipe = (recipe,)
-    if isinstance(recipe, Mapping):
-        found: list[Map] = []
-        rest: dict[Any, Any] = {}
-        for name, operations in recipe.items():
-            maps, others = _leading_maps(operations, name, is_early)
-            found += maps
-            if others or not maps:
-                rest[name] = others
-        return tuple(found), rest or None
-    maps, others = _leading_maps(recipe, None, is_early)
-    return tuple(maps), others
+    lists = recipe if isinstance(recipe, Mapping) else {None: recipe}
+    found: list[Map] = []
+    rest: dict[Any, Any] = {}
+    for of, operations in lists.items():
+        maps, others = _leading_maps(operations, of, is_early)
+        found += maps
+        if others or not maps:
+            rest[of] = others
+    return tuple(found), (rest or None) if isinstance(recipe, Mapping) else rest.get(None)
 
 
 def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[list[Map], Any]:

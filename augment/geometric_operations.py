@@ -100,12 +100,13 @@ class FixedCrop(GeometricOperation, metaclass=ABCMeta):
     fill: float = 0.0
     mask_fill: int = 0
     size: int | Sequence[int | None]
+    padding: int | Sequence[int] | None = 0
     fields: str | Sequence[str] | None
 
     @property
     def padding_px(self) -> int:
         """Pixels of padding on each side."""
-        return 0
+        return cast("int", self.padding)
 
     @property
     def lengths(self) -> tuple[int | None, ...]:
@@ -218,10 +219,6 @@ class RandomCrop(FixedCrop):
     fields: str | Sequence[str] | None = None
 
     is_random = True
-
-    @property
-    def padding_px(self) -> int:
-        return cast("int", self.padding)
 
     def corner(self, side: Ints, length: int, place: Floats) -> Ints:
         padding = np.full_like(side, self.padding_px)

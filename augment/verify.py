@@ -69,14 +69,11 @@ class ImageVerifier:
         """
         if self._pipe is None:
             raise ClosedError("This verifier is closed; make a new one.")
-        verdicts: dict[int, ImageFacts | Rejection] = {}
-        good: dict[int, Header] = {}
-        for row, sample in enumerate(samples):
-            header = capped_header(sample, max_pixels=self._max_pixels)
-            if isinstance(header, Header):
-                good[row] = header
-            else:
-                verdicts[row] = header
+        headers = [capped_header(sample, max_pixels=self._max_pixels) for sample in samples]
+        good = {row: each for row, each in enumerate(headers) if isinstance(each, Header)}
+        verdicts: dict[int, ImageFacts | Rejection] = {
+            row: each for row, each in enumerate(headers) if isinstance(each, Rejection)
+        }
 
         def decode(rows: list[int]) -> None:
             shapes = self.decoded_shapes([samples[row] for row in rows])
@@ -88,9 +85,9 @@ class ImageVerifier:
             if halves:
                 self._decode_halves(*zip(*halves, strict=True))
             for row, (height, width) in zip(rows, shapes, strict=True):
-                channels, codec = good[row].channels, good[row].codec
+                header = good[row]
                 verdicts[row] = ImageFacts(
-                    height=height, width=width, channels=channels, codec=codec
+                    height=height, width=width, channels=header.channels, codec=header.codec
                 )
 
         rows = list(good)

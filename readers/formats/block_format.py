@@ -193,12 +193,13 @@ class BlockValues(UnitValues):
         return None if self._has is None else self._has[rows]
 
 
-class DecodedBlock:
+class DecodedBlock(dict[str, BlockValues]):
     """The records of a block, by field."""
 
-    def __init__(self, fields: Mapping[str, BlockValues]) -> None:
-        self.fields = fields
-        self.nbytes = sum(values.nbytes for values in fields.values())
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all fields."""
+        return sum(values.nbytes for values in self.values())
 
 
 class BlockReader(UnitReader):
@@ -226,7 +227,7 @@ class BlockReader(UnitReader):
         """Decode a block."""
         decode, uses = partial(self._decode, chunk, data), self._counts[unit]
         found = data.decoded(chunk, decode, uses=uses * len(self._schema), taken=taken)
-        return found.fields[field]
+        return found[field]
 
     def _decode(self, number: int, data: ShardData) -> DecodedBlock:
         block, view = self._blocks[number], data.view(number)

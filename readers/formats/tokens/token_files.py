@@ -27,8 +27,6 @@ from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from penstock.readers.origin import Entry, Origin
@@ -47,12 +45,8 @@ _NPY_HEAD_BYTES = 10_012
 IDX, BIN, NPY = b".idx", b".bin", b".npy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFilePair:
-    """A file of tokens, and its .idx file if it has one."""
-
-    data: Entry
-    idx: Entry | None = None
+Pair = tuple["Entry", "Entry | None"]
+"""A file of tokens, and its .idx file if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,12 +64,6 @@ class TokenFile:
     tokens: int
     documents: Ints | None = None
     checksum: int = 0
-
-
-def has_magic(origin: Origin, entry: Entry) -> bool:
-    """Return True if a file begins as an .idx file does."""
-    with open_data_file(origin, entry) as file:
-        return file.read_at(0, len(MAGIC)) == MAGIC
 
 
 def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
@@ -170,7 +158,7 @@ def _parse_documents(
     return documents
 
 
-def find_files(origin: Origin) -> list[TokenFilePair]:
+def find_files(origin: Origin) -> list[Pair]:
     """Return the files of a dataset, sorted by name.
 
     Raises DatasetNotFoundError, DatasetError or FetchError.
@@ -178,7 +166,6 @@ def find_files(origin: Origin) -> list[TokenFilePair]:
     top = origin.top(lambda name: not is_passed_over(name))
     if top.missing:
         raise DatasetNotFoundError(f"{origin.url}: no file {printable(top.missing[0])}.")
-    by_name = {entry.name: entry for entry in top.entries}
     data = [entry for entry in top.entries if entry.name.endswith((BIN, NPY))]
     if not data:  # files of any name: reading them finds contents that can't be tokens
         data = [entry for entry in top.entries if not entry.name.endswith(IDX)]
@@ -187,53 +174,49 @@ def find_files(origin: Origin) -> list[TokenFilePair]:
             f"{origin.url}: no file of tokens. Expected .bin or .npy files, or other files of "
             "token ids, directly in this folder."
         )
-    pairs = [TokenFilePair(data=entry, idx=_idx_of(origin, entry, by_name)) for entry in data]
-    used = {pair.idx.name for pair in pairs if pair.idx is not None}
-    for name in by_name:
-        if name.endswith(IDX) and name not in used:
-            raise DatasetError(
-                f"{origin.url}: {printable(name)} has no data file "
-                f"{printable(name[: -len(IDX)] + BIN)}. Fetch that file too, or remove the .idx "
-                "from the folder."
-            )
-    if used and len(used) < len(pairs):
-        other = next(pair.data.name for pair in pairs if pair.idx is None)
+    left = {entry.name: entry for entry in top.entries if entry.name.endswith(IDX)}
+    pairs: list[Pair] = []
+    for entry in data:
+        name = entry.name.removesuffix(BIN) + IDX
+        idx = left.pop(name, None) if entry.name.endswith(BIN) else None
+        if idx is None and origin.selection is not None and entry.name.endswith(BIN):
+            idx = origin.entry(name)  # the URL names single files: the listing lacks their .idx
+        pairs.append((entry, idx))
+    for name in left:
         raise DatasetError(
-            f"{origin.url}: {len(used)} of {len(pairs)} files have an .idx, and "
-            f"{printable(other)} has none. Put the files without an .idx into another folder."
+            f"{origin.url}: {printable(name)} has no data file "
+            f"{printable(name.removesuffix(IDX) + BIN)}. Fetch that file too, or remove the .idx "
+            "from the folder."
+        )
+    without = [entry for entry, idx in pairs if idx is None]
+    if 0 < len(without) < len(pairs):
+        raise DatasetError(
+            f"{origin.url}: {len(pairs) - len(without)} of {len(pairs)} files have an .idx, and "
+            f"{printable(without[0].name)} has none. Put the files without an .idx into another "
+            "folder."
         )
     return pairs
 
 
-def _idx_of(origin: Origin, entry: Entry, by_name: Mapping[bytes, Entry]) -> Entry | None:
-    if not entry.name.endswith(BIN):
-        return None
-    name = entry.name[: -len(BIN)] + IDX
-    idx = by_name.get(name)
-    # If the URL names single files, the listing lacks their .idx files.
-    return idx if idx is not None or origin.selection is None else origin.entry(name)
-
-
-def inspect_token_file(origin: Origin, pair: TokenFilePair, *, dtype: str | None) -> TokenFile:
+def inspect_token_file(origin: Origin, pair: Pair, *, dtype: str | None) -> TokenFile:
     """Read the layout of a file. dtype: from the user.
 
     Raises ConfigError (the dtype is missing, or isn't the file's) or DatasetError.
     """
-    entry = pair.data
-    if pair.idx is not None:
-        found = read_idx(origin, pair.idx, entry)
+    entry, idx = pair
+    if idx is not None:
+        found = read_idx(origin, idx, entry)
     elif entry.name.endswith(NPY):
         found = _read_npy(origin, entry)
     elif dtype is not None:
-        stored = np.dtype(dtype).newbyteorder("<").str
-        found = TokenFile(entry=entry, dtype=stored, tokens=_count(entry, stored, 0))
+        found = _flat_file(entry, np.dtype(dtype).newbyteorder("<"), 0)
     else:
         raise ConfigError(
             f"dtype: {printable(entry.name)} doesn't record its dtype. Pass the one that it was "
             'written with, such as dtype="uint16".'
         )
     if dtype is not None and dtype != (name := np.dtype(found.dtype).name):
-        source = "its header" if pair.idx is None else printable(pair.idx.name)
+        source = "its header" if idx is None else printable(idx.name)
         raise ConfigError(
             f"dtype: got {dtype!r}, and {printable(entry.name)} is {name} according to {source}. "
             "Omit dtype=."
@@ -241,15 +224,15 @@ def inspect_token_file(origin: Origin, pair: TokenFilePair, *, dtype: str | None
     return found
 
 
-def _count(entry: Entry, dtype: str, start: int) -> int:
-    """Return the number of tokens in a file from a byte on. Raises DatasetError."""
-    tokens, rest = divmod(entry.size_bytes - start, np.dtype(dtype).itemsize)
+def _flat_file(entry: Entry, dtype: np.dtype[Any], start: int) -> TokenFile:
+    """Return the layout of a file of tokens from byte `start` on. Raises DatasetError."""
+    tokens, rest = divmod(entry.size_bytes - start, dtype.itemsize)
     if rest:
         raise DatasetError(
             f"{printable(entry.name)}: the file has {entry.size_bytes:,} bytes, which isn't a "
-            f"whole number of {np.dtype(dtype).name} tokens: it is truncated or has another dtype."
+            f"whole number of {dtype.name} tokens: it is truncated or has another dtype."
         )
-    return tokens
+    return TokenFile(entry=entry, dtype=dtype.str, start=start, tokens=tokens)
 
 
 def _read_npy(origin: Origin, entry: Entry) -> TokenFile:
@@ -258,13 +241,10 @@ def _read_npy(origin: Origin, entry: Entry) -> TokenFile:
     header = read_npy_header(data, size_bytes=entry.size_bytes)
     if isinstance(header, Rejection):
         raise DatasetError(f"{printable(entry.name)}: {header.reason}.")
-    dtype, start = header.codec.dtype, header.start
+    dtype = header.codec.dtype
     if len(header.shape) != 1 or dtype.kind not in "iu":
         raise DatasetError(
-            f"{printable(entry.name)}: the array is {dtype.name} of shape "
-            f"{header.shape}, and tokens are integers in one dimension. Pass "
-            'format="npy", or save a flat array.'
+            f"{printable(entry.name)}: the array is {dtype.name} of shape {header.shape}, and "
+            'tokens are integers in one dimension. Pass format="npy", or save a flat array.'
         )
-    return TokenFile(
-        entry=entry, dtype=dtype.str, start=start, tokens=_count(entry, dtype.str, start)
-    )
+    return _flat_file(entry, dtype, header.start)

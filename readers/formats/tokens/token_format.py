@@ -26,7 +26,13 @@ from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, giv
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
-from penstock.readers.formats.tokens.token_files import find_files, has_magic, inspect_token_file
+from penstock.readers.formats.tokens.token_files import (
+    BIN,
+    IDX,
+    MAGIC,
+    find_files,
+    inspect_token_file,
+)
 from penstock.readers.formats.tokens.token_sequences import (
     DOCUMENT,
     POSITION,
@@ -40,6 +46,7 @@ from penstock.readers.formats.tokens.token_sequences import (
     slice_documents,
     stream_parts,
 )
+from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.origin import left_out_for
 
 if TYPE_CHECKING:
@@ -217,14 +224,15 @@ class TokenFormat(ChunkFormat):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds Megatron's files, or flat .bin files whose dtype the user
         gives. Other files don't record what they are."""
-        entries = origin.top(lambda name: name.endswith((b".bin", b".idx"))).entries
+        entries = origin.top(lambda name: name.endswith((BIN, IDX))).entries
         if not entries:
             return False
-        idx = next((entry for entry in entries if entry.name.endswith(b".idx")), None)
+        idx = next((entry for entry in entries if entry.name.endswith(IDX)), None)
         if idx is None and origin.selection is not None:  # the URL names the .bin file only
-            idx = origin.entry(entries[0].name.removesuffix(b".bin") + b".idx")
+            idx = origin.entry(entries[0].name.removesuffix(BIN) + IDX)
         if idx is not None:
-            return has_magic(origin, idx)
+            with open_data_file(origin, idx) as file:
+                return file.read_at(0, len(MAGIC)) == MAGIC
         return Sampling.of(origin.arrangement).dtype is not None
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
@@ -237,7 +245,7 @@ class TokenFormat(ChunkFormat):
     def files(self, origin: Origin) -> DatasetFiles:
         """List the files of tokens and their .idx files."""
         pairs = find_files(origin)
-        entries = [each for pair in pairs for each in (pair.data, pair.idx) if each]
+        entries = [each for pair in pairs for each in pair if each]
         return DatasetFiles(entries=entries, found=pairs)
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
@@ -247,11 +255,11 @@ class TokenFormat(ChunkFormat):
         """
         pairs = files.found
         sampling = Sampling.of(origin.arrangement)
-        has_idx = pairs[0].idx is not None
+        has_idx = pairs[0][1] is not None
         documents = _document_mode(sampling, has_idx=has_idx)
         cut = _cut(sampling, documents)
         schema, dtype = _schema(origin, cut, documents, has_idx=has_idx)
-        total = sum(pair.data.size_bytes for pair in pairs)
+        total = sum(entry.size_bytes for entry, _ in pairs)
         most = _MAX_DOCUMENT_SHARD_BYTES if has_idx else _MAX_SHARD_BYTES
         target = min(most, max(PART_BYTES, total // _MANY_SHARDS))
         plan = TokenNotes(cut=cut, documents=documents, vocabulary=sampling.vocabulary)

@@ -305,6 +305,12 @@ class ShardSequences:
 
         A packed sequence numbers its own documents, and positions count from a piece's start.
         """
+        notes, begins = self._notes, self._begins
+        if self._starts is not None and self._bounds is None:
+            numbers = self._documents[rows]
+            positions = self._starts[rows] - begins[numbers]
+            positions += np.where(numbers == 0, notes.skip, 0)
+            return numbers + notes.first_document, positions, self._lengths[rows]
         starts, lengths, counts = self.ranges(rows)
         if counts is not None:
             ends = np.cumsum(counts)
@@ -312,11 +318,6 @@ class ShardSequences:
             numbers = number_ranges(np.zeros_like(counts), counts + 1)
             numbers[ends + np.arange(len(ends))] = -1  # the padding of each sequence
             return numbers, np.zeros_like(numbers), np.insert(lengths, ends, length - used)
-        notes, begins = self._notes, self._begins
-        if self._starts is not None:
-            numbers = self._documents[rows]
-            positions = starts - begins[numbers] + np.where(numbers == 0, notes.skip, 0)
-            return numbers + notes.first_document, positions, lengths
         first = np.searchsorted(begins, starts, side="right") - 1
         counts = np.searchsorted(begins, starts + length, side="left") - first
         numbers = number_ranges(first, counts)  # an empty document has no tokens

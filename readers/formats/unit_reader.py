@@ -122,41 +122,14 @@ class UnitReader(ChunkReader):
         data: ShardData,
         wrong: dict[int, str],
         corners: Ints | None = None,
+        present: Bools | None = None,
     ) -> None:
-        """Read rows of a dense field into their places."""
+        """Read rows of a dense field into their places. present: becomes False for rows that lack
+        it."""
         assert corners is None, "rows of units have no windows"
-        self._fill(field, rows, out, places, data, wrong)
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
-    ) -> Mapping[str, Column]:
-        """Read rows of other fields, and `<name>.present` of those that some samples lack."""
-        found: dict[str, Column] = {}
-        for field in fields:
-            form, count = self._forms[field], len(rows)
-            if form is not None and not form.is_ragged:
-                out = np.empty((count, *form.fixed_shape), form.dtype)
-                present = self._fill(field, rows, out, slice(0, count), data, wrong)
-                found[field] = DenseColumn(out)
-            else:
-                found[field], present = self._collect(field, rows, form, data, wrong)
-            if field in self._lacking:
-                found[field + PRESENT] = DenseColumn(present)
-        return found
-
-    def _fill(
-        self,
-        field: str,
-        rows: Ints,
-        out: NDArray[Any],
-        places: Places,
-        data: ShardData,
-        wrong: dict[int, str],
-    ) -> Bools:
-        """Read rows of a dense field into their places; return which of them have it."""
-        form, present = self._forms[field], np.ones(len(rows), np.bool_)
+        form, slots = self._forms[field], None
         assert form is not None
-        slots: Ints | None = None
+        present = np.ones(len(rows), np.bool_) if present is None else present
         for here, local, values in self._read(field, rows, data, wrong, present):
             if values is not None and isinstance(places, slice) and len(here) == len(rows):
                 np.take(values.dense(form), local, axis=0, out=out[places])
@@ -165,25 +138,42 @@ class UnitReader(ChunkReader):
             out[slots[here]] = 0 if values is None else values.dense(form)[local]
         if not present.all():
             out[place_numbers(places, len(rows))[~present]] = 0
-        return present
 
-    def _collect(
-        self, field: str, rows: Ints, form: ArrayForm | None, data: ShardData, wrong: dict[int, str]
-    ) -> tuple[Column, Bools]:
-        """Return rows of a field as a column, and which of them have it."""
-        present = np.ones(len(rows), np.bool_)
-        samples = [np.empty(0, np.uint8) if form is None else form.empty] * len(rows)
-        for here, local, values in self._read(field, rows, data, wrong, present):
-            if values is not None:
-                values.put(samples, here, local, form)
-        if form is not None:
-            return form.column(samples), present
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read rows of other fields, and `<name>.present` of those that some samples lack."""
+        found: dict[str, Column] = {}
+        for field in fields:
+            form, count = self._forms[field], len(rows)
+            present = np.ones(count, np.bool_)
+            if form is not None and not form.is_ragged:
+                out = np.empty((count, *form.fixed_shape), form.dtype)
+                places = slice(0, count)
+                self.gather(field, rows, out, places, data=data, wrong=wrong, present=present)
+                found[field] = DenseColumn(out)
+            else:
+                samples = [np.empty(0, np.uint8) if form is None else form.empty] * count
+                for here, local, values in self._read(field, rows, data, wrong, present):
+                    if values is not None:
+                        values.put(samples, here, local, form)
+                found[field] = self._column(field, samples, present, wrong)
+            if field in self._lacking:
+                found[field + PRESENT] = DenseColumn(present)
+        return found
+
+    def _column(
+        self, field: str, samples: list[NDArray[Any]], present: Bools, wrong: dict[int, str]
+    ) -> Column:
+        """Join samples that are ragged or encoded."""
+        if (form := self._forms[field]) is not None:
+            return form.column(samples)
         if not self._schema[field].has_sides:
-            return EncodedColumn(samples), present
+            return EncodedColumn(samples)
         dims = upright_sizes(samples)
         unknown = np.flatnonzero((dims[:, 0] == 0) & present)
         _mark(wrong, unknown, f"{field}: it doesn't begin as an image of a known format")
-        return EncodedColumn(samples, dims), present
+        return EncodedColumn(samples, dims)
 
     def _read(
         self, field: str, rows: Ints, data: ShardData, wrong: dict[int, str], present: Bools

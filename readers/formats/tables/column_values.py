@@ -9,6 +9,7 @@ these differ in more than the first length, and a column "wrong" the reason of e
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -390,8 +391,14 @@ class TableValues(UnitValues):
         if isinstance(array, pa.DictionaryArray):
             rows = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
-        put = _put_views if array.type == pa.binary_view() else _put_slices
-        put(samples, here.tolist(), array, rows)
+        parts, size = (_views if array.type == pa.binary_view() else _slices)(array, rows)
+        if _VIEWED_SHARE * sum(map(len, parts)) < size:
+            joined = np.concatenate([_EMPTY, *parts])
+            joined.flags.writeable = False
+            bounds = _offsets(np.array([len(part) for part in parts])).tolist()
+            parts = [joined[start:end] for start, end in pairwise(bounds)]
+        for place, part in zip(here.tolist(), parts, strict=True):
+            samples[place] = part
 
     def _put_ragged(
         self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm
@@ -412,36 +419,31 @@ class TableValues(UnitValues):
             samples[place] = sample.reshape(shapes[number]) if shapes else sample
 
 
-def _put_slices(samples: list[Encoded], here: list[int], array: Any, rows: Ints) -> None:
-    """Put values of an array of bytes with offsets into a list."""
+def _bytes_of(buffer: Any) -> Encoded:
+    """Return a buffer as an array that can't be written."""
+    found = np.frombuffer(b"" if buffer is None else buffer, np.uint8)
+    found.flags.writeable = False
+    return found
+
+
+def _slices(array: Any, rows: Ints) -> tuple[list[Encoded], int]:
+    """Return values of an array of bytes with offsets as views, and the bytes that these keep."""
     _, offsets, data = array.buffers()
-    if data is None:
-        return
     dtype = np.int64 if pa.types.is_large_binary(array.type) else np.int32
-    at: NDArray[Any] = np.frombuffer(offsets, dtype)[array.offset :]
-    bytes_ = np.frombuffer(data, np.uint8)
-    bytes_.flags.writeable = False
-    starts, ends = at[rows], at[rows + 1]
-    if _VIEWED_SHARE * int((ends - starts).sum()) < len(bytes_):
-        parts = [bytes_[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
-        bytes_ = np.concatenate([_EMPTY, *parts])
-        bytes_.flags.writeable = False
-        bounds = _offsets(ends - starts)
-        starts, ends = bounds[:-1], bounds[1:]
-    for place, start, end in zip(here, starts.tolist(), ends.tolist(), strict=True):
-        samples[place] = bytes_[start:end]
+    at: NDArray[Any] = np.frombuffer(offsets or bytes(16), dtype)[array.offset :]
+    bytes_ = _bytes_of(data)
+    starts, ends = at[rows].tolist(), at[rows + 1].tolist()
+    return [bytes_[a:b] for a, b in zip(starts, ends, strict=True)], len(bytes_)
 
 
-def _put_views(samples: list[Encoded], here: list[int], array: Any, rows: Ints) -> None:
-    """Put values of an array of views into a list."""
+def _views(array: Any, rows: Ints) -> tuple[list[Encoded], int]:
+    """Return values of an array of views, and the bytes that they keep."""
     _, buffer, *buffers = array.buffers()
-    views = np.frombuffer(buffer, np.int32).reshape(-1, 4)[array.offset + rows]
-    short = views.view(np.uint8).reshape(-1, 16)
-    data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
-    is_copied = _VIEWED_SHARE * int(views[:, 0].sum(dtype=np.int64)) < sum(map(len, data))
-    for row, (length, _, number, start) in enumerate(views.tolist()):
-        is_inside = length <= _INLINE_BYTES
-        sample = short[row, 4 : 4 + length] if is_inside else data[number][start : start + length]
-        sample = sample.copy() if is_inside or is_copied else sample
-        sample.flags.writeable = False
-        samples[here[row]] = sample
+    views = np.frombuffer(buffer or b"", np.int32).reshape(-1, 4)[array.offset + rows]
+    inside = _bytes_of(views).reshape(-1, 16)[:, 4:]
+    data = [_bytes_of(each) for each in buffers]
+    parts = [
+        inside[row, :length] if length <= _INLINE_BYTES else data[number][start : start + length]
+        for row, (length, _, number, start) in enumerate(views.tolist())
+    ]
+    return parts, sum(map(len, data))

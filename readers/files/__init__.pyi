@@ -9,7 +9,8 @@ from .mapped_files import ADVISED_BATCHES as ADVISED_BATCHES, BROKEN as BROKEN
 from .mapped_files import PageAdvice as PageAdvice, advise_willneed as advise_willneed
 from .mapped_files import disk_reads as disk_reads, map_buffer as map_buffer
 from .mapped_files import only_the_tail as only_the_tail, read_buffer as read_buffer
-from .names import IMAGES as IMAGES, KINDS as KINDS, Kind as Kind
+from .names import FIELDS_BY_KIND as FIELDS_BY_KIND, IMAGES as IMAGES
+from .names import KINDS as KINDS, Kind as Kind
 from .names import extension as extension, kind_of as kind_of, stem as stem
 from .names import INDEX_SUFFIX as INDEX_SUFFIX, OWN_FOLDER as OWN_FOLDER, are_unsafe as are_unsafe
 from .names import below as below, encoded_name as encoded_name, is_passed_over as is_passed_over

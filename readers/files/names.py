@@ -56,6 +56,15 @@ KINDS: Mapping[str, Kind] = {
 }
 """The kinds of files by their extensions, in lower case."""
 
+FIELDS_BY_KIND: Mapping[Kind, str] = {
+    **{kind: kind for kind in (*KINDS.values(), "class")},
+    "text": "caption",
+    "class": "label",
+    "json": "",
+}
+"""The name of a field whose file, next to others of a sample, has no name of its own; JSON has a
+field for each key."""
+
 IMAGES = frozenset(each for each, kind in KINDS.items() if kind == "image")
 """Extensions of images."""
 

@@ -106,13 +106,13 @@ class DatasetPlace:
     """The root and the selected files of a dataset.
 
     root: a local path as bytes, else a URL or a path of a file system object. selection: files
-    below it; None means all files. folder: the URL read as a folder's, if only the store can tell
-    whether it is a folder or the file in `selection`; else None.
+    below it; None means all files. may_be_folder: True if only the store can tell whether the URL
+    is that of a folder or of the file in `selection`.
     """
 
     root: bytes | str
     selection: FileSelection | None = None
-    folder: str | None = None
+    may_be_folder: bool = False
 
 
 def place_of(url: Url, *, is_path: bool = False) -> DatasetPlace:
@@ -155,10 +155,8 @@ def _of_url(url: str, *, is_path: bool) -> DatasetPlace | None:
         return None
     if is_tar_name(name) or is_file_name(name):
         named = one_file(unquote(name) if address.is_web else name)
-        may_be_folder = not is_tar_name(name)
-        return DatasetPlace(
-            root=address.at(folder), selection=named, folder=url if may_be_folder else None
-        )
+        root, may_be_folder = address.at(folder), not is_tar_name(name)
+        return DatasetPlace(root=root, selection=named, may_be_folder=may_be_folder)
     return DatasetPlace(root=url)
 
 

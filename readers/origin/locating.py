@@ -61,12 +61,12 @@ def locate(
         return LocalFolder(root, selection, arrangement)
     access = StoreAccess(options=storage_options or {}, scratch=scratch, filesystem=filesystem)
     found = RemoteFolder(root, access, selection, arrangement)
-    if place.folder is not None and selection is not None:
+    if place.may_be_folder and selection is not None and not isinstance(url, list | tuple):
         try:
             is_file = found.remote.find(selection.parts[0]) is not None
         except FetchError:  # reading the file raises the precise error
             is_file = True
         if not is_file:
             found.close()
-            return RemoteFolder(place.folder, access, None, arrangement)
+            return RemoteFolder(os.fsdecode(url), access, None, arrangement)
     return found

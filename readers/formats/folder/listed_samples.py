@@ -14,19 +14,14 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fieldtypes import (
     LABEL,
     LABELS,
-    Array,
-    Audio,
     ClassLabel,
-    Image,
-    Text,
     TextTable,
-    Video,
     csv_table,
     fields_of,
     jsonl_table,
 )
-from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
-from penstock.readers.formats.file_kinds import type_by_names
+from penstock.readers.files import KINDS, encoded_name, extension, kind_of, printable, stem
+from penstock.readers.formats.file_kinds import TYPES, type_by_names
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, left_out_for
 
@@ -42,7 +37,7 @@ METADATA = (b"metadata.csv", b"metadata.jsonl")
 UNREAD_METADATA = b"metadata.parquet"
 _PATHS = ("path", "file_name", "filename", "file", "image")
 _SUFFIX = "_file_name"
-_FIELDS = {Image: "image", Array: "array", Text: "text", Audio: "audio", Video: "video"}
+_FIELDS = {type(TYPES[kind]): kind for kind in KINDS.values() if kind != "json"}
 _OWN_FILE = ""  # the field of the sample's own file, until the files' names decide it
 _SHOWN = 8
 _MANIFESTS = ("csv", "tsv", "jsonl", "ndjson")

@@ -27,7 +27,7 @@ from penstock.readers.fieldtypes import (
     json_object,
     object_table,
 )
-from penstock.readers.files import encoded_name, extension, kind_of, printable, stem
+from penstock.readers.files import FIELDS_BY_KIND, encoded_name, extension, kind_of, printable, stem
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
 from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, is_prose, may_be_image
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 LARGEST_JSON_BYTES = 2**20
 """The largest JSON file of a sample that is read."""
 
-# Files that add fields to the sample of the same name, and their fields; JSON has a field per key.
-_COMPANIONS: Mapping[Kind, str] = {"text": "caption", "array": "array", "json": ""}
+# Files that add fields to the sample of the same name.
+_COMPANIONS: Sequence[Kind] = ("text", "array", "json")
 _SHOWN_CLASSES, _SHOWN_FOLDERS = 5, 8
 _IN_ROOT = "not in a class folder (a file next to the class folders has no label)"
 _NO_CLASS = "its folder isn't a class: it holds no file that can be a sample"
@@ -102,8 +102,8 @@ def class_folder_samples(
         types["label"], values["label"] = _labels(samples, classes, given)
     columns: dict[str, Sequence[Entry | None]] = {main: samples}
     stems = [stem(file.name) for file in samples] if companions else []
-    for kind, field in _COMPANIONS.items():
-        mine = companions.get(kind, {})
+    for kind in _COMPANIONS:
+        mine, field = companions.get(kind, {}), FIELDS_BY_KIND[kind]
         if field and not mine.keys().isdisjoint(stems):
             types[field], columns[field] = TYPES[kind], [mine.get(each) for each in stems]
     known = set(stems)

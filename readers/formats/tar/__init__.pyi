@@ -3,4 +3,4 @@ from .member_fields import MemberField as MemberField, RequestedFields as Reques
 from .member_fields import member_field as member_field
 from .tar_headers import EXTENDED_BYTES as EXTENDED_BYTES, TarMember as TarMember
 from .tar_headers import archive_members as archive_members
-from .tar_listing import join_archives as join_archives
+from .tar_listing import ArchiveJoin as ArchiveJoin

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.readers.fieldtypes import PRESENT, is_field_name
-from penstock.readers.files import KINDS
+from penstock.readers.files import FIELDS_BY_KIND, KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,12 +34,6 @@ def split_key(name: bytes) -> tuple[bytes, str] | None:
     if found is None:
         return None
     return found[1], found[2].decode("utf-8", "surrogateescape").lower()
-
-
-# The field's name if the member's name has none, where it isn't the kind's own name.
-_USUAL: Mapping[Kind, str] = {"text": "caption", "class": "label", "json": ""}
-USUAL_NAMES = frozenset(_USUAL.get(kind, kind) for kind in (*KINDS.values(), "class")) - {""}
-"""The field names of members that have no name of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ def member_field(extension: str) -> MemberField | None:
     if kind is None:
         return None
     if not stem:
-        return MemberField(_USUAL.get(kind, kind), kind)
+        return MemberField(FIELDS_BY_KIND[kind], kind)
     try:
         stem.encode()
     except UnicodeEncodeError:

@@ -9,9 +9,9 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.files import IMAGES, is_passed_over, printable
+from penstock.readers.files import FIELDS_BY_KIND, IMAGES, is_passed_over, printable
 from penstock.readers.formats.files_format import FilesFormat
-from penstock.readers.formats.tar.member_fields import USUAL_NAMES, split_key
+from penstock.readers.formats.tar.member_fields import split_key
 from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class TarFormat(FilesFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True if the places of fields are names that members have by default."""
-        return all(place in USUAL_NAMES for _, place in origin.arrangement.places)
+        return all(
+            place and place in FIELDS_BY_KIND.values() for _, place in origin.arrangement.places
+        )
 
 
 FORMAT = TarFormat()

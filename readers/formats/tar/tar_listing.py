@@ -65,26 +65,17 @@ class TarListing(SpanListing):
             return archive_samples(entry, opened, requested)
 
         archives = self.read_each(files, read, workers=workers)
-        return join_archives(archives, requested, url=self.origin.url)
+        return ArchiveJoin(archives, requested, url=self.origin.url).join()
 
 
-def join_archives(
-    archives: Sequence[ArchiveSamples], requested: RequestedFields, *, url: str
-) -> SpanSamples:
-    """Join the samples of archives. url: of the dataset, for messages.
-
-    Raises ConfigError (fields= names fields that don't exist), DatasetError (too many fields;
-    labels of two kinds; members of two kinds for one field).
-    """
-    return _ArchiveJoin(archives, requested, url).join()
-
-
-class _ArchiveJoin:
+class ArchiveJoin:
     """The samples of all archives, numbered across them."""
 
     def __init__(
-        self, archives: Sequence[ArchiveSamples], requested: RequestedFields, url: str
+        self, archives: Sequence[ArchiveSamples], requested: RequestedFields, *, url: str
     ) -> None:
+        """url: of the dataset, for messages. Raises DatasetError for too many fields, and for
+        members of two kinds for one field."""
         self._archives, self._requested, self._url = archives, requested, url
         samples = [sample for each in archives for sample in each.samples]
         self._names = [each.path(sample.name) for each in archives for sample in each.samples]
@@ -104,7 +95,8 @@ class _ArchiveJoin:
                 self._parts[field][row] = part
 
     def join(self) -> SpanSamples:
-        """Return the joined samples."""
+        """Return the joined samples. Raises ConfigError (fields= names fields that don't exist),
+        DatasetError (labels of two kinds)."""
         given, members = self._requested.types, self._members
         sources, notes = self._sources()
         kinds = {name: members[some[0]].kind for name, some in sources.items()}

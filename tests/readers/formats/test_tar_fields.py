@@ -30,10 +30,10 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import IMAGES
 from penstock.readers.formats import MISSING
 from penstock.readers.formats.tar import (
+    ArchiveJoin,
     MemberField,
     RequestedFields,
     archive_samples,
-    join_archives,
     member_field,
 )
 from penstock.readers.origin import Entry
@@ -61,7 +61,7 @@ def joined(*archives, schema=None, fields=None):
         data = tars.archive(files)
         entry = Entry(name=b"%d.tar" % number, size_bytes=len(data), mtime_ns=0, version="")
         found.append(archive_samples(entry, Memory(data), asked))
-    return join_archives(found, asked, url="/set")
+    return ArchiveJoin(found, asked, url="/set").join()
 
 
 def candidates(*archives, **asked):

@@ -10,6 +10,7 @@ chunks.
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Crops = Mapping[str, ColumnCrop]
     Parts = tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+_log = logging.getLogger("penstock")
 
 _WHOLE_BYTES = 64 * 2**20
 """Bytes of whole samples that are read at a time to take parts of them."""
@@ -341,6 +344,9 @@ class ChunkListing:
         from penstock.readers.formats.candidates import Candidates
 
         found = self.format.index(self.origin, self.files, workers=workers)
+        if announces:
+            for name, reason in found.left_out.items():
+                _log.info("%s: %s isn't a field: %s", self.origin.url, name, reason)
         if announces and found.announce is not None:
             found.announce()
         return Candidates(

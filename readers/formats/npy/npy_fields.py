@@ -348,32 +348,28 @@ def _files_of(
 
 def _archive_fields(archive: ArrayGroup, places: Mapping[str, str], *, url: str) -> ArrayGroup:
     """Return the arrays of an archive that are fields: those that the user names, or all."""
-    shown = printable(archive.name)
-    arrays, refused = dict(archive.arrays), dict(archive.left_out)
-    if places:
-        members = {name: member.removesuffix(".npy") for name, member in places.items()}
-        for name, member in members.items():
-            if member in refused:
-                raise DatasetError(f"{shown}: {member!r} can't be read: {refused[member]}.")
-            if member not in arrays:
-                raise ConfigError(
-                    f'fields: got {{"{name}": {places[name]!r}}}, and {shown} of {url} has no such '
-                    f"array. It has {sorted(arrays)[:20]}."
-                )
-        named = {name: arrays[member] for name, member in members.items()}
-        return ArrayGroup(name=archive.name, arrays=named)
-    for name in [name for name in arrays if not is_field_name(name)]:
-        refused[name] = "no field can have its name: pass fields={name: member}"
-        del arrays[name]
-    if not arrays:
+    shown, own, refused = printable(archive.name), archive.arrays, dict(archive.left_out)
+    members = {name: place.removesuffix(".npy") for name, place in places.items()}
+    if not places:
+        members = {name: name for name in own if is_field_name(name)}
+        unnamed = "no field can have its name: pass fields={name: member}"
+        refused |= dict.fromkeys(own.keys() - members.keys(), unnamed)
+    for name, member in members.items():
+        if member in refused:
+            raise DatasetError(f"{shown}: {member!r} can't be read: {refused[member]}.")
+        if member not in own:
+            raise ConfigError(
+                f'fields: got {{"{name}": {places[name]!r}}}, and {shown} of {url} has no such '
+                f"array. It has {sorted(own)[:20]}."
+            )
+    if not members:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
         raise DatasetError(
             f"{shown}: none of its arrays can be read ({reasons or 'it is empty'}). Write numbers "
             "with np.savez, or remove the file from the dataset."
         )
-    for name, reason in refused.items():
-        _log.info("%s: %s of %s isn't a field: %s", url, name, shown, reason)
-    return ArrayGroup(name=archive.name, arrays=arrays, left_out=refused)
+    arrays = {name: own[member] for name, member in members.items()}
+    return ArrayGroup(name=archive.name, arrays=arrays, left_out={} if places else refused)
 
 
 def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays:
@@ -440,10 +436,10 @@ def _unit(
                     _shown(group),
                 )
                 return groups, True
-    return [_rows_only(url, group) for group in groups], False
+    return [_rows_only(group) for group in groups], False
 
 
-def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
+def _rows_only(group: ArrayGroup) -> ArrayGroup:
     """Return a group without its single numbers, which have no rows. Raises DatasetError if rows
     can't be read."""
     arrays = {name: array for name, array in group.arrays.items() if array.shape}
@@ -452,8 +448,6 @@ def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
             f"{printable(group.name)}: the file holds single numbers (shape ()), which have no "
             f"first axis for samples. Write arrays; {_FILE_HINT}."
         )
-    for name in group.arrays.keys() - arrays.keys():
-        _log.info("%s: %s of %s isn't a field: a single number", url, name, printable(group.name))
     for name, array in arrays.items():
         if array.is_fortran and array.packed is None:
             raise DatasetError(
@@ -461,7 +455,8 @@ def _rows_only(url: str, group: ArrayGroup) -> ArrayGroup:
                 "column by column (Fortran order), so its samples aren't contiguous. Write "
                 f"np.ascontiguousarray(…). Whole files can be read: {_FILE_HINT}."
             )
-    return replace(group, arrays=arrays)
+    single = dict.fromkeys(group.arrays.keys() - arrays.keys(), "it is a single number")
+    return replace(group, arrays=arrays, left_out={**group.left_out, **single})
 
 
 def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> None:
@@ -473,19 +468,16 @@ def _check_alike(first: ArrayGroup, group: ArrayGroup, *, is_by_file: bool) -> N
             'hold the same arrays: name those that all have, fields={"x": "x"}.'
         )
     for name, array in group.arrays.items():
-        other = first.arrays[name]
-        if is_by_file:
-            is_alike, rule = len(array.shape) == len(other.shape), "the same number of axes"
-        else:
-            is_alike, rule = array.shape[1:] == other.shape[1:], "rows of one shape"
-        if is_alike and array.codec.native == other.codec.native:
+        other, shapes = first.arrays[name], (array.shape, first.arrays[name].shape)
+        alike = {len(shape) if is_by_file else shape[1:] for shape in shapes}
+        if len(alike) == 1 and array.codec.native == other.codec.native:
             continue
         files = "" if array.entry == other.entry else ' or one field: fields={"x": "x.npy", …}'
         raise DatasetError(
             f"{printable(array.entry.name)}: {name!r} is {array.codec.name} of shape "
             f"{array.shape}, and {other.codec.name} of shape {other.shape} in "
-            f"{printable(other.entry.name)}. The files of a dataset have one dtype and {rule}; "
-            f"{_FILE_HINT}{files}."
+            f"{printable(other.entry.name)}. The files of a dataset have one dtype, and "
+            f"{'as many axes' if is_by_file else 'rows of one shape'}; {_FILE_HINT}{files}."
         )
 
 

@@ -13,7 +13,6 @@ of an image's tiles).
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
 from penstock.readers.fieldtypes import Schema, is_field_name
-from penstock.readers.files import below, encoded_name, is_passed_over, printable, unsafe_reason
+from penstock.readers.files import below, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.array_fields import array_schema, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
 from penstock.readers.formats.unindexed_files import read_file_parts
@@ -29,6 +28,7 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
     Node,
     consolidated_nodes,
+    is_path,
     parse_array,
     read_document,
     read_node,
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.unindexed_files import Part
     from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
     from penstock.readers.origin import Entry, Origin
-
-_log = logging.getLogger("penstock")
 
 CONSOLIDATED = ".zmetadata"
 ROOTS = frozenset((b"zarr.json", b".zmetadata", b".zgroup", b".zarray"))
@@ -124,8 +122,7 @@ class Hierarchy:
         Raises ConfigError for a path that leads out of the hierarchy.
         """
         for path in paths:
-            name = encoded_name(path.strip("/"))
-            if name is None or unsafe_reason(name) is not None:
+            if not is_path(path.strip("/")):
                 raise ConfigError(
                     f"fields: got {path!r}, expected the path of an array below {self._url}."
                 )
@@ -137,8 +134,7 @@ class Hierarchy:
         return {"": root} | {node.name: node for node in nodes if node is not None}
 
     def _root(self) -> Node:
-        root = self._node("")
-        if root is None:
+        if (root := self._node("")) is None:
             raise DatasetNotFoundError(
                 f"{self._url}: there is no Zarr hierarchy: no zarr.json, .zgroup or .zarray at its "
                 "root. Pass the folder that holds one of those. A hierarchy in one zip file can't "
@@ -160,7 +156,7 @@ class Hierarchy:
 
     def _folders(self, group: Node) -> list[str]:
         """Return the paths of the folders directly in a group, sorted."""
-        _, found = self._origin.list_one(os.fsdecode(encoded_path(group.name)))
+        _, found = self._origin.list_one(group.name)
         names = sorted(each for each in map(os.fsencode, found) if not is_passed_over(each))
         above = f"{group.name}/" if group.name else ""
         return [above + os.fsdecode(name) for name in names if unsafe_reason(name) is None]
@@ -171,7 +167,7 @@ class Hierarchy:
 
     def _document(self, path: str, file: str) -> dict[str, Any] | None:
         """Read a document of a node; None if there is none."""
-        entry = self._origin.entry(os.path.join(encoded_path(path), file.encode()))
+        entry = self._origin.entry(os.path.join(os.fsencode(path), file.encode()))
         if entry is None:
             return None
         self.documents.append(entry)
@@ -187,11 +183,6 @@ class Hierarchy:
                 f"{self._url}: there are more than {MAX_NODES:,} groups and arrays. Pass the path "
                 "of a group in it."
             )
-
-
-def encoded_path(path: str) -> bytes:
-    """Return the path of a node as the name of its folder."""
-    return path.encode("utf-8", "surrogateescape")
 
 
 ROOT_FIELD = "array"
@@ -267,8 +258,6 @@ def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
     for name in (name for name in shapes if name not in windows):
         reason = "it has other windows than the array whose coordinate it is"
         refused[arrays[name].name or name] = reason
-    for name, reason in refused.items():
-        _log.info("%s: %s isn't a field: %s", url, name, reason)
     stored = {name: (arrays[name].dtype, own.sample_shape) for name, own in windows.items()}
     samples, what = windows[lead].samples, f"{url}: {lead!r} of shape {shapes[lead]}"
     schema = array_schema(stored, types, samples, url=url, what=what)

@@ -38,7 +38,6 @@ from penstock.readers.formats.zarr.zarr_fields import (
     Hierarchy,
     WindowedArray,
     choose_fields,
-    encoded_path,
     in_parallel,
 )
 from penstock.readers.formats.zarr.zarr_metadata import Node, parse_array
@@ -121,12 +120,12 @@ class StoredChunks(NamedTuple):
 def _list_files(hierarchy: Hierarchy, array: ArrayMetadata) -> dict[int, Entry]:
     """List the files of an array with one listing, by number in the grid of files, ascending.
     Raises DatasetError or FetchError."""
-    folder, prefix, counts = encoded_path(array.name), array.prefix, array.files.counts
+    folder, prefix, counts = os.fsencode(array.name), array.prefix, array.files.counts
     if array.separator == "/":
-        folder = os.path.join(folder, encoded_path(prefix)).rstrip(b"/")
+        folder = os.path.join(folder, os.fsencode(prefix)).rstrip(b"/")
     parts = [*([prefix] if prefix else []), *([r"(0|[1-9]\d{0,18})"] * len(counts))]
     name = re.escape(array.separator).join(parts)
-    above = re.escape(encoded_path(array.name)) + b"/" if array.name else b""
+    above = re.escape(os.fsencode(array.name)) + b"/" if array.name else b""
     pattern, found = re.compile(above + name.encode()), {}
     for entry in hierarchy.walk(folder):
         match = pattern.fullmatch(entry.name)

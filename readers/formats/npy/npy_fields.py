@@ -22,7 +22,7 @@ import struct
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
@@ -291,18 +291,6 @@ def _refusal(member: ZipInfo) -> str | None:
     return None
 
 
-class ChosenArrays(NamedTuple):
-    """The schema and the arrays of a dataset, with their windows.
-
-    is_by_file: a file is one sample. too_short: files that don't fill one sample, see `Candidates`.
-    """
-
-    schema: Schema
-    groups: Sequence[ArrayGroup]
-    is_by_file: bool
-    too_short: Mapping[str, LeftOut]
-
-
 def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[ArrayGroup]:
     """Read the headers of all files and return their arrays. Raises ConfigError, DatasetError or
     FetchError."""
@@ -372,11 +360,14 @@ def _archive_fields(archive: ArrayGroup, places: Mapping[str, str], *, url: str)
     return ArrayGroup(name=archive.name, arrays=arrays, left_out={} if places else refused)
 
 
-def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays:
+def choose_samples(
+    origin: Origin, groups: Sequence[ArrayGroup]
+) -> tuple[Schema, list[ArrayGroup], bool, dict[str, LeftOut]]:
     """Choose what a sample is.
 
-    Raises ConfigError, DatasetError (the files don't belong to one dataset) or DatasetNotFoundError
-    (there are no samples).
+    Returns the schema, the arrays with their windows, whether each file is one sample, and the
+    files that don't fill one sample, see `Candidates.unnamed`. Raises ConfigError, DatasetError
+    (the files don't belong to one dataset) or DatasetNotFoundError (there are no samples).
     """
     url, sampling = origin.url, Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(url, groups, sampling)
@@ -407,7 +398,7 @@ def choose_samples(origin: Origin, groups: Sequence[ArrayGroup]) -> ChosenArrays
         if not group.samples
     }
     too_short = left_out_for("an array too short for one sample", short)
-    return ChosenArrays(schema, nonempty, is_by_file, too_short)
+    return schema, nonempty, is_by_file, too_short
 
 
 def _unit(

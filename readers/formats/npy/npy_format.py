@@ -87,15 +87,15 @@ class NpyFormat(ChunkFormat):
         from penstock.readers.formats.npy.npy_fields import choose_samples, read_groups
 
         groups = read_groups(origin, files.entries, workers=workers)
-        chosen = choose_samples(origin, groups)
-        pieces = [piece for group in chosen.groups for piece in _pieces(group)]
+        schema, chosen, is_by_file, too_short = choose_samples(origin, groups)
+        pieces = [piece for group in chosen for piece in _pieces(group)]
         sizes = [_weight(sum(size for *_, size in each.extents), each.samples) for each in pieces]
         bounds = part_bounds(sizes, target_bytes=PART_BYTES).tolist()
         return ChunkedDataset(
-            schema=chosen.schema,
-            shards=[_shard(pieces[low:high], chosen.is_by_file) for low, high in pairwise(bounds)],
+            schema=schema,
+            shards=[_shard(pieces[low:high], is_by_file) for low, high in pairwise(bounds)],
             left_out=groups[0].left_out,
-            unnamed=chosen.too_short,
+            unnamed=too_short,
         )
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
@@ -161,7 +161,7 @@ def _part(
 
 
 def _inflated(
-    size_bytes: int, head_bytes: int, crc32: int, data: Encoded, out: Encoded | None
+    size_bytes: int, head_bytes: int, crc32: int, data: Encoded, _: Encoded | None
 ) -> Encoded:
     """Decompress a member of an archive, and remove the array's header. Raises ValueError if it is
     damaged."""
@@ -171,11 +171,7 @@ def _inflated(
         raise ValueError(str(error)) from None
     if len(whole) != size_bytes or zlib.crc32(whole) != crc32:
         raise ValueError("its length or CRC-32 differs from the archive's directory")
-    numbers = np.frombuffer(whole, np.uint8, offset=head_bytes)
-    if out is None:
-        return numbers
-    out[:] = numbers
-    return out
+    return np.frombuffer(whole, np.uint8, offset=head_bytes)
 
 
 _MIN_SAMPLE_BYTES = 16

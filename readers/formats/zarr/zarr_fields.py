@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
-from penstock.readers.fieldtypes import Schema, is_field_name
+from penstock.readers.fieldtypes import is_field_name
 from penstock.readers.files import below, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.array_fields import array_schema, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling, given_types
@@ -39,6 +39,7 @@ from penstock.readers.types import Rejection
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.array_windows import ArrayWindows
     from penstock.readers.formats.unindexed_files import Part
     from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
@@ -191,8 +192,6 @@ ROOT_FIELD = "array"
 IMAGE_FIELD = "image"
 """The field's name of the finest level of an OME-Zarr image."""
 
-_MAX_NAMES = 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WindowedArray:
@@ -203,23 +202,15 @@ class WindowedArray:
     windows: ArrayWindows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ChosenFields:
-    """The fields of a dataset, at least one, all with the same number of samples.
+def choose_fields(
+    origin: Origin, hierarchy: Hierarchy
+) -> tuple[Schema, list[WindowedArray], dict[str, str]]:
+    """Choose the fields of a dataset, all with the same number of samples: those that the user
+    names, else the finest level of an OME-Zarr image, else all arrays that can be tensors and
+    follow the largest one.
 
-    left_out: other arrays, by field name, and the reason.
-    """
-
-    schema: Schema
-    fields: list[WindowedArray]
-    left_out: dict[str, str]
-
-
-def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
-    """Choose the fields of a dataset: those that the user names, else the finest level of an
-    OME-Zarr image, else all arrays that can be tensors and follow the largest one.
-
-    Raises ConfigError, DatasetError, DatasetNotFoundError or FetchError.
+    Returns the schema, the fields, and the reasons against other arrays, by field name. Raises
+    ConfigError, DatasetError, DatasetNotFoundError or FetchError.
     """
     url, sampling = origin.url, Sampling.of(origin.arrangement)
     places, refused = dict(origin.arrangement.places), dict[str, str]()
@@ -240,7 +231,8 @@ def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
     shapes = {name: array.shape for name, array in arrays.items()}
     types = given_types(origin.arrangement)
     sampling.check_arrays(shapes, types, url=url)
-    lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
+    sizes = {name: math.prod(each.shape) * each.dtype.itemsize for name, each in arrays.items()}
+    lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), sizes[name]))
     along = (arrays[lead].dimension_names or (None,))[0]
     for name, array in list(arrays.items()):
         first = (array.dimension_names or (None,))[0]
@@ -261,14 +253,11 @@ def choose_fields(origin: Origin, hierarchy: Hierarchy) -> ChosenFields:
     stored = {name: (arrays[name].dtype, own.sample_shape) for name, own in windows.items()}
     samples, what = windows[lead].samples, f"{url}: {lead!r} of shape {shapes[lead]}"
     schema = array_schema(stored, types, samples, url=url, what=what)
-    return ChosenFields(
-        schema=schema,
-        fields=[
-            WindowedArray(name=name, array=arrays[name], windows=own)
-            for name, own in windows.items()
-        ],
-        left_out={path.replace("/", ".") or ROOT_FIELD: why for path, why in refused.items()},
-    )
+    fields = [
+        WindowedArray(name=name, array=arrays[name], windows=own) for name, own in windows.items()
+    ]
+    left_out = {path.replace("/", ".") or ROOT_FIELD: why for path, why in refused.items()}
+    return schema, fields, left_out
 
 
 def _named(
@@ -284,9 +273,9 @@ def _named(
         names = [node.name for node in hierarchy.nodes().values() if node.kind == "array"]
         raise ConfigError(
             f'fields: got {{"{name}": {path!r}}}, and {url} has no such array. '
-            f"Its arrays: {_some(names)}."
+            f"Its arrays: {names[:20]}."
         )
-    found = _parsed(node)
+    found = parse_array(node)
     if isinstance(found, Rejection):
         raise DatasetError(
             f"{path or 'The array'}: {found.reason}. Choose other fields (fields=), or write it as "
@@ -303,7 +292,7 @@ def _candidates(nodes: Mapping[str, Node], refused: dict[str, str]) -> dict[str,
         if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
             group, *parts = node.name.split("/")
             name = "".join([group, *(f"[{part!r}]" for part in parts)])
-        found = _parsed(node)
+        found = parse_array(node)
         if isinstance(found, Rejection):
             refused[node.name] = found.reason
         elif not is_field_name(name) or name in arrays:
@@ -311,17 +300,6 @@ def _candidates(nodes: Mapping[str, Node], refused: dict[str, str]) -> dict[str,
         else:
             arrays[name] = found
     return arrays
-
-
-def _parsed(node: Node) -> ArrayMetadata | Rejection:
-    """Return the metadata of an array, or why it can't be a field. Raises DatasetError."""
-    array = parse_array(node)
-    if not isinstance(array, Rejection):
-        if not array.shape:
-            return Rejection("it is a single number")
-        if 0 in array.shape[1:]:
-            return Rejection(f"its samples are empty: its shape is {array.shape}")
-    return array
 
 
 def finest_level(node: Node) -> str | None:
@@ -336,16 +314,7 @@ def finest_level(node: Node) -> str | None:
     return path.strip("/") if node.kind == "group" and isinstance(path, str) else None
 
 
-def _bytes(array: ArrayMetadata) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
-
-
 def _is_variable(array: ArrayMetadata) -> bool:
     """Return True unless an array is the coordinate of the dimension that has its name."""
     names = array.dimension_names
     return names is None or names != (array.name.rpartition("/")[2],)
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_MAX_NAMES])
-    return f"[{shown}{', …' if len(names) > _MAX_NAMES else ''}]"

@@ -70,23 +70,25 @@ class ZarrFormat(ChunkFormat):
     def files(self, origin: Origin) -> DatasetFiles:
         """Read the documents, and list the files of the arrays that are fields."""
         hierarchy = Hierarchy(origin)
-        chosen = choose_fields(origin, hierarchy)
-        files = in_parallel(lambda field: _list_files(hierarchy, field.array), chosen.fields)
+        schema, fields, left_out = choose_fields(origin, hierarchy)
+        files = in_parallel(lambda field: _list_files(hierarchy, field.array), fields)
         entries = [entry for some in files for entry in some.values()]
         documents = sorted(hierarchy.documents, key=lambda entry: entry.name)
-        return DatasetFiles(entries=[*documents, *entries], found=(hierarchy, chosen, files))
+        return DatasetFiles(
+            entries=[*documents, *entries], found=(hierarchy, schema, fields, left_out, files)
+        )
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Return the shards, from the metadata and the indexes of Zarr shards."""
         del workers
-        hierarchy, chosen, listed = files.found
-        for field in chosen.fields:  # invalid codecs raise DatasetError
+        hierarchy, schema, fields, left_out, listed = files.found
+        for field in fields:  # invalid codecs raise DatasetError
             with suppress(MissingDependencyError):  # reading a field raises if its codec is missing
                 decoder_of(field.array)
-        pairs = zip(chosen.fields, listed, strict=True)
+        pairs = zip(fields, listed, strict=True)
         stored = in_parallel(lambda pair: _stored_chunks(hierarchy, pair[0].array, pair[1]), pairs)
         try:
-            shards = list(_cut_shards(chosen.fields, stored, files.entries[0]))
+            shards = list(_cut_shards(fields, stored, files.entries[0]))
         except ValueError as error:
             if isinstance(error, DatasetError):
                 raise
@@ -94,7 +96,7 @@ class ZarrFormat(ChunkFormat):
                 f"{origin.url}: the hierarchy can't be cut into shards: {error}. Its chunks are "
                 "too small for its size: write it with larger ones."
             ) from None
-        return ChunkedDataset(schema=chosen.schema, shards=shards, left_out=chosen.left_out)
+        return ChunkedDataset(schema=schema, shards=shards, left_out=left_out)
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
         """Open a shard."""
@@ -109,8 +111,8 @@ _BATCH_BYTES = 32 * 2**20
 class StoredChunks(NamedTuple):
     """The stored chunks of an array; all others are fill values.
 
-    files: sorted by number. table: int64, shape (chunks, 4): the number of each chunk in the
-    array's grid, ascending, the index of its file in `files`, and its first byte and bytes there.
+    files: sorted by number. table: int64, shape (4, chunks): the numbers of the chunks in the
+    array's grid, ascending, the index of each one's file in `files`, its first byte, and its bytes.
     """
 
     files: list[Entry]

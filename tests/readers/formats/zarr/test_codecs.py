@@ -159,11 +159,6 @@ def test_other_chains_are_decoded_by_zarr() -> None:
         assert isinstance(check(numbers(dtype), **options), ZarrPythonDecoder)
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_an_array_of_no_dimensions_is_one_chunk(version: int) -> None:
-    check(np.array(3.5), zarr_format=version)
-
-
 def damaged(files: dict[str, bytes]) -> tuple[Any, NDArray[np.uint8]]:
     metadata = metadata_of(files)
     _, data = next(iter(chunks(files, metadata)))

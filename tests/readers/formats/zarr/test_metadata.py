@@ -94,15 +94,14 @@ def test_an_array_has_a_shape_chunks_and_names() -> None:
 
 
 def test_a_chunk_has_a_key() -> None:
-    def keys(name: str, **configuration: str) -> list[str]:
+    def key(name: str, **configuration: str) -> str:
         encoding = {"name": name, "configuration": configuration}
-        found = parsed(v3(chunk_key_encoding=encoding))
-        return [key_of(found, (2, 0)), key_of(found, ())]
+        return key_of(parsed(v3(chunk_key_encoding=encoding)), (2, 0))
 
-    assert keys("default") == ["c/2/0", "c"]
-    assert keys("default", separator=".") == ["c.2.0", "c"]
-    assert keys("v2") == ["2.0", "0"]
-    assert keys("v2", separator="/") == ["2/0", "0"]
+    assert key("default") == "c/2/0"
+    assert key("default", separator=".") == "c.2.0"
+    assert key("v2") == "2.0"
+    assert key("v2", separator="/") == "2/0"
     assert key_of(parsed(v2()), (2, 0)) == "2.0"
     assert key_of(parsed(v2(dimension_separator="/")), (2, 0)) == "2/0"
 
@@ -132,6 +131,8 @@ REFUSED = [
     (v3(data_type={"name": "numpy.datetime64"}), "numpy.datetime64"),
     (v3(chunk_grid={"name": "rectilinear", "configuration": {}}), "rectilinear"),
     (v3(storage_transformers=[{"name": "x"}]), "storage transformers"),
+    (v3(shape=[], chunk_grid={"name": "regular", "configuration": {"chunk_shape": []}}), "samples"),
+    (v2(shape=[4, 0]), "no samples"),
     (v3(chunk_key_encoding={"name": "fanout"}), "fanout"),
     (v3(later={"a": 1}), "later"),
     (v3(codecs=[{"name": "vlen-utf8"}]), "vlen-utf8"),

@@ -54,7 +54,7 @@ def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
 def key_of(metadata: ArrayMetadata, coordinates: Sequence[int]) -> str:
     """Return the name of a chunk's file, or of its shard's file, below the array's folder."""
     parts = [*([metadata.prefix] if metadata.prefix else []), *map(str, coordinates)]
-    return metadata.separator.join(parts) or "0"
+    return metadata.separator.join(parts)
 
 
 def chunks(

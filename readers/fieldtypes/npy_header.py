@@ -63,8 +63,8 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
     if codec is None:
         return Rejection(
             f"{UNSUPPORTED_NPY} dtype {dtype.str!r:.80}: save booleans, integers or floats of 8 "
-            "bytes at most, or complex numbers of 16. Objects are pickled and never loaded; of a "
-            "structured dtype save each field in a file of its own"
+            "bytes at most, or complex numbers of 16; objects are pickled and never loaded, and "
+            "each field of a structured dtype needs a file of its own"
         )
     if not is_shape(shape):
         return Rejection(f"damaged: its .npy header has the shape {str(shape)[:80]}")

@@ -492,7 +492,8 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
     if 0 in part:
         raise ValueError(f"its chunk shape is {part}")
     if not shape or 0 in shape[1:]:
-        raise NotImplementedError(f"it has no samples, as its shape is {shape}")
+        what = "a single number" if not shape else "without any number"
+        raise NotImplementedError(f"it is {what}, of shape {shape}")
     names = document.get("dimension_names")
     are_names = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not (are_names and len(names) == len(shape)):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, ListColumn
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.formats.open_shard import SampleLayout
 from penstock.readers.types import MAX_PIXELS
 
@@ -206,9 +206,10 @@ class Candidates:
 
 def column_bytes(column: Column) -> NDArray[np.int64]:
     """Return the bytes of each sample of a column, int64, shape (n,)."""
-    if isinstance(column, EncodedColumn | ListColumn):
+    if isinstance(column, EncodedColumn):
         return np.array([len(sample) for sample in column.samples], np.int64)
     if isinstance(column, DenseColumn):
         return np.full(len(column), column.values[:1].nbytes, np.int64)
+    assert isinstance(column, RaggedColumn)
     row_length = int(np.prod(column.values.shape[1:], dtype=np.int64))
     return np.diff(column.offsets) * column.values.dtype.itemsize * row_length

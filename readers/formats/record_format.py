@@ -38,7 +38,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError, PenstockError
 from penstock.readers.fieldtypes import (
     DenseColumn,
-    ListColumn,
+    EncodedColumn,
     Schema,
     TableFields,
     TextTable,
@@ -335,7 +335,8 @@ def _table(
         elif schema[name].in_tables:
             lists[name] = [_plain(each) for part in values for each in part]
         else:
-            found.values[name] = ListColumn([each or b"" for part in values for each in part])
+            data = [np.frombuffer(each or b"", np.uint8) for part in values for each in part]
+            found.values[name] = EncodedColumn(data)
             found.present[name] = np.array([each is not None for part in values for each in part])
     table = TextTable(source=source, columns=lists, places=names, unit="record")
     made = fields_of(table, schema)

@@ -19,13 +19,7 @@ from crc32c import crc32c
 from penstock.cache import CorruptShardError, IndexChangedError
 from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.byte_source import REINDEX
-from penstock.readers.fieldtypes import (
-    DenseColumn,
-    EncodedColumn,
-    ListColumn,
-    RaggedColumn,
-    codec_number,
-)
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, codec_number
 from penstock.readers.files import (
     BROKEN,
     LazyColumn,
@@ -250,14 +244,6 @@ def _sums(column: Column) -> dict[str, Any]:
     }
 
 
-def _as_read_back(column: Column) -> Column:
-    """Return a column as a sidecar returns it when it is read: texts are bytes."""
-    if not isinstance(column, ListColumn):
-        return column
-    texts = [each.encode() if isinstance(each, str) else each for each in column.samples]
-    return EncodedColumn([np.frombuffer(each, np.uint8) for each in texts])
-
-
 def _span_notes(type: FieldType, lists: Mapping[str, Any]) -> FieldNotes:
     """Return the facts about a field of n samples whose bytes lie in files. lists: by the names of
     `SPAN`. Raises ValueError for lengths that no n shapes have, and for an unknown codec."""
@@ -440,9 +426,7 @@ def make_sidecar(
         )
         for (name, span), files in zip(spans.items(), local, strict=True)
     }
-    columns = {
-        name: _as_read_back(column.take(positions)) for name, column in candidates.values.items()
-    }
+    columns = {name: column.take(positions) for name, column in candidates.values.items()}
     for name, column in columns.items():
         present = candidates.present.get(name)
         has = None if present is None else present[positions]

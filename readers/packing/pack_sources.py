@@ -22,7 +22,6 @@ from penstock.readers.fieldtypes import (
     PLAIN,
     BoxUnits,
     EncodedColumn,
-    ListColumn,
     Naming,
     Schema,
     Settling,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
     from penstock.readers.packing.pack_plan import PlannedShard
     from penstock.readers.sources import Source
-    from penstock.readers.types import Encoded, Verify
+    from penstock.readers.types import Verify
 
     Ints = NDArray[np.int64]
     Samples = Iterator[tuple[bytes, PackSample | Rejection]]
@@ -117,8 +116,8 @@ class PackSource(ABC):
         for name, column in columns.items():
             if name in present and not present[name][place]:
                 continue
-            if isinstance(column, ListColumn | EncodedColumn):
-                values[name] = payload = payload_of(column, place)
+            if isinstance(column, EncodedColumn):
+                values[name] = payload = column.sample(place)
                 codec = self.schema[name].codec
                 kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
             else:
@@ -363,7 +362,7 @@ class RowSource(PackSource):
             has = {name: batch.has(name) for name in self.schema}
             contents: Contents = {
                 name: [
-                    payload_of(batch.columns[name], row) if here and row not in bad else None
+                    batch.columns[name].sample(row) if here and row not in bad else None
                     for row, here in enumerate(has[name].tolist())
                 ]
                 for name, type in self.schema.items()
@@ -418,12 +417,3 @@ class RowSource(PackSource):
                 for place, each in zip(places, shard.facts(stored, mine), strict=True):
                     facts[place][field] = each
         return names, facts
-
-
-def payload_of(column: Column, row: int) -> Encoded:
-    """Return the bytes of one sample of an encoded field."""
-    if isinstance(column, EncodedColumn):
-        return column.samples[row]
-    assert isinstance(column, ListColumn)
-    sample = column.samples[row]
-    return np.frombuffer(sample.encode() if isinstance(sample, str) else sample, np.uint8)

@@ -15,8 +15,8 @@ from penstock.readers.fieldtypes import (
     Bytes,
     ClassLabel,
     DenseColumn,
+    EncodedColumn,
     Image,
-    ListColumn,
     Mask,
     MultiLabel,
     RaggedColumn,
@@ -138,7 +138,9 @@ class _Listing:
             "boxes": RaggedColumn(
                 np.concatenate(boxes), np.cumsum([0, *map(len, boxes)], dtype=np.int64)
             ),
-            "note": ListColumn([row["note"] or "" for row in rows]),
+            "note": EncodedColumn(
+                [np.frombuffer((row["note"] or "").encode(), np.uint8) for row in rows]
+            ),
             "vector": DenseColumn(np.stack([row["vector"] for row in rows])),
         }
         return Candidates(

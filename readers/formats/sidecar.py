@@ -1,4 +1,5 @@
 """Write and read the sidecar of a shard: the facts about its samples that are needed to read them.
+Open the shard by its sidecar.
 
 A sidecar is an Arrow file with one row of lists, because a shard has any number of files, and its
 fields any number of bytes, lengths and values. For a field whose bytes lie in files, the sidecar
@@ -33,6 +34,7 @@ from penstock.readers.files import (
 )
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
+from penstock.readers.formats.open_shard import OpenShard
 from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,
@@ -41,7 +43,6 @@ from penstock.readers.formats.shard_summary import (
     ShardSummary,
     sample_table,
 )
-from penstock.readers.formats.span_shard import SpanShard
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
-    from penstock.readers.formats.open_shard import OpenShard, SampleLayout
+    from penstock.readers.formats.open_shard import RowRequest, RowsOut, SampleLayout
     from penstock.readers.types import Encoded
 
     # A source of the extents of a shard of chunks; the first byte of each, below 0 if the source
@@ -287,6 +288,43 @@ def _examined(
         "codec": [each.codec for each in known],
     }
     return _span_notes(type, lists)
+
+
+class SpanShard(OpenShard):
+    """A shard whose samples are byte spans of its files.
+
+    names: of the samples. columns: values of recorded fields that aren't in the table.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        table: NDArray[np.int64],
+        *,
+        names: Sequence[bytes],
+        columns: Mapping[str, Column],
+    ) -> None:
+        self.source, self.table = source, table
+        self._names, self._columns = names, columns
+
+    def name(self, row: int) -> str:
+        """Return a sample's name for messages, such as "cat/17.jpg" or
+        "train-000003.tar/dog.jpg"."""
+        return printable(self._names[row])
+
+    def read(self, request: RowRequest, out: RowsOut) -> None:
+        """Copy recorded values."""
+        rows = request.rows
+        for name in request.dense:
+            column, crop = self._columns[name], request.crops.get(name)
+            assert isinstance(column, DenseColumn)
+            if crop is None:
+                out.arrays[name][out.places] = column.values[rows]
+            else:
+                from penstock.readers.fieldtypes import put_parts  # not needed for images
+
+                put_parts(column.values[rows], crop.corners, out.arrays[name], out.places)
+        out.columns.update({name: self._columns[name].take(rows) for name in request.others})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -39,21 +39,13 @@ class PlannedShard:
     source_ids: Ints
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackPlan:
-    """The assignment of samples to shards.
+PackPlan = list[PlannedShard]
+"""The shards of a pack, by number."""
 
-    grouping: positions in the source, by shard of the pack. source_ids: by position, the id in the
-    source's index if no file were bad, int64, shape (n,).
-    """
 
-    grouping: Grouping
-    source_ids: Ints
-
-    def shard(self, number: int) -> PlannedShard:
-        """Return one shard."""
-        positions = self.grouping.positions(number)
-        return PlannedShard(number, positions, self.source_ids[positions])
+def _planned(grouping: Grouping, source_ids: Ints) -> PackPlan:
+    groups = enumerate(map(grouping.positions, range(grouping.shards)))
+    return [PlannedShard(number, mine, source_ids[mine]) for number, mine in groups]
 
 
 def plan_candidates(
@@ -61,14 +53,14 @@ def plan_candidates(
 ) -> PackPlan:
     """Plan a pack of data that has no index. Unshuffled, the ids are those of its index; the shards
     are those of its index too if these have the same size."""
-    index = candidates.shards
-    source_ids = np.empty(len(index.order), np.int64)
-    source_ids[index.order] = np.arange(len(index.order))
-    if not shuffle and shard_bytes == candidates.shard_bytes:
-        return PackPlan(grouping=index, source_ids=source_ids)
-    order = index.order[shuffled(len(index.order), seed)] if shuffle else index.order
-    grouping = cut_evenly(order, candidates.sizes, shard_bytes)
-    return PackPlan(grouping=grouping, source_ids=source_ids)
+    grouping = candidates.shards
+    order = grouping.order
+    source_ids = np.empty(len(order), np.int64)
+    source_ids[order] = np.arange(len(order))
+    if shuffle or shard_bytes != candidates.shard_bytes:
+        order = order[shuffled(len(order), seed)] if shuffle else order
+        grouping = cut_evenly(order, candidates.sizes, shard_bytes)
+    return _planned(grouping, source_ids)
 
 
 def plan_samples(
@@ -85,7 +77,7 @@ def plan_samples(
     of a window of units, so that each unit is decoded once and at most one window is in memory.
 
     sizes: bytes, int64, shape (n,). units: rows of each, by shard. window_bytes: of the units that
-    are mixed. source_ids: see `PackPlan`; None means the positions.
+    are mixed. source_ids: of the samples, by position; None means the positions.
     """
     ids = order = np.arange(len(sizes), dtype=np.int64)
     if shuffle and units is not None:
@@ -94,7 +86,7 @@ def plan_samples(
     elif shuffle:
         order = shuffled(len(sizes), seed)
     grouping = cut_evenly(order, sizes, shard_bytes)
-    return PackPlan(grouping=grouping, source_ids=ids if source_ids is None else source_ids)
+    return _planned(grouping, ids if source_ids is None else source_ids)
 
 
 def _windows(rows: Ints, sizes: Ints, seed: int, window_bytes: int) -> Ints:

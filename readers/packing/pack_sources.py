@@ -31,9 +31,9 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats.pack import PackSample, pack_forms, pack_shard
+from penstock.readers.formats.pack import PackSample, PackShard, pack_forms
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
-from penstock.readers.packing.pack_plan import WINDOW_BYTES, PackPlan, plan_candidates, plan_samples
+from penstock.readers.packing.pack_plan import WINDOW_BYTES, plan_candidates, plan_samples
 from penstock.readers.reading import OPENERS
 from penstock.readers.types import Facts, Rejection
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Candidates, Contents, Format
     from penstock.readers.index import IndexOpener
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
-    from penstock.readers.packing.pack_plan import PlannedShard
+    from penstock.readers.packing.pack_plan import PackPlan, PlannedShard
     from penstock.readers.sources import Source
     from penstock.readers.types import Verify
 
@@ -410,7 +410,8 @@ class RowSource(PackSource):
         names, facts = [b""] * len(rows), [dict[str, Facts]() for _ in rows]
         for number in np.unique(rows[:, 0]).tolist():
             places = np.flatnonzero(rows[:, 0] == number).tolist()
-            shard, mine = pack_shard(open_shard(pack, number)), rows[places, 1]
+            shard, mine = open_shard(pack, number), rows[places, 1]
+            assert isinstance(shard, PackShard)
             for place, row in zip(places, mine.tolist(), strict=True):
                 names[place] = shard.names[row]
             for field, stored in zip(contents, pack.stored_fields(list(contents)), strict=True):

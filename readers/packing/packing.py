@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
     from penstock.readers.index import Folder
-    from penstock.readers.origin import Origin, Url
+    from penstock.readers.origin import Origin, QuarantineEntry, Url
     from penstock.readers.packing.pack_folder import ShardRecord
-    from penstock.readers.packing.pack_plan import PackPlan
+    from penstock.readers.packing.pack_plan import PackPlan, PlannedShard
     from penstock.readers.packing.pack_sources import PackSource
     from penstock.readers.types import Progress, Verify
 
@@ -222,12 +222,12 @@ class PackRun:
 
         Raises IndexChangedError, DatasetError, FetchError, WriteError, and WorkerError.
         """
-        mine = range(self.rank, plan.grouping.shards, self.size)
-        found = ((shard, folder.read_record(shard)) for shard in mine)
-        records = {shard: record for shard, record in found if record is not None}
+        mine = plan[self.rank :: self.size]
+        found = ((shard, folder.read_record(shard.number)) for shard in mine)
+        records = {shard.number: record for shard, record in found if record is not None}
         reporter = ProgressReporter(
             f"Packing {source.url}",
-            total=sum(len(plan.grouping.positions(shard)) for shard in mine),
+            total=sum(len(shard.positions) for shard in mine),
             progress=self.progress,
             remedy="`penstock pack` shows a progress bar.",
         )
@@ -237,8 +237,8 @@ class PackRun:
 
         if records:
             _log.info("Resuming: %d of %d shards are finished", len(records), len(mine))
-            report(np.concatenate([plan.grouping.positions(shard) for shard in records]))
-        left = [plan.shard(shard) for shard in mine if shard not in records]
+            report(np.concatenate([plan[number].positions for number in records]))
+        left = [shard for shard in mine if shard.number not in records]
         if self.executor is not None and sent is not None:
             for shard, record in write_by_executor(
                 self.executor, left, source=source, sent=sent, folder=folder, rules=self.rules
@@ -276,31 +276,31 @@ def _complete(
 def _write_manifest(
     source: PackSource, plan: PackPlan, folder: PackFolder, known: Mapping[int, ShardRecord]
 ) -> Manifest | None:
-    records = []
-    for shard in range(plan.grouping.shards):
-        record = known.get(shard) or folder.read_record(shard)
+    rejected: list[tuple[int, QuarantineEntry]] = []
+    good: list[tuple[PlannedShard, ShardSummary]] = []
+    for shard in plan:
+        record = known.get(shard.number) or folder.read_record(shard.number)
         if record is None:
             return None
-        records.append(record)
-    rejected = [r for record in records for r in record.rejected]
+        rejected += record.rejected
+        if record.facts is not None:
+            good.append((shard, record.facts))
     quarantined = [*source.quarantined, *(q for _, q in rejected)]
     write_bytes(os.path.join(folder.own, QUARANTINE), quarantine_lines(quarantined))
-    good = [(k, record.facts) for k, record in enumerate(records) if record.facts is not None]
     if not good:
         raise DatasetNotFoundError(no_good_sample_message(source.url, quarantined))
     if rejected and not source.has_ids:
         gone = np.sort(np.array([i for i, _ in rejected], np.int64))
-        for number, _ in good:
+        for shard, _ in good:
             # Replace the `source` column by ids of the source's index, which counts good files
             # only. The bad files are known only now. The column is computed from the plan, not
             # from the file, so doing it twice does no harm.
-            ids = plan.shard(number).source_ids
-            ids = ids[~np.isin(ids, gone)]
+            ids = shard.source_ids[~np.isin(shard.source_ids, gone)]
             shown = ids - np.searchsorted(gone, ids)
-            rewrite_source(folder.shard(number), source.schema, shown)
+            rewrite_source(folder.shard(shard.number), source.schema, shown)
     left_out = count_left_out(quarantined, has_stray_files=source.has_stray_files)
     manifest = join_manifest(
-        [shard_name(shard) for shard, _ in good],
+        [shard_name(shard.number) for shard, _ in good],
         [facts for _, facts in good],
         kind=PackFormat.name,
         schema=_settled(source.schema, [facts for _, facts in good]),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.readers.files import batch_head_end, footer_start
-from penstock.readers.formats.pack.pack_columns import PackColumns
-from penstock.readers.formats.pack.pack_errors import shard_errors
+from penstock.readers.formats.pack.pack_columns import PackColumns, shard_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,16 +1,21 @@
-"""Parse the columns of a pack's shard, field by field, strictly: the file may be forged."""
+"""Parse the columns of a pack's shard, field by field, strictly: the file may be forged. Report the
+errors of shards."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.cache import CorruptShardError, IndexChangedError
+from penstock.cache.base import machine_remedy, read_error
+from penstock.readers.byte_source import FileErrors
 from penstock.readers.fieldtypes import codec_number
-from penstock.readers.files import only_batch
+from penstock.readers.files import BROKEN, only_batch, printable
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
     CHANNELS,
@@ -33,7 +38,7 @@ from penstock.readers.formats.pack.pack_forms import (
 from penstock.readers.formats.shard_summary import FieldNotes, Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -42,6 +47,44 @@ if TYPE_CHECKING:
     from penstock.readers.formats.pack.pack_forms import PackForm
 
     Ints = NDArray[np.int64]
+
+REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
+
+
+class PackErrors(FileErrors):
+    """The errors of a pack's shard file."""
+
+    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
+        """Return the error for a shard that is missing, or has another size."""
+        del name
+        shown = printable(path)
+        if now is None:
+            return CorruptShardError(
+                f"{shown}: the shard is missing, though the manifest names it. {REMEDY}"
+            )
+        kind, what = (
+            (IndexChangedError, "changed") if now > had else (CorruptShardError, "truncated")
+        )
+        return kind(f"{shown}: {what}: got {now} bytes, the manifest promises {had}. {REMEDY}")
+
+    def unreadable(self, path: bytes, error: OSError) -> Exception:
+        """Return the error for a shard that can't be read."""
+        return read_error(printable(path), error)
+
+
+@contextmanager
+def shard_errors(shown: str, remedy: str = "") -> Iterator[None]:
+    """Report errors of parsing as those of the shard. Nothing is fetched inside the context. shown:
+    its name. remedy: what to do; "" means packing or fetching it again."""
+    try:
+        yield
+    except BROKEN as error:
+        if machine_remedy(error) is not None:
+            raise read_error(shown, error) from error
+        raise CorruptShardError(
+            f"{shown}: not a shard that Penstock wrote, or changed since then ({error}). "
+            f"{remedy or REMEDY}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

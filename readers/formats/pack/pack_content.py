@@ -17,8 +17,7 @@ from crc32c import crc32c
 
 from penstock.readers.fieldtypes import is_progressive
 from penstock.readers.files import map_buffer, printable, write_batch, write_whole
-from penstock.readers.formats.pack.pack_columns import PackColumns, dense_shapes
-from penstock.readers.formats.pack.pack_errors import shard_errors
+from penstock.readers.formats.pack.pack_columns import PackColumns, dense_shapes, shard_errors
 from penstock.readers.formats.pack.pack_forms import (
     BLOCK_SUMS,
     CHANNELS,

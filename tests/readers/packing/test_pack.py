@@ -446,11 +446,12 @@ def test_a_plan_holds_each_sample_once_in_shards_of_about_the_size(
 ) -> None:
     array = np.array(sizes, np.int64)
     plan = plan_samples(array, shuffle=True, seed=seed, shard_bytes=shard_bytes)
-    assert sorted(plan.grouping.order.tolist()) == list(range(len(sizes)))
-    assert (np.diff(plan.grouping.bounds) > 0).all()
-    assert plan.grouping.shards <= max(1, -(-sum(sizes) // shard_bytes))
-    for shard in range(plan.grouping.shards):
-        held = array[plan.grouping.positions(shard)]
+    positions = [shard.positions for shard in plan]
+    assert sorted(np.concatenate(positions).tolist()) == list(range(len(sizes)))
+    assert all(map(len, positions))
+    assert len(plan) <= max(1, -(-sum(sizes) // shard_bytes))
+    for mine in positions:
+        held = array[mine]
         assert held.sum() <= shard_bytes + held.max()
 
 

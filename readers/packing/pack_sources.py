@@ -109,7 +109,8 @@ class PackSource(ABC):
                 continue
             payload = data[each.start : each.start + each.size]
             if type.is_encoded:
-                values[name], kept[name] = payload, replace(each, start=0)
+                values[name] = payload
+                kept[name] = replace(each, start=0) if each.start else each
             elif type.form is not None:
                 array = decode_array(payload, each.codec, each.shape)
                 values[name] = array.astype(type.form.dtype, copy=False)

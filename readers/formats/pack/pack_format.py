@@ -196,21 +196,18 @@ class PackShard(OpenShard):
     def facts(self, name: str, rows: Ints) -> list[Facts]:
         """Return the recorded facts of samples of an encoded field. Raises CorruptShardError."""
         field = self._promised[name]
-        crcs, shapes = field.crcs, field.shapes
-        assert crcs is not None
-        if name not in self._codecs and field.form.is_picture:
-            with shard_errors(self.source.shown, self.source.remedy):
-                self._codecs[name] = self._columns.codecs(name)
-        codecs = self._codecs.get(name)
+        assert field.crcs is not None
+        shapes, codecs = [()] * len(rows), [""] * len(rows)
+        if field.form.is_picture and field.shapes is not None:
+            if name not in self._codecs:
+                with shard_errors(self.source.shown, self.source.remedy):
+                    self._codecs[name] = self._columns.codecs(name)
+            shapes = [tuple(shape) for shape in field.shapes[rows].tolist()]
+            codecs = [self._codecs[name][row] for row in rows.tolist()]
+        numbers = field.crcs[rows].tolist(), field.sizes[rows].tolist()
         return [
-            Facts(
-                crc32c=int(crcs[row]),
-                start=0,
-                size=int(field.sizes[row]),
-                shape=() if shapes is None else tuple(shapes[row].tolist()),
-                codec="" if codecs is None else codecs[row],
-            )
-            for row in rows.tolist()
+            Facts(crc, 0, size, shape, codec)
+            for crc, size, shape, codec in zip(*numbers, shapes, codecs, strict=True)
         ]
 
     def dense(self, name: str) -> PackRows:

@@ -255,5 +255,5 @@ def _size_by_pillow(sample: Encoded) -> Sides:
             turn = image.getexif().get(_ORIENTATION, 1)
             return _checked_size(image.height, image.width, is_turned=turn in _TURNED)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        failure(error)
+        failure(error)  # raises it again if the machine caused it
         return UNKNOWN_SIZE

@@ -34,6 +34,7 @@ from penstock.cache import DatasetError, MissingDependencyError
 from penstock.cache.base import machine_remedy
 from penstock.readers.formats.array_reader import CodecChain
 from penstock.readers.formats.zarr.zarr_metadata import NUMCODECS, byte_order_of
+from penstock.readers.types import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -360,9 +361,7 @@ class ZarrPythonDecoder:
                 warnings.simplefilter("ignore")  # about codecs outside of the specification
                 self._array = zarr.open_array(MemoryStore(self._files), mode="r")
         except Exception as error:  # any error of any package's codec
-            if machine_remedy(error) is not None:
-                raise
-            raise ImportError(f"zarr: {type(error).__name__}: {str(error)[:200]}") from error
+            raise ImportError(f"zarr: {failure(error)}") from error
 
     def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Decode a chunk; see `ChunkDecoder`."""
@@ -372,9 +371,7 @@ class ZarrPythonDecoder:
         try:
             chunk = np.asarray(self._array[number * length : (number + 1) * length])
         except Exception as error:
-            if machine_remedy(error) is not None:
-                raise
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+            raise ValueError(failure(error)) from error
         finally:
             del self._files[key]
         if chunk.shape != self._shape:

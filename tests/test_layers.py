@@ -87,7 +87,6 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.index.building",
     "penstock.readers.index.candidate_checks",
     "penstock.readers.index.index_folders",
-    "penstock.readers.index.sidecars",
     "penstock.readers.loose_files",
     "penstock.readers.origin.dataset_place",
     "penstock.readers.origin.file_selection",

@@ -8,7 +8,7 @@ or, for formats in chunks, the shards as their metadata describe them.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -135,7 +135,7 @@ class Candidates:
     """The candidates for samples, as known from names, sizes and metadata.
 
     schema: the fields in order; dtype and shape of an Array may still be unknown. files: the files
-    that spans lie in. names: of the samples, below the dataset's root, for messages and
+    that spans lie in, by number. names: of the samples, below the dataset's root, for messages and
     quarantines. spans: of each field whose bytes lie in files. values: of every other field,
     already known (labels, values of a table or a JSON file). present: which samples have a value,
     for fields that some samples lack, bool, shape (n,). shards: the candidates of each shard,
@@ -150,7 +150,7 @@ class Candidates:
     """
 
     schema: Schema
-    files: Sequence[Entry] = ()
+    files: Sequence[Entry] | Mapping[int, Entry] = ()
     names: Sequence[bytes] = ()
     spans: Mapping[str, Spans] = field(default_factory=dict)
     values: Mapping[str, Column] = field(default_factory=dict)
@@ -167,6 +167,24 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def take(self, positions: NDArray[np.int64]) -> Candidates:
+        """Select some candidates for a worker: they form one shard, in this order."""
+        used = (spans.files[positions].tolist() for spans in self.spans.values())
+        numbers = {number for files in used for number in files} - {MISSING}
+        count = len(positions)
+        return replace(
+            self,
+            files={number: self.files[number] for number in numbers},
+            names=tuple(self.names[position] for position in positions.tolist()),
+            spans={name: each.take(positions) for name, each in self.spans.items()},
+            values={name: column.take(positions) for name, column in self.values.items()},
+            present={name: each[positions] for name, each in self.present.items()},
+            shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
+            quarantined=(),
+            passed_over={},
+            left_out={},
+        )
 
     @property
     def layout(self) -> SampleLayout:

@@ -6,7 +6,6 @@ from .candidate_checks import check_units as check_units, cut_into_batches as cu
 from .candidate_checks import read_candidate_batches as read_candidate_batches
 from .candidate_checks import results_of_json as results_of_json
 from .candidate_checks import results_to_json as results_to_json
-from .candidate_checks import selected_candidates as selected_candidates
 from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
 from .dataset_description import check_indexes as check_indexes
 from .index import Index as Index

@@ -24,7 +24,7 @@ from penstock.readers.index.candidate_checks import (
     check_here,
     check_units,
 )
-from penstock.readers.index.index_folders import check_arrangement, read_index
+from penstock.readers.index.index_folders import Sidecars, check_arrangement, read_index
 from penstock.readers.index.manifest import (
     MANIFEST,
     SIDECARS,
@@ -32,7 +32,6 @@ from penstock.readers.index.manifest import (
     join_manifest,
     write_manifest,
 )
-from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.origin import (
     QUARANTINE,
     QuarantineEntry,

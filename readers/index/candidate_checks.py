@@ -31,7 +31,7 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import make_folder, write_bytes
-from penstock.readers.formats import MISSING, Grouping, read_candidates
+from penstock.readers.formats import MISSING, read_candidates
 from penstock.readers.types import Facts, Rejection
 from penstock.version import __version__
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.files import ProgressReporter
-    from penstock.readers.formats import Candidates, Contents, Sidecar, Spans
+    from penstock.readers.formats import Candidates, Contents, Sidecar
     from penstock.readers.index.dataset_description import DatasetDescription
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Verify
@@ -274,7 +274,7 @@ class CheckList:
         mine, before = self.unread(shard), self.prior.before
         earlier = {i: before[p] for i, p in enumerate(mine.tolist()) if p in before}
         return CheckList(
-            candidates=replace(selected_candidates(self.candidates, mine), chunked=()),
+            candidates=replace(self.candidates.take(mine), chunked=()),
             positions=[np.arange(len(mine), dtype=np.int64)],
             prior=PriorFacts(before=earlier),
         )
@@ -441,30 +441,3 @@ class IndexWorkers:
     def finish(self, folder: bytes) -> None:
         """Remove the files that only an unfinished index needs."""
         shutil.rmtree(os.path.join(folder, _PARTS), ignore_errors=True)
-
-
-def selected_candidates(candidates: Candidates, positions: Ints) -> Candidates:
-    """Select some candidates for a worker: they form one shard, in this order."""
-    used = [spans.files[positions] for spans in candidates.spans.values()]
-    numbers = np.unique(np.concatenate([*used, np.empty(0, np.int64)]))
-    numbers = numbers[numbers != MISSING]
-
-    def moved(spans: Spans) -> Spans:
-        taken = spans.take(positions)
-        places = np.searchsorted(numbers, taken.files)
-        files = np.where(taken.files == MISSING, MISSING, places)
-        return replace(taken, files=files.astype(np.int64))
-
-    count = len(positions)
-    return replace(
-        candidates,
-        files=tuple(candidates.files[number] for number in numbers.tolist()),
-        names=tuple(candidates.names[position] for position in positions.tolist()),
-        spans={name: moved(each) for name, each in candidates.spans.items()},
-        values={name: column.take(positions) for name, column in candidates.values.items()},
-        present={name: each[positions] for name, each in candidates.present.items()},
-        shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
-        quarantined=(),
-        passed_over={},
-        left_out={},
-    )

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, ShardPlace, Sidecar
+    from penstock.readers.index.index_folders import Sidecars
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.index.sidecars import Sidecars
     from penstock.readers.origin import Origin, RemoteFolder, Scratch
     from penstock.readers.types import ImageRange
 

@@ -313,8 +313,7 @@ class IndexOpener:
         )
 
     def _index(self, manifest: Manifest, place: bytes | Origin) -> Index:
-        from penstock.readers.index.index_folders import is_cached
-        from penstock.readers.index.sidecars import Sidecars
+        from penstock.readers.index.index_folders import Sidecars, is_cached
 
         is_repaired = isinstance(place, bytes) and is_cached(place)
         rebuild = self._builder(manifest.format).rebuild if is_repaired else None

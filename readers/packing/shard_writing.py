@@ -27,7 +27,7 @@ from penstock.cache import DestinationError, IndexChangedError, keep_open, order
 from penstock.readers.fieldtypes import named_verify, verify_for
 from penstock.readers.files import make_folder, printable, write_error
 from penstock.readers.formats.pack import PackSample, ShardContent, write_shard
-from penstock.readers.index import DatasetDescription, selected_candidates
+from penstock.readers.index import DatasetDescription
 from penstock.readers.origin import QuarantineEntry
 from penstock.readers.packing.pack_folder import PackFolder, ShardRecord
 from penstock.readers.packing.pack_plan import PlannedShard
@@ -256,7 +256,7 @@ def write_by_executor(
         ShardTask(
             shard=shard,
             candidates=(
-                selected_candidates(source.candidates, shard.positions)
+                source.candidates.take(shard.positions)
                 if isinstance(source, CandidateSource)
                 else None
             ),

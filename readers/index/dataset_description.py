@@ -78,14 +78,14 @@ class DatasetDescription:
     @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and their fields."""
-        given = (self.manifest, self.fields, self.schema, self.max_pixels)
-        return (
-            all(each is None for each in given)
-            and not self.allow_empty
-            and (self.sampling is None or not self.sampling.to_json())
-            and not isinstance(self.url, tuple)
-            and self.format == AUTO
+        plain = DatasetDescription(
+            url=self.url,
+            index=self.index,
+            cache=self.cache,
+            storage_options=self.storage_options,
+            filesystem=self.filesystem,
         )
+        return self == plain and not isinstance(self.url, tuple)
 
     def arrangement(self) -> Arrangement:
         """Return how the files make up samples. Raises ConfigError."""

@@ -231,13 +231,12 @@ class IndexOpener:
     def _recognise(self) -> Format:
         origin, format = self.origin, self.format
         if origin.arrangement.manifest is not None:
-            if format not in (AUTO, FALLBACK) or origin.selection is not None:
-                other = f'format="{format}"' if format != AUTO else "a URL that names files"
-                raise ConfigError(
-                    f"manifest: a table lists the files of a folder, but {origin.url} is given "
-                    f'with {other}. Leave one out, or pass format="{FALLBACK}".'
-                )
-            return format_named(FALLBACK)
+            if format in (AUTO, FALLBACK) and origin.selection is None:
+                return format_named(FALLBACK)
+            raise ConfigError(
+                f"manifest: a table lists the files of a folder, but {origin.url} names files, or "
+                f'is given with format="{format}". Leave one out, or pass format="{FALLBACK}".'
+            )
         # Formats of folders can't be chosen for files.
         if format != AUTO and (
             origin.selection is None

@@ -99,9 +99,8 @@ class SharedBuild:
     def of_job(cls, named: str, url: str, progress: Progress | None) -> SharedBuild | None:
         """Join the build in the current process group; None without a group, or with one process.
         named: identifies the dataset and the index's place."""
-        distributed = sys.modules.get("torch.distributed")
         store = JobStore.of_group()
-        if distributed is None or store is None or distributed.get_world_size() < 2:
+        if store is None or sys.modules["torch.distributed"].get_world_size() < 2:
             return None
         key = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:24]
         return cls(store.under("index"), key, url, progress)

@@ -19,7 +19,7 @@ from penstock.readers.formats.open_shard import SampleLayout
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -70,6 +70,9 @@ class Grouping:
     def shards(self) -> int:
         """Return the number of shards."""
         return len(self.bounds) - 1
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        return map(self.positions, range(self.shards))
 
     def positions(self, shard: int) -> NDArray[np.int64]:
         """Return the positions of one shard, int64, shape (its samples,)."""

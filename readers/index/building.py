@@ -262,7 +262,7 @@ class IndexBuilder:
         bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
-        shards = [candidates.shards.positions(n) for n in range(candidates.shards.shards)]
+        shards = list(candidates.shards)
         wanted = CheckList(candidates=candidates, positions=shards, prior=prior)
         if self.executor is None:
             checked = self._check(wanted, reporter)

@@ -67,7 +67,6 @@ class CandidateBatch:
     bytes or a rejection for each candidate, None if it lacks the field. checked: the facts of
     fields that need no decoder of images, such as masks."""
 
-    shard: int
     positions: Ints
     contents: Contents
     checked: Mapping[str, Sequence[Facts | Rejection | None]]
@@ -131,27 +130,24 @@ def cut_into_batches(sizes: Ints) -> Iterator[slice]:
 
 
 def read_candidate_batches(
-    origin: Origin, candidates: Candidates, shards: Iterator[tuple[int, Ints]], *, workers: int
+    origin: Origin, candidates: Candidates, shards: Iterable[Ints], *, workers: int
 ) -> Iterator[CandidateBatch]:
-    """Read the candidates of shards in batches, in order.
+    """Read the candidates of shards in batches, in order. A batch is of one shard.
 
-    shards: (number, positions). Raises the same errors as `read_candidates`.
+    shards: positions. Raises the same errors as `read_candidates`.
     """
     sizes = candidates.sizes
+    pieces = (
+        positions[some] for positions in shards for some in cut_into_batches(sizes[positions])
+    )
 
-    def pieces() -> Iterator[tuple[int, Ints]]:
-        for shard, positions in shards:
-            for some in cut_into_batches(sizes[positions]):
-                yield shard, positions[some]
-
-    def read(piece: tuple[int, Ints]) -> CandidateBatch:
-        shard, positions = piece
+    def read(positions: Ints) -> CandidateBatch:
         contents, schema = read_candidates(origin, candidates, positions), candidates.schema
         codecs = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
         checked = check_files(contents, schema, codecs=codecs, max_pixels=candidates.max_pixels)
-        return CandidateBatch(shard=shard, positions=positions, contents=contents, checked=checked)
+        return CandidateBatch(positions=positions, contents=contents, checked=checked)
 
-    yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")
+    yield from ordered(read, pieces, workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +319,7 @@ def check_here(
             candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
         )
     unread = [wanted.unread(shard) for shard in range(len(wanted.positions))]
-    batches = read_candidate_batches(origin, candidates, iter(enumerate(unread)), workers=workers)
+    batches = read_candidate_batches(origin, candidates, unread, workers=workers)
     for shard, mine in enumerate(unread):
         read: Results = []
         while len(read) < len(mine):

@@ -167,7 +167,7 @@ class CandidateSource(PackSource):
     def samples(
         self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
     ) -> Samples:
-        found, wanted = self.candidates, ((shard.number, shard.positions) for shard in shards)
+        found, wanted = self.candidates, (shard.positions for shard in shards)
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
         for batch in read_candidate_batches(self._origin, found, wanted, workers=workers):
             results = batch.examine(found, decoder)
@@ -226,8 +226,7 @@ def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> C
     }
     alone = _with_fields(candidates, Schema(apart), PLAIN)
     settling = Settling(alone.schema)
-    shards = ((n, candidates.shards.positions(n)) for n in range(candidates.shards.shards))
-    for chunk in read_candidate_batches(origin, alone, shards, workers=workers):
+    for chunk in read_candidate_batches(origin, alone, candidates.shards, workers=workers):
         for position, facts in zip(
             chunk.positions.tolist(), chunk.examine(alone, None), strict=True
         ):

@@ -22,7 +22,6 @@ from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
-from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import FieldSummary
 from penstock.readers.formats.unindexed_files import open_data_file
@@ -117,7 +116,7 @@ class BlockFormat(ChunkFormat):
         sizes = [max(block.size_bytes, block.rows * ROW_BYTES) for _, _, block in found]
         bounds = pairwise(part_bounds(sizes, target_bytes=PART_BYTES).tolist())
         shards = [_shard(found[a:b]) for a, b in bounds]
-        given = given_types(origin.arrangement)
+        given = origin.arrangement.schema
         types = {name: given.get(name, type) for name, type in schema.items()}
         return ChunkedDataset(schema=Schema(types), shards=shards)
 

@@ -249,11 +249,6 @@ def _check_count(what: str, given: object, *, wanted: str) -> None:
         raise ConfigError(f"{what}: got {given!r}, wanted {wanted}")
 
 
-def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
-    """Return the types of fields that the user gave, by name."""
-    return dict(arrangement.schema)
-
-
 def _places(fields: Iterable[str] | Mapping[str, str | None] | None) -> tuple[tuple[str, str], ...]:
     """Return the place of each field; empty if only names are given."""
     if not isinstance(fields, Mapping):

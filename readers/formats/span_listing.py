@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import DatasetError, ordered
-from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.format import Snapshot, identity_of
 from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.origin import RemoteFolder
@@ -53,7 +52,7 @@ class SpanListing(ABC):
     @property
     def given(self) -> dict[str, FieldType]:
         """Return the types from the user's schema."""
-        return given_types(self.origin.arrangement)
+        return dict(self.origin.arrangement.schema)
 
     def snapshot(self) -> Snapshot:
         """Return the names, sizes and times of all files, for the index."""

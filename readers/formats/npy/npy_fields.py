@@ -38,7 +38,7 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import extension, printable
 from penstock.readers.formats.array_fields import array_schema, matched_windows
 from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows
-from penstock.readers.formats.dataset_arguments import Sampling, given_types
+from penstock.readers.formats.dataset_arguments import Sampling
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.origin import left_out_for
 from penstock.readers.types import Rejection
@@ -371,7 +371,7 @@ def choose_samples(
     """
     url, sampling = origin.url, Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(url, groups, sampling)
-    first, types = groups[0], given_types(origin.arrangement)
+    first, types = groups[0], origin.arrangement.schema
     sampling.check_arrays(_shapes(first), types, url=url)
     for group in groups[1:]:
         _check_alike(first, group, is_by_file=is_by_file)

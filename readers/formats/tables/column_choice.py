@@ -13,7 +13,6 @@ import pyarrow as pa
 from penstock.cache import ConfigError, DatasetError, PenstockWarning
 from penstock.readers.fieldtypes import MAX_FIELDS, PRESENT, Bytes, is_field_name
 from penstock.readers.files import printable
-from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.tables.column_types import FILES_BY_PATHS, completed_type, misfit
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def choose_columns(
     ConfigError if a requested column doesn't exist or doesn't fit its type, DatasetError if it
     can't be a field.
     """
-    given, places = given_types(arrangement), dict(arrangement.places)
+    given, places = dict(arrangement.schema), dict(arrangement.places)
     renamed = {place: name for name, place in places.items()}
     chosen: dict[str, ArrowColumn] = {}
     types: dict[str, FieldType] = {}

@@ -25,7 +25,6 @@ from penstock.readers.fieldtypes import Bytes, Schema
 from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
-from penstock.readers.formats.dataset_arguments import given_types
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.shard_summary import FieldSummary
@@ -255,7 +254,7 @@ class _Table:
         self._format, self._origin = format, origin
         self._files, self._workers = files, workers
         self._columns = union_of_columns(
-            ((file.entry, file.columns) for file in files), given_types(origin.arrangement)
+            ((file.entry, file.columns) for file in files), origin.arrangement.schema
         )
         self._known: dict[tuple[int, str], ColumnChunks] = {}
 

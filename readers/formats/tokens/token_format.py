@@ -22,7 +22,7 @@ from penstock.readers.files import printable
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
-from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling, given_types
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
@@ -379,7 +379,7 @@ def _schema(
     origin: Origin, cut: Cut, documents: DocumentMode, *, has_idx: bool
 ) -> tuple[Schema, str]:
     """Return the fields, and the dtype of delivered tokens, which the user may choose."""
-    given = given_types(origin.arrangement)
+    given = origin.arrangement.schema
     type = given.get(TOKENS, Tokens())
     form = type.completed("int64", (None,)).form
     if set(given) - {TOKENS} or form is None:

@@ -22,7 +22,7 @@ from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, orde
 from penstock.readers.fieldtypes import is_field_name
 from penstock.readers.files import below, is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.array_fields import array_schema, matched_windows
-from penstock.readers.formats.dataset_arguments import Sampling, given_types
+from penstock.readers.formats.dataset_arguments import Sampling
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.zarr.zarr_metadata import (
     MAX_CONSOLIDATED_BYTES,
@@ -229,7 +229,7 @@ def choose_fields(
             "only the first may have length 0."
         )
     shapes = {name: array.shape for name, array in arrays.items()}
-    types = given_types(origin.arrangement)
+    types = origin.arrangement.schema
     sampling.check_arrays(shapes, types, url=url)
     sizes = {name: math.prod(each.shape) * each.dtype.itemsize for name, each in arrays.items()}
     lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), sizes[name]))

@@ -179,6 +179,7 @@ def _build(
         least_ahead=max(map_threads, units_threads, READ_AHEAD + options.depth - depth),
         most_ahead=scale.most_ahead - depth,
         turn=scale.turn,
+        is_joined=scale.is_joined,
         decodes_ahead=options.device.type == "cpu"
         and (bool(pipeline.graphs) or options.pin_memory),
         prefetch=prefetch,

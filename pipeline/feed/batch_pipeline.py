@@ -83,13 +83,17 @@ class BatchPipeline:
         return batch
 
     def prepare_all(self, steps: Sequence[Step]) -> list[Batch | Exception]:
-        """Prepare the batches of several steps, by one read if possible, else one by one.
+        """Prepare the batches of several steps by one read if possible, else as `prepare_each`."""
+        if len(steps) > 1 and (together := self._prepare_together(steps)) is not None:
+            return [*together]
+        return self.prepare_each(steps)
+
+    def prepare_each(self, steps: Sequence[Step]) -> list[Batch | Exception]:
+        """Prepare the batches of several steps one by one.
 
         If a batch can't be read, the list ends with its error. An error of the first batch is
         raised.
         """
-        if len(steps) > 1 and (together := self._prepare_together(steps)) is not None:
-            return [*together]
         batches: list[Batch] = []
         for step in steps:
             try:
@@ -103,10 +107,16 @@ class BatchPipeline:
     def _prepare_together(self, steps: Sequence[Step]) -> list[Batch] | None:
         began, began_s = time.thread_time(), time.perf_counter()
         together = self.slots.slots_together(steps)
-        batches = None if together is None else self.reader.read_together(steps, *together)
+        # Nothing but the output is needed of batches that are finished here.
+        finishes = self.draws is None and not self.columns and self._finishes_early
+        finish = self.finisher.together if finishes else None
+        batches = None
+        if together is not None:
+            batches = self.reader.read_together(steps, *together, finish=finish)
         for batch in batches or ():
-            self.draw(batch)
-            self._finish_early(batch)
+            if batch.output is None:
+                self.draw(batch)
+                self._finish_early(batch)
         read_s, load_s = time.thread_time() - began, time.perf_counter() - began_s
         for batch in batches or ():
             batch.read_s, batch.load_s = read_s / len(steps), load_s / len(steps)
@@ -168,8 +178,12 @@ class BatchPipeline:
 
     # -- finish: on the thread that decoded, or on a reading thread if there is nothing to decode
 
+    @property
+    def _finishes_early(self) -> bool:
+        return self.graphs is None and self.finisher.is_anywhere
+
     def _finish_early(self, batch: Batch) -> None:
-        if self.graphs is None and self.finisher.is_anywhere:
+        if self._finishes_early:
             self.finish(batch)
 
     def finish(self, batch: Batch) -> None:

@@ -6,14 +6,14 @@ This runs on the reading threads. They decode texts, bytes and masks; DALI decod
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
-from penstock.readers.fieldtypes import EncodedColumn, FieldType, RaggedColumn
+from penstock.readers.fieldtypes import EncodedColumn, FieldType, RaggedColumn, SampleBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from penstock.augment import ArrayDraws, CheckedRecipe
     from penstock.cache.base import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
+    from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import RankSlots, Step
     from penstock.readers import Encoded, Source
-    from penstock.readers.fieldtypes import Column, ColumnCrop, SampleBatch, ValueChecks
+    from penstock.readers.fieldtypes import Column, ColumnCrop, ValueChecks
 
     Undecodable = Mapping[str, Mapping[int, str]]
     """Rows that don't decode, by image field, with reasons."""
@@ -105,12 +106,18 @@ class BatchReader:
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
 
     def read_together(
-        self, steps: Sequence[Step], slots: Sequence[RankSlots], rows: NDArray[np.int64]
+        self,
+        steps: Sequence[Step],
+        slots: Sequence[RankSlots],
+        rows: NDArray[np.int64],
+        *,
+        finish: Callable[[SampleBatch, Sequence[int]], list[Output] | None] | None = None,
     ) -> list[Batch] | None:
         """Read the batches of several steps of an epoch at once.
 
-        rows: of all slots. The batches share memory, which is at most `runner.TURN_BYTES`. None if
-        they have to be read one by one, because a sample is bad.
+        rows: of all slots. The batches share memory, which is at most `runner.TURN_BYTES`. finish:
+        converts the samples between bounds to outputs, or returns None; batches with an output have
+        no columns. None if they have to be read one by one, because a sample is bad.
         """
         epoch = steps[0].start.epoch
         ids, bad = self.dataset.ids(rows), dict[int, str]()
@@ -123,11 +130,24 @@ class BatchReader:
         if bad:
             return None
         self.probe.sample(None)
-        parts = content.parts([0, *accumulate(len(each.rows) for each in slots)])
-        return [
-            Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
-            for step, each, part in zip(steps, slots, parts, strict=True)
-        ]
+        bounds = [0, *accumulate(len(each.rows) for each in slots)]
+        outputs = None if finish is None else finish(content, bounds)
+        if outputs is None:
+            parts = content.parts(bounds)
+            return [
+                Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
+                for step, each, part in zip(steps, slots, parts, strict=True)
+            ]
+        sample_bytes, batches = content.bytes_read / max(1, len(content)), list[Batch]()
+        for step, each, output, (a, b) in zip(steps, slots, outputs, pairwise(bounds), strict=True):
+            own = ids[a:b]
+            part = SampleBatch(ids=own, columns={}, bytes_read=int(sample_bytes * (b - a)))
+            batches.append(
+                Batch(
+                    step=step, slots=each, own=own, content=part, bad={}, valid=None, output=output
+                )
+            )
+        return batches
 
     def close(self) -> None:
         """Close the transform and free unused memory; later reads may fail.

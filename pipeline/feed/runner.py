@@ -86,11 +86,13 @@ class ReadAhead:
         most_ahead: int | None = None,
         turn: int = 1,
         together: int = 1,
+        is_joined: bool = True,
     ) -> None:
         """pool: the reading threads. depth: batches in DALI at once. least_ahead, most_ahead: the
         least and the most batches of a local dataset that are read ahead. turn: batches that a
         thread reads at once; 1 with a prefetch, which counts batches. together: turns of a local
-        dataset that are started at once, when so many are missing."""
+        dataset that are started at once, when so many are missing. is_joined: the batches of a turn
+        are read by one read, else one by one."""
         self._pipeline = pipeline
         self._position = position
         self._pool = pool
@@ -98,6 +100,7 @@ class ReadAhead:
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._turn, self._together = turn, together
+        self._prepare = pipeline.prepare_all if is_joined else pipeline.prepare_each
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
@@ -117,7 +120,7 @@ class ReadAhead:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
         self._stream = Ordered(
-            self._pipeline.prepare_all,
+            self._prepare,
             _turns(self._pipeline.order(cursor), self._turn),
             pool=self._pool,
             ahead=ahead,
@@ -361,10 +364,11 @@ class PipelineRunner:
         least_ahead: int = 0,
         most_ahead: int | None = None,
         turn: int = 1,
+        is_joined: bool = True,
     ) -> None:
         """depth: batches in DALI at once. decodes_ahead: decode one more batch ahead. least_ahead,
-        most_ahead: the least and the most batches of a local dataset that are read ahead. turn:
-        batches that a thread reads at once."""
+        most_ahead: the least and the most batches of a local dataset that are read ahead. turn,
+        is_joined: as for `ReadAhead`."""
         self._pipeline = pipeline
         self._position = position
         self.prefetch = prefetch
@@ -384,6 +388,7 @@ class PipelineRunner:
             least_ahead=least_ahead,
             most_ahead=most_ahead,
             turn=turn,
+            is_joined=is_joined,
             together=1 if pipeline.graphs or turn > 1 else STARTED_TOGETHER,
         )
         self._decoding = BatchDecoder(pipeline, read_ahead, depth=depth)
@@ -578,8 +583,12 @@ MOST_UNIT_THREADS, UNIT_THREADS_WITH_IMAGES = 8, 2
 LARGE_SAMPLE_BYTES = 2**20
 
 # A thread reads several batches in one turn up to this size; more would only hold memory.
-TURN_BYTES = 2**20
+TURN_BYTES = 2**21
 MOST_IN_A_TURN = 16
+
+# Large arrays are read one by one, but up to so many batches and bytes in one turn: starting a turn
+# takes the training loop's thread as long as receiving a batch.
+LARGE_TURN_BYTES, MOST_LARGE_IN_A_TURN = 2**24, 4
 
 # Local batches are read ahead up to this size, but at least two: one that waits and one being read.
 AHEAD_BYTES = 2**30
@@ -589,12 +598,14 @@ AHEAD_BYTES = 2**30
 class ReadScale:
     """The scale of a loader's reading.
 
-    threads: reading threads. turn: batches that a thread reads at once. most_ahead: the most
-    batches that wait or are being read, without the one that is always being read.
+    threads: reading threads. turn: batches that a thread reads at once. is_joined: by one read.
+    most_ahead: the most batches that wait or are being read, without the one that is always being
+    read.
     """
 
     threads: int
     turn: int
+    is_joined: bool
     most_ahead: int
 
     @classmethod
@@ -613,17 +624,20 @@ class ReadScale:
         is_plain: batches are only read: there are neither images nor Maps.
         """
         sample_bytes = sample_bytes_of(dataset, fields)
-        most_ahead = max(1, int(AHEAD_BYTES / max(1, sample_bytes * options.sizes.per_rank)))
+        batch_bytes = max(1.0, sample_bytes * options.sizes.per_rank)
+        most_ahead = max(1, int(AHEAD_BYTES / batch_bytes))
         contents = dataset.contents
-        turn, threads = 1, READ_THREADS
+        turn, is_joined, threads = 1, True, READ_THREADS
         if dataset.remote_shards is not None:
             threads = REMOTE_READ_THREADS
         elif contents.units is not None or contents.is_encoded:
             most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_WITH_IMAGES
             threads = min(most, options.world.threads(usable_cores()))
             if is_plain:
-                turn = _turn(sample_bytes * options.sizes.per_rank)
+                turn = _turn(batch_bytes)
         elif is_plain and sample_bytes >= LARGE_SAMPLE_BYTES:
+            most = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes), most_ahead // 2)
+            turn, is_joined = max(1, most), False
             threads = max(2, min(READ_THREADS, options.world.threads(usable_cores())))
         elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
             threads = MAPPED_READ_THREADS
@@ -631,7 +645,7 @@ class ReadScale:
             mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
             if is_plain:
                 turn = _turn(mean_bytes * options.sizes.per_rank)
-        return cls(threads=threads, turn=turn, most_ahead=most_ahead)
+        return cls(threads=threads, turn=turn, is_joined=is_joined, most_ahead=most_ahead)
 
 
 def _turn(batch_bytes: float) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -188,6 +189,26 @@ class Finisher:
                 # A tensor that is pinned already is returned as it is.
                 values = [map_tensors(value, lambda each: each.pin_memory()) for value in values]
         return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
+
+    def together(self, content: SampleBatch, bounds: Sequence[int]) -> list[Output] | None:
+        """Convert the samples between bounds to outputs on the CPU; None if some fields aren't
+        arrays of one shape. Each tensor has storage of its own, as in-place operations of torch
+        require."""
+        arrays = []
+        for field in self._fields:
+            column = content.columns.get(field)
+            if is_number(field, content.columns):
+                column = DenseColumn(content.ids)
+            if not isinstance(column, DenseColumn):
+                return None
+            values = column.values
+            arrays.append(values if values.flags.writeable else values.copy())
+        outputs = [
+            tuple([torch.from_numpy(values[a:b]) for values in arrays]) for a, b in pairwise(bounds)
+        ]
+        if not self._as_dict:
+            return [*outputs]
+        return [dict(zip(self._fields, values, strict=True)) for values in outputs]
 
     def _placed(self, value: Any) -> Any:
         if self._device.type == "cpu":

@@ -157,7 +157,9 @@ class RankOrder:
         bins, bounds = self.plan.bins, [0]
         cuts = []
         for step in steps:
-            low, high = (first_slot(step.size, r, size, bins) for r in (rank, rank + 1))
+            low, high = 0, step.size
+            if size > 1:
+                low, high = (first_slot(step.size, r, size, bins) for r in (rank, rank + 1))
             cuts.append((step.start.position, step.size, low, high))
             bounds.append(bounds[-1] + high - low)
         rows = self.plan.places_together(epoch, cuts).rows

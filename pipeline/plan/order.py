@@ -257,7 +257,7 @@ class Plan:
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
         epoch = _integer("epoch", epoch, at_least=0)
-        found = [self._slots(*cut) for cut in cuts]
+        found = [self._slots(*cut) for cut in (_joined(cuts) if self.lanes == 1 else cuts)]
         lane, offset = found[0]
         if len(found) > 1:
             lane, offset = (np.concatenate(each) for each in zip(*found, strict=True))
@@ -470,6 +470,17 @@ def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float
     if not shards:
         return 1.0
     return 1 + (batch - 1) * icc * (1 / min(max(open_shards, 1), shards) - 1 / shards)
+
+
+def _joined(cuts: Sequence[SlotCut]) -> Sequence[SlotCut]:
+    """Return whole batches that follow one another as one batch, which has the same samples in the
+    same order if there is one lane."""
+    begin, end = cuts[0][0], cuts[0][0]
+    for position, size, low, high in cuts:
+        if position != end or low or high != size:
+            return cuts
+        end += size
+    return [(begin, end - begin, 0, end - begin)]
 
 
 def _lane_slots(position: int, count: int, lanes: int, *, low: int, high: int) -> tuple[Ints, Ints]:

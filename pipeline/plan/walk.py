@@ -10,7 +10,7 @@ import itertools
 from bisect import bisect_right
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache import PlanError
 
@@ -153,8 +153,7 @@ def _merged(entries: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Cursor:
+class Cursor(NamedTuple):  # a frozen dataclass takes a microsecond more, twice a batch
     """A position in a job's stream of samples, the same on all ranks.
 
     position: samples of this epoch's stream that all ranks together have consumed.
@@ -164,8 +163,7 @@ class Cursor:
     position: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """One global batch: positions [start.position, start.position + size) of an epoch.
 
     then: the cursor of the next batch.

@@ -20,7 +20,6 @@ from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMem
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
-from .chunk_data import ChunkParts as ChunkParts
 from .chunk_files import ChunkFiles as ChunkFiles
 from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
@@ -41,7 +40,7 @@ from .format_registry import format_names as format_names, formats as formats
 from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
-from .kept_chunks import KeptChunks as KeptChunks
+from .kept_chunks import KeptChunk as KeptChunk, KeptChunks as KeptChunks
 from .open_shard import Ints as Ints, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace

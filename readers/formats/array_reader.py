@@ -16,13 +16,13 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_fitting
+from penstock.readers.fieldtypes import ColumnCrop, put_fitting
 from penstock.readers.formats.array_windows import PartCopier, PartRanges, place_numbers
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.open_shard import StridedRows
@@ -290,23 +290,12 @@ class ArrayReader(ChunkReader):
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Read fields whose samples differ in shape; read other fields into new arrays."""
+        """Read fields whose samples differ in shape."""
         columns: dict[str, Column] = {}
         for name in fields:
             form = self._types[name].form
-            if form is not None and form.is_ragged:
-                shape = (0,) * len(form.shape) if form.rest is None else (0, *form.rest)
-                samples = self._whole(name, rows, data, wrong, np.empty(shape, form.dtype))
-                shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
-                like = RaggedColumn(
-                    np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
-                )
-                columns[name] = RaggedColumn.of(samples, like=like)
-                continue
-            dtype = form.dtype if form is not None else self._types[name].number
-            out = np.zeros((len(rows), *(form.fixed_shape if form is not None else ())), dtype)
-            self.gather(name, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
-            columns[name] = DenseColumn(out)
+            assert form is not None
+            columns[name] = form.column(self._whole(name, rows, data, wrong, form.empty))
         return columns
 
     def _whole(
@@ -479,29 +468,32 @@ class _PartReader:
             return
         order = np.argsort(touched.chunks, kind="stable")
         rows, chunks = touched.samples[order], touched.chunks[order]
-        begins, slots = starts[rows] - self._corners(chunks), places[rows]
+        begins, slots = starts[rows] - touched.corners[order], places[rows]
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
-        bounds, of_parts = [*firsts.tolist(), len(rows)], self._extents(chunks)
-        extents = of_parts[firsts]
+        extents = self._extents(chunks[firsts])
         copier = PartCopier(begins, lengths, out, slots, self._shape)
         if is_raw and is_same and copier.are_steps and self._are_complete(extents):
             ranges = PartRanges(self._shape, self._dtype, lengths)
             # Raises if a file is gone or changed: reading whole chunks finds out which.
             with suppress(ValueError):
-                if ranges.read_into(data, of_parts.tolist(), begins, out, slots):
+                of_parts = self._extents(chunks).tolist()
+                if ranges.read_into(data, of_parts, begins, out, slots):
                     return
-        numbers = {extent: number for number, extent in enumerate(extents.tolist())}
-        numbers.pop(_FILL, None)
-        kept = data.kept(list(numbers), [bounds[at + 1] - bounds[at] for at in numbers.values()])
+        stored: dict[int, tuple[int, int]] = {}
+        fill = np.broadcast_to(np.array(self.part.fill), self._shape)
+        bounds = pairwise([*firsts.tolist(), len(rows)])
+        for extent, (low, high) in zip(extents.tolist(), bounds, strict=True):
+            if extent == _FILL:
+                copier.copy(fill, low, high)
+            else:
+                stored[extent] = low, high
+        kept = data.kept([*stored], [high - low for low, high in stored.values()])
         for extent, chunk in kept.items():
-            number = numbers.pop(extent)
-            copier.copy(chunk, bounds[number], bounds[number + 1])
-        missing = np.flatnonzero(extents == _FILL).tolist()
-        stored = (numbers[extent] for extent in data.in_order(list(numbers)))
-        for number in chain(missing, stored):
-            low, high = bounds[number], bounds[number + 1]
+            copier.copy(chunk, *stored.pop(extent))
+        for extent in data.in_order([*stored]):
+            low, high = stored[extent]
             try:
-                copier.copy(self._chunk(int(extents[number]), high - low, data), low, high)
+                copier.copy(self._chunk(extent, high - low, data), low, high)
             except ValueError as error:
                 out[slots[low:high]] = 0
                 for row in rows[low:high].tolist():
@@ -567,15 +559,8 @@ class _PartReader:
 
     # -- chunks
 
-    def _corners(self, chunks: Ints) -> Ints:
-        """Return the first element of each chunk in the grid, int64, shape (n, dimensions)."""
-        places = np.unravel_index(chunks, self.part.grid.counts)
-        return np.stack(places, axis=1) * np.array(self._shape, np.int64)
-
     def _chunk(self, extent: int, taken: int, data: ShardData) -> NDArray[Any]:
         """Return a decoded chunk. taken: samples of this call that need it."""
-        if extent == _FILL:
-            return np.broadcast_to(np.array(self.part.fill), self._shape)
         uses = self._all_uses()[extent - self.extent]
         if uses <= 1:
             return self._decode(extent, data)

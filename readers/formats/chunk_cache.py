@@ -1,6 +1,6 @@
 """Cache the decoded chunks of an open dataset: one thread decodes each, and all threads share it.
 
-No lock is held while a chunk is decoded or written. A chunk for which memory has no room is moved
+No lock is held while a chunk is decoded or written. A chunk for which memory has no room is written
 to a mapped file if there is a cache folder with room. Otherwise it is decoded again; this is never
 an error.
 
@@ -20,7 +20,7 @@ import weakref
 from collections import Counter, deque
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,15 +28,14 @@ from penstock.cache import STALL_TIMEOUT_S, Outcome, StalledError
 from penstock.cache.base import available_memory_bytes, format_size, usable_cores
 from penstock.readers.blocks import MemoryLease
 from penstock.readers.formats.chunk_counts import DecodedCounts, ReadTally
-from penstock.readers.formats.kept_chunks import KeptChunks
+from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.chunk_files import ChunkFiles
-    from penstock.readers.formats.kept_chunks import KeptChunk
+    from penstock.readers.formats.chunk_files import ChunkFile, ChunkFiles
     from penstock.readers.types import Encoded
 
     Key = tuple[int, int]
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 LEAST_LENT_BYTES = 2**16
 """Smaller arrays have memory of their own, which the allocator keeps."""
 
-FREE_BYTES = 2**28
+FREE_BYTES = 2**30
 """The most bytes of memory that wait to be reused."""
 
 
@@ -111,18 +110,17 @@ has more reading threads, and each would hold a chunk in addition to those that 
 
 _GOLDEN = 0.6180339887498949
 
+_NO_CACHE = "there is no cache="
 
-T = TypeVar("T")
 
-
-class PendingExtent(Generic[T]):
-    """One extent that a batch fetches, and then the object that holds its bytes."""
+class PendingExtent:
+    """One extent that a batch fetches, and then the data that holds its bytes."""
 
     def __init__(self) -> None:
         self._is_settled = threading.Event()
-        self._holder: weakref.ref[T] | None = None
+        self._holder: weakref.ref[Any] | None = None
 
-    def settle(self, holder: T | None) -> None:
+    def settle(self, holder: Any) -> None:
         """Publish the holder of the bytes. None: the fetch failed, unless a holder was published
         before."""
         if holder is not None:
@@ -131,10 +129,10 @@ class PendingExtent(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Return True if no object holds the bytes and no batch is fetching them."""
+        """Return True if nothing holds the bytes and no batch is fetching them."""
         return self._is_settled.is_set() and (self._holder is None or self._holder() is None)
 
-    def wait(self, timeout_s: float) -> T | None:
+    def wait(self, timeout_s: float) -> Any:
         """Wait for the holder of the bytes; return None if there is none any more, or at the
         timeout."""
         if not self._is_settled.wait(timeout_s) or self._holder is None:
@@ -142,7 +140,7 @@ class PendingExtent(Generic[T]):
         return self._holder()
 
 
-class SharedExtents(Generic[T]):
+class SharedExtents:
     """The extents of one shard that several batches need. Safe for several threads.
 
     Batches that are read at the same time need the same chunks. The cache fetches each byte once
@@ -152,18 +150,17 @@ class SharedExtents(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: dict[int, PendingExtent[T]] = {}
-        self._chunks: dict[int, set[int]] = {}
+        self._pending: dict[int, PendingExtent] = {}
 
     def claim(
         self, extents: Iterable[int]
-    ) -> tuple[dict[int, PendingExtent[T]], dict[int, PendingExtent[T]]]:
+    ) -> tuple[dict[int, PendingExtent], dict[int, PendingExtent]]:
         """Divide extents into those that the caller must fetch and those that another batch
         fetches.
 
         The caller settles each extent of the first kind, and can wait for those of the second.
         """
-        mine, others = {}, {}
+        mine, others = dict[int, PendingExtent](), dict[int, PendingExtent]()
         with self._lock:
             for extent in extents:
                 known = self._pending.get(extent)
@@ -172,17 +169,6 @@ class SharedExtents(Generic[T]):
                 else:
                     others[extent] = known
         return mine, others
-
-    def note(self, extents: Iterable[int], chunk: int) -> None:
-        """Record that a chunk is decoded from these extents."""
-        with self._lock:
-            for extent in extents:
-                self._chunks.setdefault(extent, set()).add(chunk)
-
-    def chunks(self, extent: int) -> tuple[int, ...]:
-        """Return the chunks that were decoded from an extent."""
-        with self._lock:
-            return tuple(self._chunks.get(extent, ()))
 
 
 class DecodedChunks:
@@ -206,7 +192,7 @@ class DecodedChunks:
         self._kept = KeptChunks()
         self._decoding: dict[Key, Outcome[Any]] = {}
         self._busy: Counter[int] = Counter()  # decodings by shard
-        self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
+        self._decoded_bytes = self._chunks = self._again = 0
         self._delivered_bytes = 0.0
         # A thread that decodes holds one. A queue written in C, so that a Ctrl-C can't break it.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -215,7 +201,7 @@ class DecodedChunks:
         self._turns = 0
         self.reads = ReadTally()
         self._closed = self._has_warned = False
-        self._shared_extents: dict[int, SharedExtents[Any]] = {}
+        self._shared_extents: dict[int, SharedExtents] = {}
 
     @property
     def max_bytes(self) -> int:
@@ -249,8 +235,8 @@ class DecodedChunks:
         """Return the bytes that files may take in addition to memory; 0 without a cache folder."""
         return 0 if self._files is None else self._files.room_bytes()
 
-    def shared_extents(self, shard: int) -> SharedExtents[Any]:
-        """Return the extents of one shard that batches share."""
+    def shared_extents(self, shard: int) -> SharedExtents:
+        """Return the extents of one shard that batches share, also if the shard is reopened."""
         with self._lock:
             return self._shared_extents.setdefault(shard, SharedExtents())
 
@@ -296,19 +282,18 @@ class DecodedChunks:
         Arguments are those of `ShardData.decoded`. Raises the errors of `decode`, in all waiting
         threads, and StalledError.
         """
-        shard, chunk = key
-        if (found := self.take_kept(shard, (chunk,), (taken,)).get(chunk)) is not None:
-            return found
         while True:
             mine: Outcome[Any] = Outcome()
             try:
                 with self._lock:
                     if (kept := self._kept.find(key)) is not None:
-                        return self._used(key, kept, taken)
+                        self._used(key, kept, taken)
+                        self._kept.expire()
+                        return kept.value
                     outcome = self._decoding.setdefault(key, mine)
                 if outcome is mine:
-                    add = partial(self._add, key, uses=max(1, uses), taken=taken, is_view=is_view)
-                    self._decode(key, decode, mine, add, size_bytes=size_bytes)
+                    keep = partial(self._keep, key, uses=max(1, uses), taken=taken, is_view=is_view)
+                    self._decode(key, decode, mine, keep, size_bytes=size_bytes)
             finally:
                 # Even if this thread is interrupted, no other thread waits for it in vain.
                 if self._decoding.get(key) is mine:
@@ -317,8 +302,10 @@ class DecodedChunks:
             if outcome is mine:
                 return mine.result()
             if self._wait_for(key, outcome):
-                found = self.take_kept(shard, (chunk,), (taken,)).get(chunk)
-                return outcome.result() if found is None else found
+                with self._lock:
+                    if (kept := self._kept.known(key)) is not None:
+                        self._used(key, kept, taken)
+                return outcome.result()
 
     def take_kept(self, shard: int, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
         """Return those of a shard's chunks that are kept, by number. taken: rows of each."""
@@ -327,20 +314,15 @@ class DecodedChunks:
             for chunk, count in zip(chunks, taken, strict=True):
                 key = (shard, chunk)
                 if (kept := self._kept.find(key)) is not None:
-                    found[chunk] = self._used(key, kept, count)
+                    found[chunk] = kept.value
+                    self._used(key, kept, count)
             self._kept.expire()
-            # `find` may have brought chunks back.
-            is_over = self._kept.staying_bytes > self.max_bytes
-        if is_over:
-            self._make_room()
         return found
 
-    def _used(self, key: Key, kept: KeptChunk, taken: int) -> Any:
-        """Count rows that are taken of a chunk and return its value. The caller holds the lock."""
+    def _used(self, key: Key, kept: KeptChunk, taken: int) -> None:
+        """Count rows that are taken of a chunk. The caller holds the lock."""
         self._delivered_bytes += kept.size_bytes * taken / kept.uses
-        value = kept.value
         self._kept.count_use(key, kept, taken)
-        return value
 
     def _wait_for(self, key: Key, outcome: Outcome[Any]) -> bool:
         """Wait until another thread has decoded a chunk. Returns False if that thread was
@@ -365,7 +347,7 @@ class DecodedChunks:
         key: Key,
         decode: Callable[[], Any],
         outcome: Outcome[Any],
-        add: Callable[[Any], None],
+        keep: Callable[[Any], None],
         *,
         size_bytes: int,
     ) -> None:
@@ -375,17 +357,13 @@ class DecodedChunks:
             value = decode()
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False  # several batches copy from it
-            with self._lock:
-                add(value)
+            keep(value)
             return value
 
         with self._lock:
-            self._reserved_bytes += size_bytes
             self._busy[key[0]] += 1
-            is_over = self._kept.staying_bytes + self._reserved_bytes > self.max_bytes
+            self._kept.make_room(size_bytes, most_bytes=self.max_bytes)
         try:
-            if is_over:
-                self._make_room()
             self._take_slot(key)
             try:
                 outcome.run(make, None)
@@ -393,11 +371,10 @@ class DecodedChunks:
                 self._slots.put(None)
         finally:
             with self._lock:
-                self._reserved_bytes -= size_bytes
                 self._busy[key[0]] -= 1
                 if not self._busy[key[0]]:
                     del self._busy[key[0]]
-        self._make_room()
+        self._clean()
 
     def _take_slot(self, key: Key) -> None:
         try:
@@ -409,64 +386,61 @@ class DecodedChunks:
                 "dataset may hang; check it with `ls`."
             ) from None
 
-    def _add(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
-        if is_view:
-            kept = self._kept.add_view(key, value, uses=uses)
-        else:
-            size_bytes = int(value.nbytes)
+    def _keep(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
+        """Keep a chunk in memory if there is room, else in a file if there is, else count it."""
+        size_bytes = 0 if is_view else int(value.nbytes)
+        kept = KeptChunk(
+            value=value, size_bytes=size_bytes, memory_bytes=size_bytes, uses=uses, left=uses
+        )
+        with self._lock:
+            if self._kept.make_room(size_bytes, most_bytes=self.max_bytes):
+                self._add(key, kept, taken)
+                return
+            files = None if self._closed else self._files
+        kept.memory_bytes, kept.value = 0, None
+        if files is not None and uses > taken and (file := files.write(value)) is not None:
+            kept.file, kept.value = file, file.value
+        with self._lock:
+            self._add(key, kept, taken)
+
+    def _add(self, key: Key, kept: KeptChunk, taken: int) -> None:
+        if kept.size_bytes:
             self._chunks += 1
-            self._decoded_bytes += size_bytes
-            kept, is_again = self._kept.add(key, value, size_bytes=size_bytes, uses=uses)
-            self._again += is_again
+            self._decoded_bytes += kept.size_bytes
+        self._again += self._kept.add(key, kept)
         self._used(key, kept, taken)
         self._kept.expire()
         self._decoding.pop(key, None)
         if self._closed:
             self._kept.forget()
 
-    # -- eviction
-
-    def _make_room(self) -> None:
-        """Reduce memory to its limit, and remove files that aren't needed any more."""
-        with self._lock:
-            leaving = self._kept.shrink(self.max_bytes - self._reserved_bytes)
-            files = None if self._closed else self._files
-        try:
-            while leaving:
-                key, kept = leaving[-1]
-                file = files.write(kept.value) if files is not None and kept.left > 0 else None
-                with self._lock:
-                    leaving.pop()
-                    if file is not None:
-                        self._kept.moved(key, kept, file)
-                    else:
-                        self._kept.lost(key, kept)
-        finally:
+    def _clean(self) -> None:
+        """Limit the memory that waits to be reused, remove files that aren't needed any more, and
+        warn once if chunks are decoded again."""
+        waste: list[ChunkFile] = []
+        if self._kept.waste:
             with self._lock:
-                for key, kept in leaving:
-                    self._kept.lost(key, kept)
-                waste, self._kept.waste = self._kept.waste, []
-            most_free = -1 if self._closed else self.max_bytes - self._kept.staying_bytes
-            had_warned, self._has_warned = self._has_warned, self._has_warned or self._again > 0
-        self.memory.limit(most_free)
+                waste, self._kept.waste = self._kept.waste, waste
+        self.memory.limit(-1 if self._closed else self.max_bytes - self._kept.memory_bytes)
         for file in waste:
             file.remove()
-        if self._has_warned and not had_warned:
-            reason = "the cache folder has no room for the rest" if files else "there is no cache="
+        if self._again and not self._has_warned:
+            self._has_warned = True
+            room = "the cache folder has no room for the rest" if self._files else _NO_CACHE
             _log.warning(
                 "%s: the decoded chunks of a window take more than the %s that they may take in "
                 "memory, and %s, so some are decoded again. Pass Dataset(decoded_bytes=…), a "
                 "cache=DiskCache(…) with room, or a smaller window=.",
                 self._url,
                 format_size(self.max_bytes),
-                reason,
+                room,
             )
 
     def forget(self, shard: int) -> None:
         """Forget a shard's chunks, because the bytes from which they were decoded were wrong."""
         with self._lock:
             self._kept.forget(shard)
-        self._make_room()
+        self._clean()
 
     def close(self) -> None:
         """Forget all chunks and remove their files. Chunks that were returned stay valid. Safe to
@@ -474,7 +448,7 @@ class DecodedChunks:
         with self._lock:
             self._closed = True
             self._kept.forget()
-        self._make_room()
+        self._clean()
         if self._files is not None:
             self._files.close()
 

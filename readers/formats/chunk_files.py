@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.cache.disk import MOST_SHARE, PrivateFiles
 
@@ -48,11 +49,10 @@ class ChunkFiles:
 
     def write(self, value: Any) -> ChunkFile | None:
         """Keep a chunk; return None if there is no room for it, if it is too small, or if it is
-        neither an array nor Arrow's."""
+        neither an array nor a table."""
         is_array = isinstance(value, np.ndarray)
-        if value.nbytes < max(1, self._least_bytes):
-            return None
-        if not is_array and not type(value).__module__.startswith("pyarrow"):
+        is_known = isinstance(value, np.ndarray | pa.Table)
+        if not is_known or value.nbytes < max(1, self._least_bytes):
             return None
         if self._files is None:
             self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
@@ -72,7 +72,7 @@ class ChunkFiles:
         if is_array:
             mapped = np.frombuffer(file.buffer(), value.dtype).reshape(value.shape, order=order)
             return ChunkFile(file, mapped)
-        return ChunkFile(file, _table_of(value, file.buffer()))
+        return ChunkFile(file, pa.ipc.open_file(file.buffer()).read_all())
 
     def room_bytes(self) -> int:
         """Return how many bytes of the folder's limit such files of all processes may take."""
@@ -90,28 +90,9 @@ def _array_bytes(value: Any, order: Literal["C", "F"]) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def _table_bytes(value: Any) -> memoryview:
-    """Return pyarrow data as the bytes of an Arrow IPC file."""
-    import pyarrow as pa
-
-    if isinstance(value, pa.RecordBatch):
-        value = pa.Table.from_batches([value])
-    table = value if isinstance(value, pa.Table) else pa.table({"": value})
+def _table_bytes(table: Any) -> memoryview:
+    """Return a table as the bytes of an Arrow IPC file."""
     options, sink = pa.ipc.IpcWriteOptions(unify_dictionaries=True), pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return memoryview(sink.getvalue())
-
-
-def _table_of(value: Any, buffer: Any) -> Any:
-    """Return the content of an Arrow IPC file as the type of a value."""
-    import pyarrow as pa
-
-    table = pa.ipc.open_file(buffer).read_all()
-    if isinstance(value, pa.Table):
-        return table
-    if isinstance(value, pa.RecordBatch):
-        (batch,) = table.to_batches()
-        return batch
-    column = table.column(0)
-    return column if isinstance(value, pa.ChunkedArray) else column.chunk(0)

@@ -27,7 +27,7 @@ from penstock.readers.formats.format import DatasetFiles, Snapshot
 from penstock.readers.formats.open_shard import OpenShard, RowRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -57,7 +57,8 @@ _INVALID = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, 
 """The errors of code that reads a damaged note, or the note of another format."""
 
 Chunk = TypeVar("Chunk")
-"""A decoded chunk: a numpy array; an Arrow table, record batch or array."""
+"""A decoded chunk: a numpy array, an Arrow table, or another object with `nbytes`. Only the first
+two can be kept in files."""
 
 
 class ShardData(Protocol):
@@ -109,12 +110,13 @@ class ShardData(Protocol):
         It is decoded once and kept as long as there is room, until it was taken `uses` times. Copy
         the rows of a batch out of it and drop it, because any view keeps all of it in memory.
 
-        chunk: a number of the shard's own, one for each part that is decoded as a whole (of each
-        field). decode: makes the chunk, on this thread or on another that came first. It raises
-        ValueError, in all waiting threads, if the bytes are damaged, and must not request another
-        chunk. uses: rows of the shard that need the chunk. taken: rows of this call that need it.
-        size_bytes: of the chunk, if metadata record it, so that room can be made in advance; 0 if
-        unknown. is_view: True if the chunk is a view of a mapped file, which takes no memory.
+        chunk: the number of the extent from which it is decoded, the first one of several. An
+        extent whose chunk is kept isn't fetched. decode: makes the chunk, on this thread or on
+        another that came first. It raises ValueError, in all waiting threads, if the bytes are
+        damaged, and must not request another chunk. uses: rows of the shard that need the chunk.
+        taken: rows of this call that need it. size_bytes: of the chunk, if metadata record it, so
+        that room can be made in advance; 0 if unknown. is_view: True if the chunk is a view of a
+        mapped file, which takes no memory.
         """
 
     def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> Mapping[int, Any]:
@@ -362,18 +364,17 @@ class ChunkListing:
 class ChunkRequest(RowRequest):
     """The rows of a shard of chunks that a batch reads.
 
-    data: from which they are read. parts: of it to fetch, None if there are none. claimed: extents
-    for which other batches wait. awaited: extents that other batches fetch.
+    data: from which they are read. parts: of it to fetch. claimed: extents for which other batches
+    wait. awaited: extents that other batches fetch.
     """
 
     data: ChunkData
-    parts: ChunkParts | None = None
+    parts: Sequence[ChunkParts] = ()
     claimed: Fetches = field(default_factory=dict)
     awaited: Fetches = field(default_factory=dict)
 
     def receive(self, loaded: Sequence[Sequence[Any]]) -> None:
         """Accept the bytes of `spans`, and publish them to batches that wait for them."""
-        assert self.parts is not None
         with contextlib.suppress(CorruptShardError):  # reading raises it again
             self.data = fetched = FetchedChunkData(self.data, self.parts, loaded, self.awaited)
             for pending in self.claimed.values():
@@ -413,30 +414,32 @@ class ChunkShard(OpenShard):
             return found
         fields = (*request.dense, *request.others)
         crops = request.crops if reader.takes_corners else {}
-        missing = None
-        if (parts := reader.needs_parts(request.rows, fields, crops)) is not None:
-            missing = data.missing_parts(*parts)
-        elif self._has_units:  # otherwise it reads parts of large chunks, and doesn't report which
-            missing = data.missing_parts(reader.needs(request.rows, fields, crops))
-        if missing is not None:
-            found.parts, found.claimed, found.awaited = missing
-            found.spans = found.parts.spans()
+        parts: tuple[Sequence[int], Sequence[int], Sequence[int] | None] | None
+        parts = reader.needs_parts(request.rows, fields, crops)
+        if parts is None and self._has_units:
+            extents = reader.needs(request.rows, fields, crops)
+            parts = extents, [0] * len(extents), None
+        if parts is not None:  # otherwise it reads parts of large chunks, and doesn't report which
+            found.parts, found.claimed, found.awaited = data.missing_parts(*parts)
+            found.spans = [each.spans for each in found.parts]
         return found
 
     @classmethod
     def fetch(cls, requests: Sequence[tuple[Self, RowRequest]]) -> None:
         """Load all parts that the requests need by one call. If the local disk can't be read,
         nothing is loaded: reading the shards reports it."""
-        some = [each for _, each in requests if isinstance(each, ChunkRequest) and each.spans]
+        some = [each for _, each in requests if isinstance(each, ChunkRequest)]
+        some = [each for each in some if each.spans or each.awaited]
         spans = [span for each in some for span in each.spans]
-        if not spans:
-            return
-        source = spans[0].source
-        try:
-            found = iter(source.load(spans, some[0].mode))
-        except (OSError, EOFError) as error:
-            source.refuse(error, 0)
-            return
+        loaded: Iterable[Sequence[Any]] = ()
+        if spans:
+            source = spans[0].source
+            try:
+                loaded = source.load(spans, some[0].mode)
+            except (OSError, EOFError) as error:
+                source.refuse(error, 0)
+                return
+        found = iter(loaded)
         for each in some:
             each.receive([next(found) for _ in each.spans])
 

@@ -182,7 +182,8 @@ class OpenShard(ABC):
         `ByteSource` does."""
 
     def strided(self, field: str) -> StridedRows | None:
-        """Return the places of a field's rows in a map; None if they can't be copied from one."""
+        """Return the places of a field's rows in a map; None if they can't be copied from one, or
+        must be checked before."""
         del field
         return None
 
@@ -217,6 +218,11 @@ class StridedRows:
     row_bytes: int
     dtype: np.dtype[Any]
     below: int | None = None
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """Return what must be equal if rows of several shards are copied together."""
+        return self.stride_bytes, self.row_bytes, self.dtype, self.below
 
     def fits(self, rows: NDArray[Any]) -> bool:
         """Return True if no row is bad."""

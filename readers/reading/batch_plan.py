@@ -28,7 +28,9 @@ class BatchFields:
     are read by rows and whose samples have one shape. rows: the other fields that are read by rows,
     with their forms if they are arrays. has_arrays: some spans are arrays. has_chunks: some fields
     lie in chunks. masked: fields in chunks that some samples lack; they are among rows.
-    are_never_empty: each span has bytes. needs_table: some values come from the shards' tables.
+    values_of: the column of the shards' tables, and the dtype, of fields that are numbers in them.
+    may_be_plain: all fields are dense or numbers, and no sample lacks one. are_never_empty: each
+    span has bytes. needs_table: some values come from the shards' tables.
     """
 
     def __init__(self, layout: SampleLayout, fields: Sequence[str]) -> None:
@@ -59,10 +61,11 @@ class BatchFields:
             for name, form in forms.items()
             if name not in self.dense
         }
-        self._values = {
-            name: (at, layout.schema[name].number)
-            for name in fields
-            if (at := layout.table.values.get(name)) is not None
+        numbers = {name: layout.schema[name].number for name in fields}
+        self.values_of = {
+            name: (at, dtype)
+            for name, dtype in numbers.items()
+            if (at := layout.table.values.get(name)) is not None and dtype is not None
         }
         self.are_never_empty = all(place.height is not None for place in self.places) and not (
             layout.lacking.intersection(spans)
@@ -70,7 +73,8 @@ class BatchFields:
         self._lacking = tuple(
             name for name in fields if name in layout.lacking and name not in self.masked
         )
-        self.needs_table = bool(self.places or self._values or self._lacking)
+        self.may_be_plain = bool(self.dense) and not (self.places or self.rows or self._lacking)
+        self.needs_table = bool(self.places or self.values_of or self._lacking)
         self._columns = tuple(
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")
         )
@@ -88,8 +92,7 @@ class BatchFields:
         """Return the columns of numbers."""
         return {
             name: DenseColumn(from_bits(table[:, at], dtype))
-            for name, (at, dtype) in self._values.items()
-            if dtype is not None
+            for name, (at, dtype) in self.values_of.items()
         }
 
     def present(self, table: Ints) -> dict[str, NDArray[np.bool_]]:

@@ -1,9 +1,9 @@
-"""Read rows that lie in mapped files at equal distances with one index expression.
+"""Read rows that lie in memory at equal distances with one index expression for each field.
 
-If samples are short (a sequence of tokens, a row of a large array), a batch takes 0.1 ms in total,
-and a few microseconds for each shard that it touches would double that. So the address of each
-shard's first row is recorded once, and a batch's rows are one index into memory, in any number of
-shards and files.
+If samples are short (a sequence of tokens, a row of an array, a number), a batch takes 0.1 ms in
+total, and a few microseconds for each shard that it touches would double that. So the address of
+each shard's first row is recorded once, and a batch's rows are one index into memory, in any number
+of shards and files.
 """
 
 from __future__ import annotations
@@ -14,63 +14,84 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.readers.fieldtypes import DenseColumn, SampleBatch
+from penstock.readers.fieldtypes import DenseColumn, SampleBatch, from_bits
 from penstock.readers.files import PageAdvice, advise_willneed
+from penstock.readers.formats import StridedRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fieldtypes import ArrayForm
-    from penstock.readers.formats import StridedRows
+    from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
+    from penstock.readers.reading.batch_plan import BatchFields
     from penstock.readers.reading.open_shards import OpenShards
 
     Ints = NDArray[np.int64]
 
 MAX_MAPS = 2**12
 _MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
-_LARGE_ROW_BYTES = 2**13  # a call for each row costs less than the copy of an index expression
+_LARGE_ROW_BYTES = 2**15  # a call for each row costs less than the copy of an index expression
+_STEP_BYTES = 2**17
+"""Rows that are copied at once: the copy that an index expression makes stays in the processor's
+cache."""
+
+_MOST_SKIPPED = 1024
+"""Batches after which rows that aren't plain, or that aren't checked yet, are tried again."""
 
 
 class _RowAddresses(NamedTuple):
-    """The address of the first row by shard, 0 if unknown, and the data that keeps the maps alive.
-    Entries are never replaced, and a reader holds both, so that no map ends while it is read."""
+    """The address of the first row by field and shard, 0 if unknown, and the data that keeps the
+    memory alive. Entries are never replaced, and a reader holds both, so that no map ends while it
+    is read."""
 
-    starts: Ints
-    kept: dict[int, NDArray[Any]]
+    starts: NDArray[np.int64]
+    kept: dict[int, list[NDArray[Any]]]
 
 
 class PlainRows:
-    """Reads one field of a local dataset. Safe for several threads."""
+    """Reads fields of a local dataset whose rows are plain: of one shape, each at the same distance
+    from the one before it. Safe for several threads."""
 
-    def __init__(self, name: str, form: ArrayForm, index: Index, shards: OpenShards) -> None:
-        self._name, self._form, self._index, self._shards = name, form, index, shards
+    def __init__(self, choice: BatchFields, index: Index, shards: OpenShards) -> None:
+        """choice: with dense fields and numbers of tables only."""
+        self._choice, self._index, self._shards = choice, index, shards
         self._known = self._no_addresses()
-        self._plain: StridedRows | None = None
+        self._plain: dict[str, StridedRows] = {}
         self._is_off = False
+        self._skipped, self._to_skip = 0, 1
         self._advice = PageAdvice()
 
     def read(self, rows: Ints, *, blocks: Blocks) -> SampleBatch | None:
-        """Return samples; None if they must be read in another way, because they don't lie at equal
-        distances or some are bad. rows: checked."""
+        """Return samples; None if they must be read in another way, because they aren't plain, or
+        aren't checked yet, or some are bad. rows: checked."""
         if self._is_off or not len(rows):
             return None
         began = time.perf_counter()
-        found = self._addresses(rows)
-        plain = self._plain
-        if found is None or plain is None:
+        shards, inside = rows[:, 0], rows[:, 1]
+        known = self._addresses(shards)  # held to the end: another thread may drop the addresses
+        if known is None:
             return None
-        addresses, _maps = found  # held to the end: another thread may drop the known addresses
-        out = blocks.array((len(rows), *self._form.fixed_shape), self._form.dtype)
-        if not _gather(addresses, plain, out):
-            return None
+        columns, size_bytes = dict[str, DenseColumn](), 0
+        for number, name in enumerate(self._choice.fields):
+            plain, form = self._plain[name], self._choice.dense.get(name)
+            addresses = known.starts[number][shards] + inside * plain.stride_bytes
+            if form is None:
+                bits = np.empty(len(rows), np.int64)
+                _gather(addresses, plain, bits)
+                columns[name] = DenseColumn(from_bits(bits, self._choice.values_of[name][1]))
+                continue
+            if self._advice.is_on:
+                advise_willneed(addresses, addresses + plain.row_bytes)
+            out = blocks.array((len(rows), *form.fixed_shape), form.dtype)
+            if not _gather(addresses, plain, out):
+                return None
+            columns[name] = DenseColumn(out)
+            size_bytes += len(rows) * plain.row_bytes
         seconds = time.perf_counter() - began
-        self._advice.note(samples=len(rows), size_bytes=out.nbytes, seconds=seconds)
+        self._advice.note(samples=len(rows), size_bytes=size_bytes, seconds=seconds)
         return SampleBatch(
-            ids=self._index.starts[rows[:, 0]] + rows[:, 1],
-            columns={self._name: DenseColumn(out)},
-            bytes_read=len(rows) * plain.row_bytes,
+            ids=self._index.starts[shards] + inside, columns=columns, bytes_read=size_bytes
         )
 
     def close(self) -> None:
@@ -79,54 +100,68 @@ class PlainRows:
         self._known = self._no_addresses()
 
     def _no_addresses(self) -> _RowAddresses:
-        return _RowAddresses(np.zeros(len(self._index.sizes), np.int64), {})
+        shape = len(self._choice.fields), len(self._index.sizes)
+        return _RowAddresses(np.zeros(shape, np.int64), {})
 
-    def _addresses(self, rows: Ints) -> tuple[Ints, _RowAddresses] | None:
-        """Return the addresses of rows, and the data that keeps them mapped."""
+    def _addresses(self, shards: Ints) -> _RowAddresses | None:
+        """Return the addresses of all of these shards; None if some aren't plain."""
         known = self._known
-        begins = known.starts[rows[:, 0]]
-        if not begins.all():
-            known = self.add_shards(rows[:, 0], known)
-            if self._is_off:
-                return None
-            begins = known.starts[rows[:, 0]]
-        plain = self._plain
-        assert plain is not None
-        addresses: Ints = begins + rows[:, 1] * plain.stride_bytes
-        if self._advice.is_on:
-            advise_willneed(addresses, addresses + plain.row_bytes)
-        return addresses, known
+        if known.starts[0][shards].all():
+            return known
+        self._skipped += 1
+        if self._skipped < self._to_skip:
+            return None
+        self._skipped = 0
+        known = self.add_shards(shards, known)
+        if self._is_off or not known.starts[0][shards].all():
+            self._to_skip = min(2 * self._to_skip, _MOST_SKIPPED)
+            return None
+        self._to_skip = 1
+        return known
 
     def add_shards(self, shards: Ints, known: _RowAddresses) -> _RowAddresses:
         """Record the addresses of these shards, and drop those of others if there are too many."""
         every = np.unique(shards)
-        wanted = every[known.starts[every] == 0].tolist()
+        wanted = every[known.starts[0][every] == 0].tolist()
         if len(known.kept) + len(wanted) > MAX_MAPS:
             self._known = known = self._no_addresses()
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
-            plain = opened.strided(self._name)
-            if plain is None or plain.row_bytes > _MAX_ROW_BYTES or not self._is_like(plain):
-                self._is_off = True
-                return known
-            rows = int(self._index.sizes[shard])
-            assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes
+            found = self._strided(opened, int(self._index.sizes[shard]))
+            if found is None:
+                break
             # Another thread may have opened the shard meanwhile and read its map: that one stays.
-            kept = known.kept.setdefault(shard, plain.data)
-            known.starts[shard] = kept.ctypes.data
+            kept = known.kept.setdefault(shard, found)
+            for number in reversed(range(len(kept))):  # the first field shows that all are known
+                known.starts[number, shard] = kept[number].ctypes.data
         return known
 
-    def _is_like(self, plain: StridedRows) -> bool:
-        """Return True if a shard's rows have the same layout as those of the first shard."""
-        if self._plain is None:
-            self._plain = plain
-        a, b = self._plain, plain
-        return (a.stride_bytes, a.row_bytes, a.dtype, a.below) == (
-            b.stride_bytes,
-            b.row_bytes,
-            b.dtype,
-            b.below,
-        )
+    def _strided(self, shard: OpenShard, rows: int) -> list[NDArray[Any]] | None:
+        """Return the data of a shard's fields; None if a field isn't plain, or differs in layout
+        from those of the first shard."""
+        found = []
+        for name in self._choice.fields:
+            place = self._choice.values_of.get(name)
+            plain = shard.strided(name) if place is None else _cells(shard, place[0])
+            if plain is None or plain.row_bytes > _MAX_ROW_BYTES:
+                return None
+            like = self._plain.setdefault(name, plain)
+            if plain.layout != like.layout:
+                return None
+            assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes
+            found.append(plain.data)
+        return found
+
+
+def _cells(shard: OpenShard, column: int) -> StridedRows | None:
+    """Return the places of a column of a shard's table."""
+    table = shard.table
+    if not table.flags.c_contiguous:
+        return None
+    data = table.reshape(-1)[column:].view(np.uint8)
+    return StridedRows(
+        data=data, stride_bytes=table.strides[0], row_bytes=table.itemsize, dtype=table.dtype
+    )
 
 
 class _Memory:
@@ -167,4 +202,7 @@ def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
     rows = out.reshape(len(addresses), -1).view(f"V{row_bytes}")[:, 0]
     low = int(addresses.min())
     span = int(addresses.max()) - low + 1  # at most 2^47, so that span * row_bytes < 2^60
-    rows[:] = np.asarray(_Memory(low, span, row_bytes))[addresses - low]
+    memory, places = np.asarray(_Memory(low, span, row_bytes)), addresses - low
+    step = max(1, _STEP_BYTES // row_bytes)
+    for begin in range(0, len(rows), step):
+        rows[begin : begin + step] = memory[places[begin : begin + step]]

@@ -139,12 +139,11 @@ class SampleReader:
     def _find_plain(self) -> PlainRows | None:
         """Return a reader of plain rows if the chosen fields may lie in them, else None."""
         choice, index = self._choice, self.index
-        names = tuple(choice.dense)
-        if len(names) != 1 or choice.fields != names or not choice.has_chunks:
+        if not choice.may_be_plain or index.remote is not None:
             return None
         from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
-        return PlainRows(names[0], choice.dense[names[0]], index, self.shards)
+        return PlainRows(choice, index, self.shards)
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first length of samples of a ragged field, int64, shape (n,): from the shards'

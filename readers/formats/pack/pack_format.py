@@ -18,7 +18,7 @@ from crc32c import crc32c
 from penstock.readers.byte_source import SourceSpans
 from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
 from penstock.readers.formats.format import Format
-from penstock.readers.formats.open_shard import OpenShard
+from penstock.readers.formats.open_shard import OpenShard, StridedRows
 from penstock.readers.formats.pack.pack_columns import PackColumns, PackErrors, shard_errors
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
 from penstock.readers.formats.shard_summary import sample_table
@@ -125,6 +125,15 @@ class PackRows:
             for place, row in zip(places.tolist(), rows.tolist(), strict=True):
                 out[place] = values[row]
 
+    def strided(self) -> StridedRows | None:
+        """Return the places of the rows once all blocks have been found intact; None before."""
+        if self._is_bits or not self._are_all_right:
+            return None
+        size = self._form.row_bytes
+        return StridedRows(
+            data=self._data, stride_bytes=size, row_bytes=size, dtype=self._form.dtype
+        )
+
     def each(self, rows: Ints) -> Iterator[NDArray[Any]]:
         """Yield views of the rows, unchecked, one after the other."""
         if self._is_bits:
@@ -216,6 +225,10 @@ class PackShard(OpenShard):
         if found is None:  # two threads may both create it; each then checks blocks by itself
             found = self._dense[name] = PackRows(self._promised[name])
         return found
+
+    def strided(self, field: str) -> StridedRows | None:
+        """Return the places of a field's rows in the map, if all have been checked."""
+        return self.dense(field).strided() if self.source.has_lasting_maps else None
 
     def request(self, request: RowRequest) -> RowRequest:
         """Return the request with the bytes that may not be on the local disk. Large rows are

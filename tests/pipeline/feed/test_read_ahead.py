@@ -45,6 +45,7 @@ class Road:
 
     walk = WALK
     prepare_all = RealRoad.prepare_all
+    prepare_each = RealRoad.prepare_each
 
     def __init__(self) -> None:
         self.begun: list[Cursor] = []

@@ -77,8 +77,8 @@ def test_what_is_read_ahead_is_bounded_in_bytes(
                 assert torch.equal(values[:, 0], ids.float())
         return max(made)
 
-    assert most(2**30) == 1 + runner.READ_AHEAD + runner.STARTED_TOGETHER
-    assert most(4 * 4 * SAMPLE_BYTES + 100) == 3
+    assert most(2**30) == 2  # turns of several batches
+    assert most(4 * 4 * SAMPLE_BYTES + 100) == 2
     assert most(1) == 1
 
 
@@ -105,8 +105,8 @@ def test_a_long_loop_takes_its_memory_from_a_few_blocks(
         batches = 10 * (SAMPLES // 2)
         # Batches being read, waiting, in the loop and kept; and a thread that was stopped after
         # it delivered its batch still holds it.
-        most = 2 + runner.READ_AHEAD + 1 + 2 + 3 + READ_THREADS
-        assert 1 < len(addresses) <= most < batches // 10
+        most = 3 * runner.MOST_LARGE_IN_A_TURN + 1 + 2 + 3 + READ_THREADS
+        assert 1 < len(addresses) <= most < batches // 8
     for view in kept:
         assert (view == view[0]).all()
 

@@ -54,8 +54,8 @@ def epochs(
     monkeypatch.setattr(runner, "MOST_IN_A_TURN", most)
     read, sizes = BatchReader.read_together, list[int]()
 
-    def counted(self: BatchReader, *arguments: Any) -> Any:
-        found = read(self, *arguments)
+    def counted(self: BatchReader, *arguments: Any, **more: Any) -> Any:
+        found = read(self, *arguments, **more)
         sizes.append(len(found or ()))
         return found
 

@@ -158,7 +158,7 @@ class Reader(ChunkReader):
                         lambda at=extent: self._decode(data, at),
                         uses=self._units[unit],
                         taken=int(each[unit]),
-                    ).to_pylist()
+                    )[""].to_pylist()
                 except ValueError as error:
                     reasons = dict.fromkeys(np.flatnonzero(units == unit).tolist(), str(error))
                     wrong |= reasons
@@ -179,9 +179,9 @@ class Reader(ChunkReader):
         (found,) = data.read([extent])
         if not len(found):
             unit, field = divmod(extent, len(FIELDS))
-            return pa.array([value(FIELDS[field], 0)] * self._units[unit])
+            return pa.table({"": [value(FIELDS[field], 0)] * self._units[unit]})
         try:
-            return pa.array(json.loads(zlib.decompress(found.tobytes())))
+            return pa.table({"": json.loads(zlib.decompress(found.tobytes()))})
         except zlib.error as error:
             raise ValueError(str(error)) from error
 

@@ -228,7 +228,7 @@ class PackShard(OpenShard):
 
     def strided(self, field: str) -> StridedRows | None:
         """Return the places of a field's rows in the map, if all have been checked."""
-        return self.dense(field).strided()
+        return None if self.source.is_fetched else self.dense(field).strided()
 
     def request(self, request: RowRequest) -> RowRequest:
         """Return the request with the bytes that may not be on the local disk. Large rows are

@@ -56,7 +56,7 @@ from .shard_summary import ShardSummary as ShardSummary, Sums as Sums, VERSION a
 from .shard_summary import join_ranges as join_ranges, sample_table as sample_table
 from .files_format import FilesFormat as FilesFormat
 from .format import DatasetFiles as DatasetFiles
-from .sidecar import Sidecar as Sidecar, is_sidecar as is_sidecar
+from .sidecar import Sidecar as Sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar
 from .sidecar import read_sidecar as read_sidecar, sidecar_etag as sidecar_etag
 from .span_listing import SpanListing as SpanListing

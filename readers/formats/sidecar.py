@@ -637,14 +637,6 @@ def _etag(buffer: Any) -> str:
     return f"crc32c-{crc32c(buffer):08x}"
 
 
-def is_sidecar(path: bytes, etag: str) -> bool:
-    """Return True if a file has the checksum that the manifest records. Raises OSError."""
-    try:
-        return _etag(read_buffer(path)) == etag
-    except ValueError:  # empty
-        return False
-
-
 class ShardPlace(Protocol):
     """The place of a shard: a local folder, or a blob of the cache."""
 

@@ -32,7 +32,9 @@ from penstock.cache import (
     IndexChangedError,
     OtherVersionError,
     PenstockWarning,
+    ReadError,
 )
+from penstock.cache.base import is_shortage
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.files import (
     below,
@@ -377,20 +379,20 @@ class Sidecars:
 
         try:
             return read()
-        except (CorruptShardError, IndexChangedError):
-            if self._rebuild is None:
+        except (CorruptShardError, IndexChangedError, ReadError) as error:
+            if self._rebuild is None or is_shortage(error):
                 raise
         with self._lock:
             try:
                 return read()  # the previous holder of the lock may have written it
-            except (CorruptShardError, IndexChangedError) as error:
+            except (CorruptShardError, IndexChangedError, ReadError) as error:
                 _log.info("A part of the index is rebuilt: %s", error)
                 self._warn(self._url, error)
             sidecar = self._rebuild(self._manifest, shard)
             if sidecar is None:
                 raise IndexChangedError(
                     f"{self.shown}/{printable(self._manifest.names[shard])}: this part of the "
-                    "index was damaged or removed. It can't be rebuilt, because "
+                    "index can't be used, and it can't be rebuilt, because "
                     f"{self._url} has changed since it was indexed. Open the dataset again, "
                     f"or: {REINDEX}"
                 )
@@ -403,7 +405,7 @@ class Sidecars:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{url}: a part of its index in the cache was damaged or removed. It is fetched or "
+                f"{url}: a part of its index in the cache can't be used. It is fetched or "
                 f"rebuilt, and the job continues. {error}",
                 PenstockWarning,
                 stacklevel=6,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from penstock.augment import Resize, load_dali
-from penstock.cache import ReadError, WriteError
+from penstock.cache import PenstockWarning, ReadError, WriteError
 from penstock.cache.base import file_map, is_shortage, machine_remedy
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
@@ -186,28 +186,30 @@ def test_a_process_without_descriptors_left_hears_of_its_limit(
 
 
 def test_an_index_that_its_disk_cant_read_isnt_called_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> bool:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     tars.tar_folder(tmp_path / "set", samples=6)
     files = fsspec.filesystem("file", skip_instance_cache=True)
 
-    def samples() -> int:
+    def names() -> list[str]:
         with Dataset(tmp_path / "set", cache=tmp_path / "cache", filesystem=files) as dataset:
             dataset.open(verify=images.verify)
-            return len(dataset)
+            return dataset.names(range(len(dataset)))
 
-    wanted = samples()
+    wanted = names()
+    real = open
+
+    def fail(file: Any, *args: Any, **options: Any) -> Any:
+        if b"sidecars" in os.fsencode(file) and args == ("rb",):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, *args, **options)
+
     with monkeypatch.context() as patched:
-        patched.setattr("penstock.readers.formats.is_sidecar", fail)
-        assert samples() == wanted
-    assert (
-        "a part of the index can't be read (Input/output error). The index is rebuilt."
-        in caplog.text
-    )
-    assert "damaged" not in caplog.text
+        patched.setattr("builtins.open", fail)
+        with pytest.warns(PenstockWarning, match="Input/output") as caught:
+            assert names() == wanted
+    assert "It is fetched or rebuilt, and the job continues" in str(caught[0].message)
+    assert "damaged" not in str(caught[0].message)
 
 
 def test_an_error_is_reported_without_a_descriptor_left_for_colours(

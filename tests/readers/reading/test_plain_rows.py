@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,14 @@ import pytest
 from penstock.readers import Blocks, Dataset
 from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats.tokens import token_format
-from penstock.readers.reading import MOST_COPY_THREADS, CopyThreads, OpenShards, plain_rows
+from penstock.readers.packing import pack
+from penstock.readers.reading import (
+    MOST_COPY_THREADS,
+    BatchRows,
+    CopyThreads,
+    OpenShards,
+    plain_rows,
+)
 from penstock.readers.reading import parallel_copies as module
 
 if TYPE_CHECKING:
@@ -115,6 +123,37 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
         assert values(batch.columns["tokens"]) == wanted == values(inner[0].columns["tokens"])
         first, last = maps
         assert all(last[shard] is first[shard] for shard in first)
+
+
+def test_rows_of_packs_are_plain_once_they_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, count = tmp_path / "source", 60
+    source.mkdir()
+    with (source / "metadata.jsonl").open("w") as lines:
+        for number in range(count):
+            np.save(source / f"{number}.npy", np.full((4, 3), number, np.float32))
+            lines.write(json.dumps({"file_name": f"{number}.npy", "label": number % 7}) + "\n")
+    pack(source, tmp_path / "pack", shard_bytes=1024)
+    by_shard = list[int]()
+    of = BatchRows.of
+
+    def counted(rows: Any, *arguments: Any, **more: Any) -> BatchRows:
+        by_shard.append(len(rows))
+        return of(rows, *arguments, **more)
+
+    monkeypatch.setattr(BatchRows, "of", counted)
+    with Dataset(tmp_path / "pack", fields=("array", "label")) as dataset:
+        assert len(dataset.index.sizes) > 1
+        rows = rows_of(dataset)
+        wanted: Any = dataset.read(rows, mode="pread").columns
+        for _ in range(3):
+            found: Any = dataset.read(rows)
+            for name in ("array", "label"):
+                assert found.columns[name].values.dtype == wanted[name].values.dtype
+                np.testing.assert_array_equal(found.columns[name].values, wanted[name].values)
+            assert found.bytes_read == 48 * count
+        assert len(by_shard) == 1  # blocks that were read once are checked
 
 
 @pytest.fixture

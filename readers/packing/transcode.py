@@ -13,6 +13,7 @@ import io
 import logging
 import os
 import tempfile
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,10 @@ def load_jpeglib() -> Any:
     return jpeglib
 
 
+# Two threads that were in jpeglib at once have crashed the process.
+_JPEGLIB = threading.Lock()
+
+
 def baseline_twin(sample: Encoded) -> Encoded | None:
     """Rewrite the coefficients as a baseline JPEG. Return None unless every decoded pixel is the
     same.
@@ -261,9 +266,10 @@ def baseline_twin(sample: Encoded) -> Encoded | None:
         with open(source, "wb") as file:
             file.write(sample.data)
         try:
-            image = jpeglib.read_dct(source)
-            image.progressive_mode = False
-            image.write_dct(target)
+            with _JPEGLIB:
+                image = jpeglib.read_dct(source)
+                image.progressive_mode = False
+                image.write_dct(target)
         except (OSError, RuntimeError, ValueError) as error:  # jpeglib's, for what it can't rewrite
             if machine_remedy(error) is not None:
                 raise

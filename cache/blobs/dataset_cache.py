@@ -19,7 +19,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.disk import BLOCK_BYTES, part_name
-from penstock.cache.errors import ClosedError, PenstockError
+from penstock.cache.errors import ClosedError, CorruptShardError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -336,6 +336,10 @@ def block_sums(blob: Blob, cache: DatasetCache) -> BlockSums | None:
     if not isinstance(blob, CachedBlob) or blob.fill is not None:
         return None
     row = cache.use(lambda folder: folder.catalogue.blobs.row(blob.source.key))
-    if row is None or row.crcs is None or len(row.crcs) != -(-len(blob.data) // BLOCK_BYTES) * 4:
+    if row is None or not blob.has_name:  # another thread may have found damage and dropped it
+        raise CorruptShardError(
+            f"{blob.source.uri}: its copy was removed from the cache before it was checked."
+        )
+    if row.crcs is None or len(row.crcs) != -(-len(blob.data) // BLOCK_BYTES) * 4:
         return None
     return BlockSums(blob, row.crcs)

@@ -590,7 +590,8 @@ class Remote:
 
     def block_sums(self, blob: Blob) -> BlockSums | None:
         """Return the checks of a whole blob's blocks; None if the blob isn't whole, isn't cached,
-        or has no recorded checksums."""
+        or has no recorded checksums. Raises CorruptShardError if it was removed since it was
+        opened, so that it can't be checked any more."""
         from penstock.cache.blobs.dataset_cache import block_sums  # most samples have their own
 
         return block_sums(blob, self._dataset_cache)

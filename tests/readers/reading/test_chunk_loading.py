@@ -12,6 +12,7 @@ from penstock.cache import DiskCache, FetchError, IndexChangedError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats import ChunkShard
+from penstock.readers.index import Index
 from tests.readers.formats import blocks
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import ReadMode
+    from penstock.readers.formats import OpenShard
 
 MODES: tuple[ReadMode, ...] = ("copy", "pread", "mmap")
 UNITS = tuple((7, 5) for _ in range(6))
@@ -139,6 +141,32 @@ def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
         assert dataset.traffic().refetched == 1
         check(dataset, rows_of(dataset), mode=mode)
         assert dataset.traffic().refetched == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_damaged_blob_that_another_thread_drops_before_it_is_checked_is_fetched_again(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReadMode
+) -> None:
+    with opened(place, tmp_path) as dataset:
+        check(dataset, rows_of(dataset))
+        keys = dataset.index.keys()
+    with (tmp_path / "cache" / "blobs" / keys[1]).open("r+b") as file:
+        head = file.read(1)
+        file.seek(0)
+        file.write(bytes([head[0] ^ 1]))
+    real, dropped = Index.open, list[int]()
+
+    def open_then_drop(index: Index, shard: int) -> OpenShard:
+        found = real(index, shard)
+        if shard == 1 and not dropped:
+            dropped.append(shard)
+            index.drop(shard)
+        return found
+
+    monkeypatch.setattr(Index, "open", open_then_drop)
+    with opened(place, tmp_path) as dataset:
+        check(dataset, rows_of(dataset), mode=mode)
+    assert dropped
 
 
 def test_a_cached_blob_that_was_truncated_under_a_reader_is_fetched_again_with_pread(

@@ -232,7 +232,7 @@ def test_the_groups_store_keeps_values() -> None:
 
 # Of other libraries: DALI's pipeline and its `if`; what fsspec's file systems call themselves;
 # multiprocessing's processes (of cache/forks.py); a method of named tuples.
-OTHERS = {"_pipe", "_conditional", "_strip_protocol", "_children", "_replace"}
+OTHERS = {"_pipe", "_conditional", "_strip_protocol", "_children", "_replace", "_asdict"}
 
 
 @cache

@@ -491,9 +491,10 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
     part = tuple(size or int(not length) for size, length in zip(part, shape, strict=True))
     if 0 in part:
         raise ValueError(f"its chunk shape is {part}")
-    if not shape or 0 in shape[1:]:
-        what = "a single number" if not shape else "without any number"
-        raise NotImplementedError(f"it is {what}, of shape {shape}")
+    if not shape:
+        raise NotImplementedError("it is a single number, of shape ()")
+    if 0 in shape[1:]:
+        raise NotImplementedError(f"its samples are empty: its shape is {shape}")
     names = document.get("dimension_names")
     are_names = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not (are_names and len(names) == len(shape)):

@@ -653,7 +653,10 @@ def test_an_index_in_the_cache_is_rebuilt_from_right_bytes(tmp_path: Path, kind:
                 _turn(path, rng)
         for path in (root / "blobs").iterdir():
             _turn(path, rng)
-        assert everything() == wanted
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PenstockWarning)
+            assert everything() == wanted
+        assert all("can't be used. It is fetched or rebuilt" in str(w.message) for w in caught)
 
 
 def _turn(path: Path, rng: random.Random) -> None:

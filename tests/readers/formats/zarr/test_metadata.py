@@ -132,7 +132,7 @@ REFUSED = [
     (v3(chunk_grid={"name": "rectilinear", "configuration": {}}), "rectilinear"),
     (v3(storage_transformers=[{"name": "x"}]), "storage transformers"),
     (v3(shape=[], chunk_grid={"name": "regular", "configuration": {"chunk_shape": []}}), "single"),
-    (v2(shape=[4, 0]), "without any number"),
+    (v2(shape=[4, 0]), "its samples are empty"),
     (v3(chunk_key_encoding={"name": "fanout"}), "fanout"),
     (v3(later={"a": 1}), "later"),
     (v3(codecs=[{"name": "vlen-utf8"}]), "vlen-utf8"),

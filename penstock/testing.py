@@ -301,8 +301,8 @@ def _assert_equal(found: Any, wanted: Any, what: str) -> None:
 
 
 class FieldTypeConformance(metaclass=ABCMeta):
-    """Tests of one type of field: `make` returns it, `samples` some values. damaged: a file, or the
-    cell of a table, that is no sample."""
+    """Tests of one type of field: `make` returns it, without `of`, and `samples` some values.
+    damaged: a file, or the cell of a table, that is no sample."""
 
     damaged: bytes | str
 
@@ -348,7 +348,7 @@ class FieldTypeConformance(metaclass=ABCMeta):
         type = self.make()
         assert hash(type) == hash(self.make())
         assert pickle.loads(pickle.dumps(type)) == type
-        schema = Schema({"value": type} if type.reference is None else {})
+        schema = Schema({"value": type})
         assert Schema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
     def test_batches_have_its_values(self, tmp_path: Path) -> None:

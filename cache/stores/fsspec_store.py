@@ -363,9 +363,10 @@ def open_by_fsspec(address: StoreAddress) -> Store:
             "storage_options.",
             uri=shown,
         ) from None
+    fs, root = _inside(fs, str(root))
     return FsspecStore(
         fs,
-        root=str(root),
+        root=root,
         url=shown,
         scope=store_scope(theirs),
         secrets=address.secrets,
@@ -375,6 +376,7 @@ def open_by_fsspec(address: StoreAddress) -> Store:
 
 def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
     """Open the store of a user's own file system object. url: of the root."""
+    fs, url = _inside(fs, url)
     options = dict(getattr(fs, "storage_options", None) or {})
     secrets = tuple(sorted({*secrets, *find_secrets(options)}, key=len, reverse=True))
     if (web := _plain_web(url, fs, options, secrets)) is not None:
@@ -386,6 +388,20 @@ def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
         scope=store_scope(options),
         secrets=secrets,
     )
+
+
+def _inside(fs: Any, url: str) -> tuple[Any, str]:
+    """Return the file system and URL of an object in a DirFileSystem, which is a folder of another
+    one.
+
+    The folder has the asynchronous methods, but not the locks, listings and options of its file
+    system, and the methods fail if that one isn't asynchronous.
+    """
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    while isinstance(fs, DirFileSystem):
+        fs, url = fs.fs, fs._join(fs._strip_protocol(url))
+    return fs, url
 
 
 def _plain_web(

@@ -13,6 +13,7 @@ Both must pass the tests of tests/readers/formats/conformance.py.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import cache
 from importlib import import_module
@@ -37,6 +38,8 @@ FALLBACK = "folder"
 
 GROUP = "penstock.formats"
 """The entry points of formats that other packages provide."""
+
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 
 
 class _OwnFormat(NamedTuple):
@@ -83,8 +86,16 @@ def format_names() -> tuple[str, ...]:
 
 
 def is_format(name: str) -> bool:
-    """Return True if a format has this name, as recorded in a manifest."""
-    return name in _MODULES or name in external_entry_points()
+    """Return True if a format has this name, as recorded in a manifest; False for text that isn't a
+    name. Raises MissingDependencyError for a format that no package provides."""
+    if name in _MODULES or name in external_entry_points():
+        return True
+    if not _NAME.fullmatch(name):
+        return False
+    raise MissingDependencyError(
+        f"It has the format {name!r}, which isn't one of Penstock's. Install the package that "
+        f"provides it (entry point {name!r} of {GROUP!r})."
+    )
 
 
 @cache

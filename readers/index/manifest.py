@@ -646,7 +646,7 @@ def read_manifest(
         return manifest
     except (FileNotFoundError, OtherVersionError):
         raise
-    except MissingDependencyError as error:  # a field of a type that isn't installed
+    except MissingDependencyError as error:  # a format, or a field of a type, that isn't installed
         raise MissingDependencyError(f"{url or printable(path)}: {error}") from error
     except BROKEN as error:
         raise _damaged(path, url, error, remedy) from error

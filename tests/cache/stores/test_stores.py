@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from penstock.cache import ReadError
 from penstock.cache.base import ObjectInfo, RequestError, Store
@@ -201,6 +203,20 @@ class TestLocalFiles(WritableStoreTests):
     def place(self, tmp_path: Path) -> Place:
         root = tmp_path / "root"
         return write_all(InFolder(open_store(root.as_uri(), {}), root))
+
+
+class TestFolderOfAFileSystem(WritableStoreTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        files = DirFileSystem(str(tmp_path / "set"), fs=LocalFileSystem())
+        return write_all(InFolder(open_store("root", {}, filesystem=files), tmp_path / "set/root"))
+
+    def test_folders_of_one_name_are_two_places(self, tmp_path: Path) -> None:
+        urls = {
+            open_store("root", {}, filesystem=DirFileSystem(str(tmp_path / name))).url
+            for name in ("one", "two")
+        }
+        assert urls == {f"{tmp_path}/one/root", f"{tmp_path}/two/root"}
 
 
 class TestMemory(WritableStoreTests):

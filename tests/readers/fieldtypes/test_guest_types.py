@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.augment import RandomCrop
+from penstock.augment import RandomCrop, RandomHorizontalFlip
 from penstock.cache import ConfigError, MissingDependencyError, RecipeError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
@@ -286,3 +286,25 @@ def documented() -> Any:
 
 
 TestDocumented = documented()
+
+
+def test_the_documented_line_follows_its_image(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia.dali")
+    line: Any = sys.modules["documented_types"].Line  # type: ignore[attr-defined]
+    points = [np.arange(2 * n, dtype="<f4").reshape(-1, 2) for n in range(4)]
+    rows = ["image_file_name,line_file_name"]
+    for n, each in enumerate(points):
+        (tmp_path / f"{n}.png").write_bytes(images.png(np.zeros((8, 10, 3), np.uint8)))
+        (tmp_path / f"{n}.line").write_bytes(each.tobytes())
+        rows.append(f"{n}.png,{n}.line")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    data = Dataset(tmp_path, manifest="table.csv", schema={"line": line(of="image")})
+    for fields, augment, width in (
+        (("image", "line", "id"), [RandomHorizontalFlip(p=1.0)], 9),
+        (("line", "id"), None, 0),
+    ):
+        with data.select(*fields) as chosen, DataLoader(chosen, 4, augment=augment) as loader:
+            (batch,) = loader
+        for moved, number in zip(batch[-2], batch[-1].tolist(), strict=True):
+            x, y = points[number].T
+            np.testing.assert_array_equal(moved, np.stack([abs(width - x), y], 1))

@@ -170,6 +170,22 @@ def test_the_error_for_a_broken_format_names_its_package(
         Dataset(tmp_path, format="zip")
 
 
+@pytest.mark.usefixtures("_installed")
+def test_an_index_of_a_format_that_is_no_longer_installed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.bin").write_bytes(bytes(4 * RECORD_BYTES))
+    with Dataset(tmp_path / "set") as dataset:
+        fingerprint = dataset.index.fingerprint
+    with monkeypatch.context() as without:
+        install(without)
+        with pytest.raises(MissingDependencyError, match=r"manifest\.arrow: .*format 'cifar'"):
+            Dataset(tmp_path / "set").open()
+    with Dataset(tmp_path / "set") as dataset:
+        assert dataset.index.fingerprint == fingerprint
+
+
 def test_an_image_folder_loads_no_format_of_another_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

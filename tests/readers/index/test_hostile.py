@@ -201,7 +201,7 @@ HOSTILE = {
     "bounds of a thousand digits": field("bounds", [0, 10**1000]),
     "codecs of numbers": field("codecs", [7]),
     "a field's surprise": field("surprise", 1),
-    "another kind": says("kind", "zip"),
+    "a kind that nobody can know": says("kind", "zip/7"),
     "a kind of no name": says("kind", ["pack"]),
     "fields of others": lambda about, _: about["fields"].__setitem__("__class__", {}),
     "fields of text": says("fields", "image"),

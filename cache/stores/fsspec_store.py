@@ -392,7 +392,7 @@ def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
 
 def _inside(fs: Any, url: str) -> tuple[Any, str]:
     """Return the file system and URL of an object in a DirFileSystem, which is a folder of another
-    one.
+    one. Raises ConfigError for a URL outside of the folder.
 
     The folder has the asynchronous methods, but not the locks, listings and options of its file
     system, and the methods fail if that one isn't asynchronous.
@@ -400,7 +400,10 @@ def _inside(fs: Any, url: str) -> tuple[Any, str]:
     from fsspec.implementations.dirfs import DirFileSystem
 
     while isinstance(fs, DirFileSystem):
-        fs, url = fs.fs, fs._join(fs._strip_protocol(url))
+        try:
+            fs, url = fs.fs, fs._join(fs._strip_protocol(url))
+        except ValueError as error:
+            raise ConfigError(f"{redact(url)}: {error}. Name a place in the folder.") from None
     return fs, url
 
 

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from penstock.cache import ReadError
+from penstock.cache import ConfigError, ReadError
 from penstock.cache.base import ObjectInfo, RequestError, Store
 from penstock.cache.stores import STORES, FsspecStore, open_store
 from penstock.readers.origin import LocalFolder
@@ -217,6 +217,10 @@ class TestFolderOfAFileSystem(WritableStoreTests):
             for name in ("one", "two")
         }
         assert urls == {f"{tmp_path}/one/root", f"{tmp_path}/two/root"}
+
+    def test_a_place_outside_of_the_folder_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"\.\./root: .*escapes"):
+            open_store("../root", {}, filesystem=DirFileSystem(str(tmp_path)))
 
 
 class TestMemory(WritableStoreTests):

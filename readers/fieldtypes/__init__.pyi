@@ -9,7 +9,6 @@ from .arrays import Array as Array, Tokens as Tokens
 from .boxes import Boxes as Boxes, BoxUnits as BoxUnits, Keypoints as Keypoints
 from .boxes import to_xyxy as to_xyxy
 from .boxes import untyped_places as untyped_places
-from .cells import shorten as shorten
 from .columns import Column as Column, ColumnCrop as ColumnCrop, DenseColumn as DenseColumn
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
@@ -20,7 +19,7 @@ from .examine import examine as examine, verify_for as verify_for
 from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves
 from .field_type import ID as ID, NUMBER as NUMBER, PRESENT as PRESENT
 from .field_type import check_field_name as check_field_name, check_field_type as check_field_type
-from .field_type import from_json as from_json, is_field_name as is_field_name
+from .field_type import is_field_name as is_field_name
 from .field_type import is_number as is_number, named_type as named_type
 from .field_type import number_name as number_name
 from .fit import Settling as Settling, put_fitting as put_fitting

@@ -2,7 +2,7 @@ from . import mapped_files as mapped_files
 from .atomic import locked as locked, make_folder as make_folder, temp_name as temp_name
 from .atomic import write_bytes as write_bytes, write_error as write_error, write_json as write_json
 from .atomic import write_whole as write_whole
-from .ipc import Columns as Columns, LazyColumn as LazyColumn, batch_head_end as batch_head_end
+from .ipc import LazyColumn as LazyColumn, batch_head_end as batch_head_end
 from .ipc import footer_start as footer_start, metadata as metadata, only_batch as only_batch
 from .ipc import write_batch as write_batch
 from .mapped_files import ADVISED_BATCHES as ADVISED_BATCHES, BROKEN as BROKEN

@@ -1,6 +1,5 @@
 from . import candidates as candidates
 from . import chunk_cache as chunk_cache
-from . import chunk_data as chunk_data
 from . import chunk_files as chunk_files
 from . import format_registry as format_registry
 from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
@@ -23,7 +22,7 @@ from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_coun
 from .chunk_files import ChunkFiles as ChunkFiles
 from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
-from .chunked import ChunkedShardFacts as ChunkedShardFacts, Crops as Crops
+from .chunked import ChunkedShardFacts as ChunkedShardFacts
 from .chunked import ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
@@ -41,7 +40,7 @@ from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
 from .kept_chunks import KeptChunk as KeptChunk, KeptChunks as KeptChunks
-from .open_shard import Ints as Ints, NO_SPAN as NO_SPAN
+from .open_shard import NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace
 from .open_shard import RowRequest as RowRequest, RowsOut as RowsOut

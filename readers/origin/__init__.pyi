@@ -24,6 +24,6 @@ from .unreadable import field_of as field_of, may_be_image as may_be_image
 from .unreadable import is_prose as is_prose, not_a_folder_message as not_a_folder_message
 from .unreadable import not_found_message as not_found_message, role_of as role_of
 from .unreadable import warn_of_left_out as warn_of_left_out
-from .urls import OneUrl as OneUrl, Url as Url, check_url as check_url
+from .urls import Url as Url, check_url as check_url
 from .urls import NOT_FOUND as NOT_FOUND, local_path as local_path, show as show
 from .urls import cannot_examine as cannot_examine, status_of as status_of

@@ -1,4 +1,3 @@
-from . import pack_plan as pack_plan
 from . import shard_writing as shard_writing
 from .pack_plan import cut_evenly as cut_evenly, plan_samples as plan_samples
 from .pack_plan import shuffled as shuffled

@@ -4,5 +4,5 @@ from .pack_content import rewrite_source as rewrite_source, shard_batch as shard
 from .pack_content import write_shard as write_shard
 from .pack_format import PackFormat as PackFormat, PackRows as PackRows
 from .pack_format import PackShard as PackShard
-from .pack_forms import PackForm as PackForm, block_bounds as block_bounds, block_rows as block_rows
+from .pack_forms import block_bounds as block_bounds, block_rows as block_rows
 from .pack_forms import pack_form as pack_form, pack_forms as pack_forms

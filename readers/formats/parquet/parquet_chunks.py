@@ -86,7 +86,7 @@ def read_pages(data: Encoded, values: int) -> list[Page]:
         try:
             header = reader.struct()
         except ValueError:
-            raise ValueError(f"its bytes at {at:,} are no page header") from None
+            raise ValueError(f"it has no valid page header at byte {at:,}") from None
         kind, decoded, size = header.count(1), header.count(2), header.count(3)
         start, crc, is_second = at + reader.at, header.get(4), kind == DATA_V2
         if min(kind, decoded, size) < 0:
@@ -96,7 +96,8 @@ def read_pages(data: Encoded, values: int) -> list[Page]:
         total += decoded
         if total > max_decoded_bytes(len(data)):
             raise ValueError(
-                f"its pages would take {total:,} bytes decompressed, of {len(data):,} in the file"
+                f"its pages claim {total:,} decompressed bytes, more than its {len(data):,} bytes "
+                "can hold"
             )
         own = header.part({DATA_V1: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
         if own is not None:
@@ -112,14 +113,12 @@ def read_pages(data: Encoded, values: int) -> list[Page]:
                 is_compressed=not is_second or own.get(7, True) is not False,
             )
             if min(page.values, page.encoding) < 0:
-                raise ValueError(f"its page at byte {at:,} has no number of values")
+                raise ValueError(f"its page at byte {at:,} has no number of values, or no encoding")
             pages.append(page)
             numbers += 0 if kind == DICTIONARY else page.values
         at = start + size
     if numbers != values:
-        raise ValueError(
-            f"its pages have {numbers:,} values, and its footer says {values:,}: it is damaged"
-        )
+        raise ValueError(f"its pages have {numbers:,} values, expected {values:,} by its footer")
     return pages
 
 
@@ -222,10 +221,10 @@ def _body(data: Encoded, page: Page, codec: int, *, has_levels: bool) -> tuple[E
     """Return a page's bytes decompressed, and the place of its first value in them."""
     part = data[page.start : page.start + page.size]
     if page.crc is not None and zlib.crc32(part.data) != page.crc:
-        raise ValueError("the checksum of a page is wrong")
+        raise ValueError("the CRC-32 of one of its pages differs")
     levels = page.levels if page.kind == DATA_V2 else 0
     if levels > min(page.size, page.decoded):
-        raise ValueError("one of its pages is smaller than its levels")
+        raise ValueError("one of its pages is shorter than its levels")
     part, wanted = part[levels:], page.decoded - levels
     name = _CODECS[codec] if page.is_compressed else None
     if name is not None and wanted:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 ENCRYPTED = b"PARE"
+_IS_ENCRYPTED = "it is encrypted, which isn't supported: write it without encryption"
 TAIL_BYTES = 8
 """The size of what follows the footer: its length and the magic bytes."""
 
@@ -120,7 +121,7 @@ class ParquetFile(TableFile):
         Raises ValueError."""
         root = ThriftReader(data).struct()
         if 8 in root:
-            raise ValueError("its footer is of an encrypted file, which isn't read")
+            raise ValueError(_IS_ENCRYPTED)
         groups, total = root.structs(4), root.get(3)
         if not root.structs(2) or type(total) is not int:
             raise ValueError("its footer lacks the schema or the number of rows")
@@ -193,9 +194,11 @@ def footer_bytes(tail: bytes, size_bytes: int) -> int:
     ValueError."""
     magic = tail[-4:]
     if magic == ENCRYPTED:
-        raise ValueError("it is encrypted, which isn't read: write it without encryption")
+        raise ValueError(_IS_ENCRYPTED)
     if len(tail) < TAIL_BYTES or magic != MAGIC or size_bytes < len(MAGIC) + TAIL_BYTES:
-        raise ValueError("it doesn't end as a Parquet file: it is truncated, or no Parquet file")
+        raise ValueError(
+            "its last bytes aren't Parquet's: it is truncated, or isn't a Parquet file"
+        )
     found = int.from_bytes(tail[-8:-4], "little")
     if found > size_bytes - TAIL_BYTES - len(MAGIC):
         raise ValueError(
@@ -296,16 +299,16 @@ def _group(
 def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> tuple[int, ...]:
     """Return the numbers of a column chunk, in the order of START."""
     if 8 in column or 9 in column:
-        raise ValueError("is encrypted, which isn't read: write it without encryption")
+        raise ValueError("is encrypted, which isn't supported: write it without encryption")
     if (meta := column.part(3)) is None:
         raise ValueError("has no metadata")
     if column.get(1):
-        raise ValueError("is in another file, which isn't read")
+        raise ValueError("is stored in another file, which isn't supported")
     data, size, decoded, values, codec = sizes = [meta.count(field) for field in (9, 7, 6, 5, 4)]
     if min(sizes) < 0:
-        raise ValueError("has no place, size, number of values or codec")
+        raise ValueError("has no offset, size, number of values or codec")
     if meta.get(1) != leaf.physical:
-        raise ValueError("is of another type than its schema says")
+        raise ValueError("has another type than the schema")
     if values < rows or (leaf.is_flat and values != rows):
         raise ValueError(f"has {values:,} values for {rows:,} rows")
     start, dictionary = data, meta.count(11)

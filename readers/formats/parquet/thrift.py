@@ -42,7 +42,7 @@ class Struct(dict[int, Any]):
         value."""
         found = self.get(field, [])
         if not isinstance(found, list) or not all(isinstance(each, Struct) for each in found):
-            raise ValueError(f"its field {field} is no list of structs")
+            raise ValueError(f"its field {field} isn't a list of structs")
         return found
 
 

@@ -308,7 +308,7 @@ def inferred_type(arrow: Any, *, name: str) -> FieldType | str | None:
     (shape, inner), types = shape_of(arrow), pa.types
     dtype = number_of(inner)
     if 0 in shape:
-        return f"it holds {arrow}, values of no length: leave it out of the file"
+        return f"it holds {arrow}, values without bytes or numbers: leave it out of the file"
     if types.is_null(arrow):
         return "it has no value anywhere: leave it out of the file"
     if len(shape) > _MAX_DEPTH:

@@ -1,4 +1,3 @@
-from . import zarr_codecs as zarr_codecs
 from . import zarr_format as zarr_format
 from .zarr_codecs import ZarrPythonDecoder as ZarrPythonDecoder
 from .zarr_codecs import decoder_of as decoder_of, lzma_decompressor as lzma_decompressor

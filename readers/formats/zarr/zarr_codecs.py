@@ -210,11 +210,14 @@ def decoder_of(metadata: ArrayMetadata) -> ChunkDecoder:
         except NotImplementedError:
             return ZarrPythonDecoder(metadata)
     except ImportError as error:
+        names, reason = [codec.name for codec in metadata.codecs], str(error)
+        if metadata.node.version == 2:  # its documents name codecs without the prefix
+            names = [name.removeprefix(NUMCODECS) for name in names]
+            reason = reason.replace(f"'{NUMCODECS}", "'")
         raise MissingDependencyError(
-            f"{metadata.name or 'The array'}: its chunks are encoded by "
-            f"{[codec.name for codec in metadata.codecs]}, which can't be decoded ({error}). "
-            "Install 'penstock[zarr]' and the package that registers the codec, such as "
-            "imagecodecs."
+            f"{metadata.name or 'The array'}: its chunks are encoded by {names}, which can't be "
+            f"decoded ({reason}). Install 'penstock[zarr]' and the package that registers the "
+            "codec, such as imagecodecs."
         ) from error
     except _INVALID as error:
         raise DatasetError(
@@ -264,7 +267,10 @@ def _chain(metadata: ArrayMetadata) -> CodecChain:
             wanted = list(axes[::-1]) if wanted == "F" else wanted
             is_order = isinstance(wanted, list) and all(type(axis) is int for axis in wanted)
             if not is_order or sorted(wanted) != list(axes):
-                raise ValueError(f"the order of transpose is {wanted!r:.80}")
+                raise ValueError(
+                    f"the order of transpose is {wanted!r:.80}, expected each of the "
+                    f"{len(axes)} axes once"
+                )
             order = tuple(order[axis] for axis in wanted)
         elif spec.name in ("bytes", "endian") and not is_serialized:
             is_serialized, endian = True, byte_order_of(spec)

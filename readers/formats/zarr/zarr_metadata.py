@@ -112,7 +112,7 @@ def read_node(name: str, read: Callable[[str], Document | None]) -> Node | None:
         _one_of("zarr_format", document.get("zarr_format"), (version,))
         _one_of("node_type", kind, ("array", "group"))
         if not isinstance(attributes, dict):
-            raise ValueError(f"its attributes are {_short(attributes)}")
+            raise ValueError(f"its attributes are {_short(attributes)}, expected an object")
     except ValueError as error:
         raise _damaged(name, str(error)) from None
     return Node(name=name, kind=kind, version=version, document=document, attributes=attributes)
@@ -177,7 +177,7 @@ class CodecSpec(NamedTuple):
 def _specs(codecs: object) -> tuple[CodecSpec, ...]:
     """Parse a chain in the order of encoding. Raises ValueError or NotImplementedError."""
     if not isinstance(codecs, list) or not 0 < len(codecs) <= MAX_CODECS:
-        raise ValueError(f"its codecs are {_short(codecs)}")
+        raise ValueError(f"its codecs are {_short(codecs)}, expected a list of 1 to {MAX_CODECS}")
     specs = tuple(CodecSpec(*_named("codec", codec)) for codec in codecs)
     for name, _ in specs:
         if name.removeprefix(NUMCODECS) in OBJECT_CODECS:
@@ -270,7 +270,10 @@ def _sharding(
     given = spec.configuration
     chunk = _lengths("shape of inner chunks", given.get("chunk_shape"), axes=len(shape))
     if 0 in chunk or any(length % part for length, part in zip(shape, chunk, strict=True)):
-        raise ValueError(f"its shards of shape {shape} have inner chunks of shape {chunk}")
+        raise ValueError(
+            f"its shards of shape {shape} have inner chunks of shape {chunk}, which don't divide "
+            "them into whole chunks"
+        )
     counts = tuple(length // part for length, part in zip(shape, chunk, strict=True))
     if math.prod(counts) > MAX_INNER_CHUNKS:
         raise ValueError(
@@ -443,7 +446,7 @@ def _translated(node: Node) -> Document:
     has_names = isinstance(names, list) and isinstance(shape, list) and len(names) == len(shape)
     filters = [] if filters is None else filters
     if not isinstance(filters, list):
-        raise ValueError(f"its filters are {_short(filters)}")
+        raise ValueError(f"its filters are {_short(filters)}, expected a list or null")
     codecs: list[Any] = []
     if _one_of("order", given.get("order", "C"), ("C", "F")) == "F":
         codecs.append({"name": "transpose", "configuration": {"order": "F"}})
@@ -451,7 +454,9 @@ def _translated(node: Node) -> Document:
     codecs.append({"name": "bytes", "configuration": {"endian": "big" if is_big else "little"}})
     for codec in [*filters, *([] if compressor is None else [compressor])]:
         if not isinstance(codec, dict) or not isinstance(codec.get("id"), str):
-            raise ValueError(f"one of its codecs is {_short(codec)}")
+            raise ValueError(
+                f'one of its codecs is {_short(codec)}, expected an object with an "id"'
+            )
         options: dict[str, Any] = {"elementsize": 4} if codec["id"] == "shuffle" else {}
         options |= {key: value for key, value in codec.items() if key != "id"}
         codecs.append({"name": NUMCODECS + codec["id"], "configuration": options})
@@ -490,7 +495,7 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
     # Some writers give an axis of length 0 chunks of length 0.
     part = tuple(size or int(not length) for size, length in zip(part, shape, strict=True))
     if 0 in part:
-        raise ValueError(f"its chunk shape is {part}")
+        raise ValueError(f"its chunk shape is {part}, expected lengths of at least 1")
     if not shape:
         raise NotImplementedError("it is a single number, of shape ()")
     if 0 in shape[1:]:
@@ -498,7 +503,10 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
     names = document.get("dimension_names")
     are_names = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not (are_names and len(names) == len(shape)):
-        raise ValueError(f"its dimension names are {_short(names)} for the shape {shape}")
+        raise ValueError(
+            f"its dimension names are {_short(names)}, expected a text or null for each axis of "
+            f"its shape {shape}"
+        )
     codecs = _specs(document.get("codecs"))
     is_sharded = len(codecs) == 1 and codecs[0].name == "sharding_indexed"
     layout = _sharding(codecs[0], part) if is_sharded else None
@@ -531,13 +539,17 @@ def _lengths(what: str, value: object, *, axes: int | None = None) -> tuple[int,
         or axes not in (None, len(value))
         or not all(type(length) is int and 0 <= length < MAX_ARRAY_BYTES for length in value)
     ):
-        raise ValueError(f"its {what} is {_short(value)}")
+        count = f"at most {_MAX_DIMENSIONS}" if axes is None else f"{axes}, one for each axis"
+        raise ValueError(
+            f"its {what} is {_short(value)}, expected a list of lengths below 2^62: {count}"
+        )
     return tuple(value)
 
 
 def _one_of(what: str, value: object, allowed: tuple[Any, ...]) -> Any:
     if not any(type(value) is type(each) and value == each for each in allowed):
-        raise ValueError(f"its {what} is {_short(value)}, expected one of {list(allowed)}")
+        expected = " or ".join(map(repr, allowed))
+        raise ValueError(f"its {what} is {_short(value)}, expected {expected}")
     return value
 
 
@@ -549,5 +561,8 @@ def _named(what: str, value: object) -> tuple[str, Document]:
     if isinstance(value, dict):
         name, configuration = value.get("name"), value.get("configuration") or {}
     if not isinstance(name, str) or not isinstance(configuration, dict):
-        raise ValueError(f"its {what} is {_short(value)}")
+        raise ValueError(
+            f"its {what} is {_short(value)}, expected a name, or an object with a name and a "
+            "configuration"
+        )
     return name[:80], configuration

@@ -75,7 +75,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "rows": (footer(rows=10**12, columns=[chunk(values=10**12)]), r"1,000,000,000,000 rows"),
     "total": (footer(total=5), r"says 5 rows"),
     "outside": (footer(columns=[chunk(data=10**9)]), "would lie at bytes"),
-    "negative": (footer(columns=[chunk(data=-4)]), "no place"),
+    "negative": (footer(columns=[chunk(data=-4)]), "no offset"),
     "size": (footer(columns=[chunk(size=2**62)]), "would lie at bytes"),
     "values": (footer(columns=[chunk(values=2**40)]), "values for 4 rows"),
     "type": (footer(columns=[chunk(type=6)]), "another type"),
@@ -103,9 +103,9 @@ def test_a_hostile_footer_is_refused_by_name(root: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "doesn't end as a Parquet file"),
-        (b"PAR1", "doesn't end as a Parquet file"),
-        (bytes(100), "doesn't end as a Parquet file"),
+        (b"", "its last bytes aren't Parquet's"),
+        (b"PAR1", "its last bytes aren't Parquet's"),
+        (bytes(100), "its last bytes aren't Parquet's"),
         (bytes(100) + b"PARE", "encrypted"),
         (bytes(100) + (2**31 - 1).to_bytes(4, "little") + b"PAR1", "footer would have"),
         (bytes(MAX_FOOTER_BYTES + 99) + b"\1\0\0\1PAR1", "wanted at most"),

@@ -321,8 +321,13 @@ def test_paths_of_nodes_dont_leave_the_hierarchy(name: str) -> None:
 
 
 def test_documents_that_arent_nodes_are_rejected() -> None:
-    for document in ({}, {"zarr_format": 2}, {"zarr_format": 3, "node_type": "x"}):
-        with pytest.raises(DatasetError, match=r"group/x: this isn't valid.*expected one of"):
+    wrong_kind: dict[str, Any] = {"zarr_format": 3, "node_type": "x"}
+    for document, expected in (
+        ({}, "3"),
+        ({"zarr_format": 2}, "3"),
+        (wrong_kind, "'array' or 'group'"),
+    ):
+        with pytest.raises(DatasetError, match=rf"group/x: this isn't valid.*expected {expected}"):
             node_of({"zarr.json": document})
     with pytest.raises(DatasetError, match="zarr_format"):
         v2(zarr_format=3)

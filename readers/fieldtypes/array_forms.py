@@ -134,7 +134,7 @@ def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
 def codec_number(codec: str) -> int:
     """Return the number of an array's codec. Raises ValueError for an unknown one."""
     if codec not in _NUMBERS:
-        raise ValueError(f"{codec[:40]!r} is no array's codec")
+        raise ValueError(f"{codec[:40]!r} isn't an array's codec")
     return _NUMBERS[codec]
 
 
@@ -177,7 +177,7 @@ def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[
     codec, shape: as the facts have them. Raises ValueError."""
     found = array_codec(codec)
     if found is None:
-        raise ValueError(f"{codec[:80]!r} is no codec of an array")
+        raise ValueError(f"{codec[:80]!r} isn't a codec of an array")
     if min(shape, default=0) < 0 or math.prod(shape) * found.dtype.itemsize != len(payload):
         raise ValueError(
             f"{found.name} of shape {tuple(shape)} doesn't take {len(payload):,} bytes"

@@ -32,7 +32,13 @@ _LONGEST_INTEGER = 20
 _SEPARATORS = ("|", ";", ",")
 _SHOWN = 60
 _MAX_DEPTH = 16
-_KINDS = {"b": "true or false", "i": "integer", "u": "integer", "f": "number", "c": "number"}
+_KINDS = {
+    "b": "true or false",
+    "i": "an integer",
+    "u": "an integer",
+    "f": "a number",
+    "c": "a number",
+}
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -51,7 +57,7 @@ def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:
     is_fraction = isinstance(found, float) and dtype.kind in "iu"
     is_bool = isinstance(found, bool)
     if not isinstance(found, int | float) or is_fraction or is_bool is not (dtype.kind == "b"):
-        raise ValueError(f"{shorten(value)} is no {_KINDS[dtype.kind]}")
+        raise ValueError(f"{shorten(value)} isn't {_KINDS[dtype.kind]}")
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         is_fit, number = limits.min <= found <= limits.max, found
@@ -90,16 +96,16 @@ def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int:
         return numbers[value]
     found = number_of(value) if is_text else value
     if isinstance(value, str) and numbers and (numbers.is_ambiguous or not isinstance(found, int)):
-        raise ValueError(f"{shorten(value)} is no class of the list, which has {len(numbers):,}")
+        raise ValueError(f"{shorten(value)} isn't a class of the list, which has {len(numbers):,}")
     if type(found) is not int:
-        raise ValueError(f"{shorten(value)} is no integer")
+        raise ValueError(f"{shorten(value)} isn't an integer")
     if numbers.is_ambiguous:
         raise ValueError(
             f'{found} may be the class named "{found}" or class number {found}: rename the '
             "classes, or write names as text"
         )
     if found not in (range(len(numbers)) if numbers else INT64):
-        raise ValueError(f"{found} is no class: there are {len(numbers)}, numbered from 0")
+        raise ValueError(f"{found} isn't a class: there are {len(numbers)}, numbered from 0")
     return found
 
 
@@ -107,7 +113,7 @@ def classes_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
     """Convert a list of classes to float32 with 1 for each of them."""
     parts = _parts(value, numbers) if is_text else value
     if not isinstance(parts, list):
-        raise ValueError(f"{shorten(value)} is no list of classes")
+        raise ValueError(f"{shorten(value)} isn't a list of classes")
     found = np.zeros(len(numbers), np.float32)
     for part in parts:
         number = class_cell(part, numbers=numbers, is_text=is_text and isinstance(part, str))
@@ -133,7 +139,7 @@ def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
 def text_cell(value: Any) -> bytes:
     """Convert a text to UTF-8."""
     if not isinstance(value, str):
-        raise ValueError(f"{shorten(value)} is no text")
+        raise ValueError(f"{shorten(value)} isn't a text")
     try:
         return value.encode()
     except UnicodeEncodeError:

@@ -103,7 +103,7 @@ class ClassLabel(_Classes):
 
     def mismatch(self) -> str:
         if not self.names:
-            return "is no class number: classes are numbered from 0"
+            return "isn't a class number: classes are numbered from 0"
         shown = ", ".join(map(repr, self.names[:_NAMES_SHOWN]))
         more = ", …" if len(self.names) > _NAMES_SHOWN else ""
         return f"is none of the {len(self.names):,} classes ({shown}{more}), numbered from 0"

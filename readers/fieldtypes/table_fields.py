@@ -172,7 +172,7 @@ def _add(
         except (ValueError, OverflowError) as error:
             wrong[row] = str(error)
         if is_named and not isinstance(value, str):
-            wrong[row] = f"{shorten(value)} is no class name, but other rows have names"
+            wrong[row] = f"{shorten(value)} isn't a class name, but other rows have names"
     if not type.is_settled:
         for row in _odd_rows(cells):
             wrong[row] = f"{shorten(values[row])} differs in kind or depth from most rows"
@@ -211,8 +211,8 @@ def _class_names(
         row = next(i for i, v in enumerate(values) if v and not isinstance(number_of(v), int))
         raise DatasetError(
             f'{table.source}: the column "{name}" holds numbers, and {values[row]!r} '
-            f"({table.place(row)}) is no integer: which class is that? Write integers or names; or "
-            f'declare its type, schema={{"{name}": Value("float32")}}.'
+            f"({table.place(row)}) isn't an integer: which class is that? Write integers or names; "
+            f'or declare its type, schema={{"{name}": Value("float32")}}.'
         )
     names = sorted(text for text in texts if text.encode(errors="ignore").decode() == text)
     if names:

@@ -108,7 +108,7 @@ def test_too_many_are_an_error_unless_the_user_allows_them(tmp_path: Path) -> No
         with pytest.raises(DatasetError) as refused:
             opened(root, **arguments)
         message = str(refused.value)
-        assert "2 of 8 samples (25 %) are left out: 2 x label: 'dgo' is no class" in message
+        assert "2 of 8 samples (25 %) are left out: 2 x label: 'dgo' isn't a class" in message
         assert "such as 0.jpg" in message
         assert "allow_left_out=0.25" in message
     for share in (0.25, 1.0, True):

@@ -160,7 +160,7 @@ def test_a_number_is_no_class_if_names_are_other_numbers(type: Any) -> None:
     table = csv_table(b"stars\n1\n5\n0\n", source="s.csv")
     found = fields_of(table, {"stars": type})
     assert list(found.rejected) == [2]
-    assert "no class of the list" in found.rejected[2]
+    assert "isn't a class of the list" in found.rejected[2]
     rows = ("1", "0", '"1"') if isinstance(type, ClassLabel) else ("[1]", "[0]", '["1"]')
     table = jsonl_table("\n".join(f'{{"stars": {row}}}' for row in rows).encode(), source="s")
     found = fields_of(table, {"stars": type})

@@ -158,7 +158,7 @@ def test_mixed_kinds_in_json_are_an_error_that_names_rows_and_the_remedy() -> No
     with pytest.raises(DatasetError, match=r"integers \(0, line 1\) and text \('six', line 7\)"):
         from_json(*objects)
     found = from_json(*objects, schema={"n": Value("int64")})
-    assert found.rejected == {6: "n: 'six' is no integer (line 7)"}
+    assert found.rejected == {6: "n: 'six' isn't an integer (line 7)"}
     assert column_values(found.values["n"]) == [0, 1, 2, 3, 4, 5, 0]
 
 
@@ -168,24 +168,24 @@ def test_mixed_kinds_in_csv_are_text_and_reported() -> None:
     assert found.types["n"] == Text()
     assert "'n/a' in line 8" in found.doubts[0]
     found = from_csv(text, {"n": Value("float32")})
-    assert found.rejected == {6: "n: 'n/a' is no number (line 8)"}
+    assert found.rejected == {6: "n: 'n/a' isn't a number (line 8)"}
 
 
 @pytest.mark.parametrize(
     ("type", "value", "reason"),
     [
-        (Value("int64"), 1.0, "1.0 is no integer"),
+        (Value("int64"), 1.0, "1.0 isn't an integer"),
         (Value("uint8"), 256, "doesn't fit into uint8"),
         (Value("float16"), 1e6, "doesn't fit into float16"),
-        (Value("float32"), True, "True is no number"),
-        (Value("bool"), 1, "1 is no true or false"),
-        (Text(), 3, "3 is no text"),
+        (Value("float32"), True, "True isn't a number"),
+        (Value("bool"), 1, "1 isn't true or false"),
+        (Text(), 3, "3 isn't a text"),
         (Text(), "\ud800", "half of a character"),
-        (ClassLabel(("a", "b")), "c", "no class of the list"),
+        (ClassLabel(("a", "b")), "c", "isn't a class of the list"),
         (ClassLabel(("a", "b")), 2, "there are 2"),
-        (ClassLabel(("a", "b")), 0.0, "0.0 is no integer"),
+        (ClassLabel(("a", "b")), 0.0, "0.0 isn't an integer"),
         (MultiLabel(("a", "b")), ["a", "a"], "occurs twice"),
-        (MultiLabel(("a", "b")), "a", "no list of classes"),
+        (MultiLabel(("a", "b")), "a", "isn't a list of classes"),
         (Array("int64", (2,)), [1, 2.5], "doesn't fit into int64"),
         (Array("float32", (2,)), [1, 2, 3], r"shape \(3,\), wanted \(2,\)"),
         (Array("float32", (2,)), [], "is empty"),
@@ -333,5 +333,5 @@ def test_separators_and_line_ends_of_common_programs(text: str) -> None:
 def test_rows_of_tar_members_are_named_by_their_keys() -> None:
     table = object_table([{"n": 1}, None], source="json", places=["a/1", "a/2"], unit="sample")
     found = fields_of(table, {"n": Text()})
-    assert found.rejected == {0: "n: 1 is no text (sample a/1)"}
+    assert found.rejected == {0: "n: 1 isn't a text (sample a/1)"}
     assert found.present["n"].tolist() == [False, False]

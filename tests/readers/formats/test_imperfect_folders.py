@@ -234,7 +234,7 @@ def test_classes_that_are_no_integers(tmp_path: Path, cells: tuple[str, str]) ->
     table = f"path,label\n1.jpg,{cells[0]}\n2.jpg,{cells[1]}\n".encode()
     files = {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table}
     root = images.write_folder(tmp_path / "set", files)
-    with pytest.raises(DatasetError, match=rf"{cells[0]}' \(line 2\) is no integer"):
+    with pytest.raises(DatasetError, match=rf"{cells[0]}' \(line 2\) isn't an integer"):
         Dataset(root, manifest="list.csv", schema={"label": ClassLabel()}).open()
     quarantine = Dataset(root, manifest="list.csv", schema={"label": ClassLabel(cells)})
     quarantine.open(verify=images.verify)

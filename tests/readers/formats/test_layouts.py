@@ -404,7 +404,7 @@ def test_fields_name_a_manifests_columns() -> None:
 def test_values_that_fit_no_schema_are_named() -> None:
     found = rows("path,n\na.jpg,1\nb.jpg,x\n", "a.jpg", "b.jpg", n=Value("int64"))
     assert files_of(found, "image") == ["a.jpg"]
-    assert reasons(found) == {"b.jpg": "n: 'x' is no integer (line 3)"}
+    assert reasons(found) == {"b.jpg": "n: 'x' isn't an integer (line 3)"}
     assert values_of(found, "n") == [1]
     with pytest.raises(ConfigError, match='got "m", but data has'):
         rows("path,n\na.jpg,1\n", "a.jpg", m=Value("int64"))

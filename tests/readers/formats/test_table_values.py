@@ -306,7 +306,7 @@ def test_a_value_that_doesnt_fit_the_schema_is_named(tmp_path: Path, kind: str) 
         "animal": (1, "'dgo' is none of the 2 classes ('cat', 'dog'), numbered from 0", [0, 1]),
         "list": (1, "-129 doesn't fit Array(dtype='int8', shape=(None,), of=None)", [[1], []]),
         "huge": (1, "9223372036854775808 doesn't fit Value(dtype='int64')", [1, 3]),
-        "free": (2, "-1 is no class number: classes are numbered from 0", [0, 2]),
+        "free": (2, "-1 isn't a class number: classes are numbered from 0", [0, 2]),
     }
     with opened(tmp_path / "set", kind, columns, schema=schema) as dataset:
         for name, (row, reason, others) in reasons.items():

@@ -301,7 +301,7 @@ def test_a_sample_without_a_label_is_quarantined():
     kept = candidates(files, schema={"label": ClassLabel()})
     assert kept.present["label"].tolist() == [True, False, False]
     few = candidates(files[:2] + files[3:5], schema={"label": ClassLabel(("x",))})
-    assert "is no class" in quarantine(few)["0.tar/a.jpg"]
+    assert "isn't a class" in quarantine(few)["0.tar/a.jpg"]
 
 
 def test_a_schema_gives_types_that_names_dont_imply():

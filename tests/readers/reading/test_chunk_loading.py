@@ -125,10 +125,8 @@ def test_a_few_samples_without_units_are_fetched_alone(
         assert dataset.bytes_fetched - before == 5 * blocks.X_BYTES
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
-    place: str, tmp_path: Path, mode: ReadMode
-) -> None:
+def fill_then_damage(place: str, tmp_path: Path) -> None:
+    """Fill the cache, then flip a bit in the blob of shard 1."""
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset))
         keys = dataset.index.keys()
@@ -136,6 +134,13 @@ def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
         head = file.read(1)
         file.seek(0)
         file.write(bytes([head[0] ^ 1]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
+    place: str, tmp_path: Path, mode: ReadMode
+) -> None:
+    fill_then_damage(place, tmp_path)
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset), mode=mode)
         assert dataset.traffic().refetched == 1
@@ -147,13 +152,7 @@ def test_a_cached_blob_that_the_disk_damaged_is_fetched_again(
 def test_a_damaged_blob_that_another_thread_drops_before_it_is_checked_is_fetched_again(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: ReadMode
 ) -> None:
-    with opened(place, tmp_path) as dataset:
-        check(dataset, rows_of(dataset))
-        keys = dataset.index.keys()
-    with (tmp_path / "cache" / "blobs" / keys[1]).open("r+b") as file:
-        head = file.read(1)
-        file.seek(0)
-        file.write(bytes([head[0] ^ 1]))
+    fill_then_damage(place, tmp_path)
     real, dropped = Index.open, list[int]()
 
     def open_then_drop(index: Index, shard: int) -> OpenShard:

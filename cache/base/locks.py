@@ -119,6 +119,9 @@ def wait_for(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+_EVICTOR_S = 5.0
+
+
 class ReaderLocks:
     """The shared locks, by inode, on the files that this process has mapped, with use counts.
 
@@ -143,6 +146,14 @@ class ReaderLocks:
                 self._counts[inode] = count + 1
         self._settle()
         return is_ours
+
+    def wait(self, inode: int, *, what: str) -> None:
+        """Add a use of a file once no process evicts it. what: as for `wait_for`.
+
+        An evictor holds the lock while it removes a file. Until then a new file may already have
+        the removed file's inode number. Raises StalledError.
+        """
+        wait_for(lambda: self.acquire(inode), timeout_s=_EVICTOR_S, what=what)
 
     def release(self, inode: int) -> None:
         """Remove a use of a file. In a forked child it does nothing."""

@@ -56,7 +56,7 @@ class BlobWriter:
     def begin(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, FileMap] | None:
         """Open or create the fill of a blob, and map it; None if no space is free, or the blob is
         already published. pinned: search for space even if a recent search found none. Raises
-        OSError (the disk is full, …)."""
+        OSError (the disk is full, …), StalledError."""
         key, pieces = source.key, BlobPieces(source)
         fills = self._layout.fills
         with self._keys.holding(key):
@@ -85,9 +85,7 @@ class BlobWriter:
 
     def _map(self, fill: Fill) -> FileMap:
         readers, inode = self._readers, fill.inode
-        # An evictor locks the inode only while it holds the key, which this process holds.
-        if not readers.acquire(inode):
-            raise BlockingIOError(f"{fill.part}: held by an evictor")
+        readers.wait(inode, what=fill.part)
         try:
             return FileMap(fill.fd, on_unmap=lambda: readers.release(inode))
         except BaseException:

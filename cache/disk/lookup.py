@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock.cache.base import FileMap, StrangeFileError, wait_for
+from penstock.cache.base import FileMap, StrangeFileError
 from penstock.cache.disk.catalogue import NAME_QUERY, read_name_row
 from penstock.cache.disk.catalogue_file import as_database_errors
 from penstock.cache.disk.folder_layout import FolderLayout
@@ -46,9 +46,6 @@ class UseLog:
         if self._used_s:
             used_s, self._used_s = self._used_s, {}
             self._blobs.touch(used_s)
-
-
-_EVICTOR_S = 5.0
 
 
 class Lookup:
@@ -152,10 +149,8 @@ class LockedLookup(Lookup):
 
     def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
         readers = self._readers
-        # An evictor holds the lock only for a moment, whether it removes the file or not.
-        what = self.layout.blob(key)
         try:
-            wait_for(lambda: readers.acquire(inode), timeout_s=_EVICTOR_S, what=what)
+            readers.wait(inode, what=self.layout.blob(key))
         except StalledError:
             return None
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cache import ConfigError, StalledError
-from penstock.cache.base import BlobSource, Segment
+from penstock.cache.base import BlobSource, ReaderLocks, Segment
 from penstock.cache.disk import CacheFolder, Lookup, boot_id, crcs_of, crcs_of_file
 
 if TYPE_CHECKING:
@@ -57,6 +57,35 @@ def test_a_fill_is_published_when_its_pieces_are_there(folder: CacheFolder) -> N
     assert row is not None
     assert (row.state, row.crcs) == ("ready", crcs_of(memoryview(b"x" * KIB_64)))
     fill.close()
+
+
+def test_a_fill_may_get_the_inode_of_a_file_that_is_being_evicted(
+    folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = source(1)
+    begun = folder.writer.begin(blob, group="g", pinned=True)
+    assert begun is not None
+    fill, mapped = begun
+    inode = fill.inode
+    fill.close()
+    del begun, mapped
+    evictor = folder.layout.locks("readers")
+    assert evictor.lock(inode)
+    acquire, refused = ReaderLocks.acquire, []
+
+    def acquire_or_unlock(readers: ReaderLocks, inode: int) -> bool:
+        if acquire(readers, inode):
+            return True
+        refused.append(inode)
+        evictor.unlock(inode)
+        return False
+
+    monkeypatch.setattr(ReaderLocks, "acquire", acquire_or_unlock)
+    begun = folder.writer.begin(blob, group="g", pinned=True)
+    assert begun is not None
+    assert refused == [inode]
+    begun[0].close()
+    evictor.close()
 
 
 def test_unmapped_blobs_are_evicted_and_mapped_ones_stay(folder: CacheFolder) -> None:

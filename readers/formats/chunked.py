@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from penstock.cache import CorruptShardError, PenstockError
+from penstock.cache import CorruptShardError, DatasetError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
 from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
@@ -345,7 +345,15 @@ class ChunkListing:
     def _candidates(self, *, workers: int, announces: bool) -> Candidates:
         from penstock.readers.formats.candidates import Candidates
 
-        found = self.format.index(self.origin, self.files, workers=workers)
+        try:
+            found = self.format.index(self.origin, self.files, workers=workers)
+        except Exception as error:  # another package's code may raise anything
+            if isinstance(error, PenstockError | OSError | MemoryError):
+                raise
+            raise DatasetError(
+                f"{self.origin.url}: a file isn't valid {self.format.name} data "
+                f"({type(error).__name__}: {error}). Write or fetch it again, or leave it out."
+            ) from error
         if announces:
             for name, reason in found.left_out.items():
                 _log.info("%s: %s isn't a field: %s", self.origin.url, name, reason)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from penstock.cache import DiskCache, FetchError, IndexChangedError
+from penstock.cache import DatasetError, DiskCache, FetchError, IndexChangedError
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats import ChunkShard
@@ -321,3 +322,11 @@ def test_what_a_failed_batch_claimed_is_fetched_by_the_next(
                 dataset.read(rows)
             assert calls
         check(dataset, rows)  # doesn't wait for the failed batch
+
+
+def test_what_a_format_raises_for_a_damaged_file_names_the_dataset(tmp_path: Path) -> None:
+    blocks.write(tmp_path / "set", UNITS)
+    (damaged := sorted((tmp_path / "set").iterdir())[0]).write_bytes(b"no footer")
+    wanted = rf"{re.escape(str(tmp_path / 'set'))}: a file isn't valid blocks data"
+    with pytest.raises(DatasetError, match=wanted):
+        Dataset(str(damaged.parent)).open()

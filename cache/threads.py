@@ -228,6 +228,17 @@ def _end_all() -> None:
 os.register_at_fork(after_in_child=_enders.clear)
 
 
+def _let_others_finish() -> None:
+    """Let this thread wait for a core until the thread that woke it gives its core up.
+
+    A kernel may wake a thread on the core of the thread that submits its task. The woken thread
+    would run first: a training loop that starts a read would then wait for up to 3 ms. Threads and
+    processes that this thread starts get the same policy.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not on Linux, or not allowed
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 class _Task(NamedTuple):
     """A call that waits for a thread."""
 
@@ -252,6 +263,7 @@ class _PoolState:
         thread may run, False if its start was given up."""
         if not started.settle(True):
             return
+        _let_others_finish()
         while True:
             task = self.tasks.get()
             if task is None:

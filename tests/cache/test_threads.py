@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -84,6 +85,14 @@ def test_a_timeout_of_the_work_itself_is_passed_on() -> None:
 
     with pytest.raises(TimeoutError, match="the store's own"):
         list(ordered(work, [1], workers=1, ahead=1))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the policy is Linux's")
+def test_threads_do_not_run_before_the_thread_that_wakes_them() -> None:
+    pool = Workers(1, name="test")
+    policy = pool.submit(lambda _: os.sched_getscheduler(0), None).result()
+    pool.close()
+    assert (policy, os.sched_getscheduler(0)) == (os.SCHED_BATCH, os.SCHED_OTHER)
 
 
 def test_closed_workers_refuse() -> None:

@@ -280,7 +280,7 @@ class Workers:
 
     def __init__(self, count: int, *, name: str, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
         """stall_timeout_s: how long close() waits for running tasks before it logs them."""
-        self._count = count
+        self.count = count
         self._stall_timeout_s = stall_timeout_s
         self._name = NAME_PREFIX + name
         self._state = _PoolState(count)
@@ -310,12 +310,12 @@ class Workers:
 
     def _grow(self) -> None:
         """Start a thread unless an idle one can run the task or all threads exist."""
-        if len(self._numbered) >= self._count:
+        if len(self._numbered) >= self.count:
             return
         with contextlib.suppress(IndexError):
             self._state.idle.pop()
             return
-        for number in range(self._count):
+        for number in range(self.count):
             if number not in self._numbered:
                 self._start(number)
                 return

@@ -113,8 +113,8 @@ class ReadAhead:
         ahead += self._together - 1
         if self._most_ahead is not None:
             ahead = min(ahead, max(1, self._most_ahead))
-        if self._turn > 1:
-            ahead = max(2, ahead // self._turn)
+        if self._turn > 1:  # a turn for each thread, and one that is delivered
+            ahead = max(self._pool.count + 1, ahead // self._turn)
         self._wanted, self._few = 0, ahead - min(self._together, (ahead + 1) // 2)
         if self._prefetch is not None:
             self._prefetch.seek(cursor)
@@ -587,7 +587,8 @@ TURN_BYTES = 2**21
 MOST_IN_A_TURN = 16
 
 # Large arrays are read one by one, but up to so many batches and bytes in one turn: starting a turn
-# takes the training loop's thread as long as receiving a batch.
+# takes the training loop's thread as long as receiving a batch. Batches of units are joined up to
+# this size: more of their samples share a unit, and of 3 MB each they take 10 % less CPU time.
 LARGE_TURN_BYTES, MOST_LARGE_IN_A_TURN = 2**24, 4
 
 # Local batches are read ahead up to this size, but at least two: one that waits and one being read.
@@ -635,6 +636,9 @@ class ReadScale:
             threads = min(most, options.world.threads(usable_cores()))
             if is_plain:
                 turn = _turn(batch_bytes)
+                if contents.units is not None:
+                    large = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes))
+                    turn = max(turn, min(large, most_ahead // (threads + 1)))
         elif is_plain and sample_bytes >= LARGE_SAMPLE_BYTES:
             most = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes), most_ahead // 2)
             turn, is_joined = max(1, most), False

@@ -469,7 +469,9 @@ class _PartReader:
         order = np.argsort(touched.chunks, kind="stable")
         rows, chunks = touched.samples[order], touched.chunks[order]
         begins, slots = starts[rows] - touched.corners[order], places[rows]
-        firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
+        is_first = np.ones(len(chunks), np.bool_)
+        np.not_equal(chunks[1:], chunks[:-1], out=is_first[1:])
+        firsts = np.flatnonzero(is_first)
         extents = self._extents(chunks[firsts])
         copier = PartCopier(begins, lengths, out, slots, self._shape)
         if is_raw and is_same and copier.are_steps and self._are_complete(extents):
@@ -480,24 +482,22 @@ class _PartReader:
                 if ranges.read_into(data, of_parts, begins, out, slots):
                     return
         stored: dict[int, tuple[int, int]] = {}
-        fill = np.broadcast_to(np.array(self.part.fill), self._shape)
         bounds = pairwise([*firsts.tolist(), len(rows)])
         for extent, (low, high) in zip(extents.tolist(), bounds, strict=True):
             if extent == _FILL:
+                fill = np.broadcast_to(np.array(self.part.fill), self._shape)
                 copier.copy(fill, low, high)
             else:
                 stored[extent] = low, high
-        kept = data.kept([*stored], [high - low for low, high in stored.values()])
-        for extent, chunk in kept.items():
-            copier.copy(chunk, *stored.pop(extent))
-        for extent in data.in_order([*stored]):
+        for extent, chunk in self._chunks(stored, data):
             low, high = stored[extent]
-            try:
-                copier.copy(self._chunk(extent, high - low, data), low, high)
-            except ValueError as error:
-                out[slots[low:high]] = 0
-                for row in rows[low:high].tolist():
-                    wrong.setdefault(row, self.reason(error))
+            if not isinstance(chunk, ValueError):
+                copier.copy(chunk, low, high)
+                continue
+            out[slots[low:high]] = 0
+            reason = self.reason(chunk)
+            for row in rows[low:high].tolist():
+                wrong.setdefault(row, reason)
 
     def _are_complete(self, extents: Ints) -> bool:
         """Return True if chunks of bare numbers are stored, with the right size."""
@@ -559,26 +559,44 @@ class _PartReader:
 
     # -- chunks
 
-    def _chunk(self, extent: int, taken: int, data: ShardData) -> NDArray[Any]:
-        """Return a decoded chunk. taken: samples of this call that need it."""
-        uses = self._all_uses()[extent - self.extent]
-        if uses <= 1:
-            return self._decode(extent, data)
-        return data.decoded(
-            extent,
-            lambda: self._decode(extent, data),
-            uses=uses,
-            taken=taken,
-            size_bytes=self._chunk_bytes,
-        )
+    def _chunks(
+        self, wanted: Mapping[int, tuple[int, int]], data: ShardData
+    ) -> Iterator[tuple[int, NDArray[Any] | ValueError]]:
+        """Yield decoded chunks with their extents, in any order, or the error of a damaged one.
+        wanted: by extent, bounds of the samples of this call that need it."""
+        extents, all_uses = [*wanted], self._all_uses()
+        uses = [all_uses[extent - self.extent] for extent in extents]
+        if max(uses, default=0) > 1:
+            yield from data.decode_all(
+                extents,
+                lambda some: self._decode(some, data),
+                uses=uses,
+                taken=[high - low for low, high in wanted.values()],
+                size_bytes=self._chunk_bytes,
+            )
+            return
+        step = max(1, _READ_BYTES // self._chunk_bytes)
+        for first in range(0, len(extents), step):
+            some = extents[first : first + step]
+            yield from zip(some, self._decode(some, data), strict=True)
 
-    def _decode(self, extent: int, data: ShardData) -> NDArray[Any]:
-        """Decode a chunk; it has fill values if its file is gone."""
-        (encoded,) = self.encoded([extent], data)
-        if not self._is_stored(extent, encoded):
-            return np.full(self._shape, self.part.fill, self._dtype)
-        room = data.room(self._shape, self._dtype) if self.decoder.is_direct else None
-        return self.decoder.decode(encoded, room)
+    def _decode(
+        self, extents: Sequence[int], data: ShardData
+    ) -> Iterator[NDArray[Any] | ValueError]:
+        """Decode chunks; one has fill values if its file is gone."""
+        decoder, shape, dtype = self.decoder, self._shape, self._dtype
+        is_direct = decoder.is_direct
+        for extent, encoded in zip(extents, self.encoded(extents, data), strict=True):
+            try:
+                if self._is_stored(extent, encoded):
+                    room = data.room(shape, dtype) if is_direct else None
+                    yield decoder.decode(encoded, room)
+                else:
+                    yield np.full(shape, self.part.fill, dtype)
+            except ValueError as error:
+                if isinstance(error, PenstockError):
+                    raise
+                yield error
 
     def _all_uses(self) -> list[int]:
         """Return how many samples of the piece need each stored chunk."""

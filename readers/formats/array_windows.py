@@ -364,10 +364,13 @@ class PartCopier:
         self._run = places if isinstance(places, slice) and out.flags.c_contiguous else None
         # Each part is one step of a chunk, which is whole along all other axes.
         self.are_steps = lengths == (1, *chunk[1:]) and not begins[:, 1:].any()
-        self._row_bytes = math.prod(lengths) * out.itemsize
-        self._are_small = self._row_bytes < _LARGE_BYTES
-        is_held = self.are_steps and self._row_bytes <= _MOST_HELD_BYTES and out.flags.c_contiguous
-        self._bytes = out.reshape(-1).view(np.uint8).data if is_held else None
+        self._row_bytes = size = math.prod(lengths) * out.itemsize
+        self._are_small = size < _LARGE_BYTES
+        self._bytes: memoryview | None = None
+        if self.are_steps and _LARGE_BYTES <= size <= _MOST_HELD_BYTES and out.flags.c_contiguous:
+            self._bytes = out.reshape(-1).view(np.uint8).data
+            self._firsts: list[int] = (self._places * size).tolist()
+            self._steps: list[int] = (begins[:, 0] * size).tolist()
 
     def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
         """Copy from a chunk its overlap with the parts [low, high)."""
@@ -377,19 +380,23 @@ class PartCopier:
             if run is not None and high - low == len(begins) and are_like:
                 # The steps are valid; with a mode other than "raise", numpy writes to the slots.
                 chunk.take(begins[:, 0], axis=0, out=out[run][:, 0], mode="clip")
-                return
-            places, steps = self._places[low:high], begins[low:high, 0]
-            if self._are_small:
-                out[places, 0] = chunk[steps]
-                return
-            if not are_like or self._bytes is None:
-                for place, step in zip(places.tolist(), steps.tolist(), strict=True):
+            elif are_like and self._bytes is not None:
+                data, into, size = (
+                    chunk.reshape(-1).view(np.uint8).data,
+                    self._bytes,
+                    self._row_bytes,
+                )
+                for place in range(low, high):
+                    first, step = self._firsts[place], self._steps[place]
+                    into[first : first + size] = data[step : step + size]
+            elif self._are_small:
+                out[self._places[low:high], 0] = chunk[begins[low:high, 0]]
+            else:
+                steps = zip(
+                    self._places[low:high].tolist(), begins[low:high, 0].tolist(), strict=True
+                )
+                for place, step in steps:
                     out[place, 0] = chunk[step]
-                return
-            data, size = chunk.reshape(-1).view(np.uint8).data, self._row_bytes
-            bounds = zip((places * size).tolist(), (steps * size).tolist(), strict=True)
-            for into, start in bounds:
-                self._bytes[into : into + size] = data[start : start + size]
             return
         begins = begins[low:high]
         if self._are_small and high - low > 1:

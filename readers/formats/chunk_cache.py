@@ -17,9 +17,8 @@ import math
 import queue
 import threading
 import weakref
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import CancelledError
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from penstock.readers.formats.chunk_counts import DecodedCounts, ReadTally
 from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Key = tuple[int, int]
+    DecodeSeveral = Callable[[list[int]], Iterable[Any]]
 
 LEAST_LENT_BYTES = 2**16
 """Smaller arrays have memory of their own, which the allocator keeps."""
@@ -107,6 +107,11 @@ LEAST_BYTES = 64 * 2**20
 LEAST_DECODERS = 4
 """Threads that may decode at a time, or twice the number of cores if that is more. A remote dataset
 has more reading threads, and each would hold a chunk in addition to those that are kept."""
+
+GROUP_BYTES = 4 * 2**20
+"""Decoded bytes of chunks that a thread decodes at a time. Small chunks that are read together,
+then decoded, then kept take less time in Python, as the code of each step stays in the processor's
+cache: of 400 kB each, 9 % of the CPU time in total."""
 
 _GOLDEN = 0.6180339887498949
 
@@ -190,10 +195,8 @@ class DecodedChunks:
         self.memory = ChunkMemory()
         self._lock = threading.Lock()
         self._kept = KeptChunks()
-        self._decoding: dict[Key, Outcome[Any]] = {}
-        self._busy: Counter[int] = Counter()  # decodings by shard
+        self._decoding: dict[Key, Outcome[dict[int, Any]]] = {}
         self._decoded_bytes = self._chunks = self._again = 0
-        self._delivered_bytes = 0.0
         # A thread that decodes holds one. A queue written in C, so that a Ctrl-C can't break it.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(LEAST_DECODERS, 2 * usable_cores())):
@@ -250,7 +253,7 @@ class DecodedChunks:
             kept = self._kept
             return DecodedCounts(
                 decoded_bytes=self._decoded_bytes,
-                delivered_bytes=round(self._delivered_bytes),
+                delivered_bytes=round(kept.delivered_bytes),
                 chunks=self._chunks,
                 again=self._again,
                 memory_bytes=kept.memory_bytes,
@@ -267,149 +270,168 @@ class DecodedChunks:
         with self._lock:
             return self._kept.find(key) is not None
 
+    def take_kept(self, key: Key, taken: int) -> Any:
+        """Return a chunk that is kept, and count the rows that are taken of it; None if it isn't.
+        This costs half as much as `take` for one chunk."""
+        with self._lock:
+            if (kept := self._kept.find(key)) is None:
+                return None
+            self._kept.count_use(key, kept, taken)
+            self._kept.expire()
+            return kept.value
+
     def take(
         self,
-        key: Key,
-        decode: Callable[[], Any],
+        shard: int,
+        chunks: Sequence[int],
+        decode: DecodeSeveral,
         *,
-        uses: int,
-        taken: int,
+        uses: Sequence[int],
+        taken: Sequence[int],
         size_bytes: int = 0,
         is_view: bool = False,
-    ) -> Any:
-        """Return a chunk that is kept, or that one thread decodes now for all that need it.
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield chunks of a shard with their numbers, in any order; see `ShardData.decode_all`.
 
-        Arguments are those of `ShardData.decoded`. Raises the errors of `decode`, in all waiting
-        threads, and StalledError.
+        Of chunks that aren't kept, the thread decodes those that no other thread is decoding,
+        several small ones at a time. Only then it waits for the others. Even if it is interrupted,
+        no other thread waits for it in vain.
         """
-        while True:
-            mine: Outcome[Any] = Outcome()
+        several = max(1, GROUP_BYTES // size_bytes) if size_bytes else 1
+        left = self._rotated(range(len(chunks))) if len(chunks) > several else range(len(chunks))
+        while left:
+            group: _Group | None = None
+            found, others = list[tuple[int, Any]](), list[int]()
             try:
                 with self._lock:
-                    if (kept := self._kept.find(key)) is not None:
-                        self._used(key, kept, taken)
-                        self._kept.expire()
-                        return kept.value
-                    outcome = self._decoding.setdefault(key, mine)
-                if outcome is mine:
-                    keep = partial(self._keep, key, uses=max(1, uses), taken=taken, is_view=is_view)
-                    self._decode(key, decode, mine, keep, size_bytes=size_bytes)
+                    for place in left:
+                        number, count = chunks[place], taken[place]
+                        key = shard, number
+                        if (kept := self._kept.find(key)) is not None:
+                            self._kept.count_use(key, kept, count)
+                            found.append((number, kept.value))
+                        elif key in self._decoding or (group and len(group.rows) == several):
+                            others.append(place)
+                        else:
+                            group = group or _Group(shard, decode, size_bytes, is_view)
+                            self._decoding[key] = group.outcome
+                            group.rows[number] = max(1, uses[place]), count
+                    self._kept.expire()
+                if group is not None:
+                    self._decode(group)
             finally:
-                # Even if this thread is interrupted, no other thread waits for it in vain.
-                if self._decoding.get(key) is mine:
-                    del self._decoding[key]
-                mine.cancel()
-            if outcome is mine:
-                return mine.result()
-            if self._wait_for(key, outcome):
-                with self._lock:
-                    if (kept := self._kept.known(key)) is not None:
-                        self._used(key, kept, taken)
-                return outcome.result()
+                if group is not None:
+                    self._release(group)
+            yield from found
+            if group is not None:
+                yield from group.outcome.result().items()
+            elif not found:
+                ready = self._wait_for(shard, chunks[others[0]])
+                for place in [place for place in others if chunks[place] in ready]:
+                    others.remove(place)
+                    self._count(shard, chunks[place], taken[place])
+                    yield chunks[place], ready[chunks[place]]
+            left = others
 
-    def take_kept(self, shard: int, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
-        """Return those of a shard's chunks that are kept, by number. taken: rows of each."""
-        found: dict[int, Any] = {}
+    def _release(self, group: _Group) -> None:
+        """End the waits for chunks that weren't decoded, as their thread was interrupted."""
+        for number in group.rows:
+            if self._decoding.get((group.shard, number)) is group.outcome:
+                del self._decoding[group.shard, number]
+        group.outcome.cancel()
+
+    def _count(self, shard: int, number: int, taken: int) -> None:
+        """Count rows that are taken of a chunk that another thread has decoded."""
+        key = shard, number
         with self._lock:
-            for chunk, count in zip(chunks, taken, strict=True):
-                key = (shard, chunk)
-                if (kept := self._kept.find(key)) is not None:
-                    found[chunk] = kept.value
-                    self._used(key, kept, count)
-            self._kept.expire()
-        return found
+            if (kept := self._kept.known(key)) is not None:
+                self._kept.count_use(key, kept, taken)
 
-    def _used(self, key: Key, kept: KeptChunk, taken: int) -> None:
-        """Count rows that are taken of a chunk. The caller holds the lock."""
-        self._delivered_bytes += kept.size_bytes * taken / kept.uses
-        self._kept.count_use(key, kept, taken)
-
-    def _wait_for(self, key: Key, outcome: Outcome[Any]) -> bool:
-        """Wait until another thread has decoded a chunk. Returns False if that thread was
-        interrupted.
+    def _wait_for(self, shard: int, number: int) -> Mapping[int, Any]:
+        """Wait until another thread has decoded a chunk, and return all chunks that it decoded at
+        once; none if it was interrupted, or has ended already.
 
         Raises its error, or StalledError.
         """
+        outcome = self._decoding.get((shard, number))
+        if outcome is None:
+            return {}
         if not outcome.wait(STALL_TIMEOUT_S):
             raise StalledError(
-                f"{self._url}: another thread has been decoding chunk {key[1]} of shard {key[0]} "
+                f"{self._url}: another thread has been decoding chunk {number} of shard {shard} "
                 f"for {STALL_TIMEOUT_S:.0f} s. The disk or the network mount under the dataset may "
                 "hang; check it with `ls`."
             )
         try:
-            outcome.result()
+            return outcome.result()
         except (CancelledError, KeyboardInterrupt, SystemExit):
-            return False
-        return True
+            return {}
 
-    def _decode(
-        self,
-        key: Key,
-        decode: Callable[[], Any],
-        outcome: Outcome[Any],
-        keep: Callable[[Any], None],
-        *,
-        size_bytes: int,
-    ) -> None:
-        """Decode a chunk and keep it. size_bytes: of the chunk; 0 if unknown."""
+    def _decode(self, group: _Group) -> None:
+        """Decode the chunks of a group and keep them."""
 
-        def make(_: None) -> Any:
-            value = decode()
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False  # several batches copy from it
-            keep(value)
-            return value
+        def make(_: None) -> dict[int, Any]:
+            numbers = [*group.rows]
+            values = dict(zip(numbers, group.decode(numbers), strict=True))
+            for value in values.values():
+                if isinstance(value, np.ndarray):
+                    value.flags.writeable = False  # several batches copy from it
+            self._keep(group, values)
+            return values
 
+        size_bytes = len(group.rows) * group.size_bytes
         with self._lock:
-            self._busy[key[0]] += 1
             self._kept.make_room(size_bytes, most_bytes=self.max_bytes)
+        self._take_slot(group)
         try:
-            self._take_slot(key)
-            try:
-                outcome.run(make, None)
-            finally:
-                self._slots.put(None)
+            group.outcome.run(make, None)
         finally:
-            with self._lock:
-                self._busy[key[0]] -= 1
-                if not self._busy[key[0]]:
-                    del self._busy[key[0]]
+            self._slots.put(None)
         self._clean()
 
-    def _take_slot(self, key: Key) -> None:
+    def _take_slot(self, group: _Group) -> None:
         try:
             self._slots.get(timeout=STALL_TIMEOUT_S)
         except queue.Empty:
             raise StalledError(
-                f"{self._url}: chunk {key[1]} of shard {key[0]} waited for {STALL_TIMEOUT_S:.0f} s "
-                "until other threads had decoded theirs. The disk or the network mount under the "
-                "dataset may hang; check it with `ls`."
+                f"{self._url}: chunk {next(iter(group.rows))} of shard {group.shard} waited for "
+                f"{STALL_TIMEOUT_S:.0f} s until other threads had decoded theirs. The disk or the "
+                "network mount under the dataset may hang; check it with `ls`."
             ) from None
 
-    def _keep(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
-        """Keep a chunk in memory if there is room, else in a file if there is, else count it."""
-        size_bytes = 0 if is_view else int(value.nbytes)
-        kept = KeptChunk(
-            value=value, size_bytes=size_bytes, memory_bytes=size_bytes, uses=uses, left=uses
-        )
+    def _keep(self, group: _Group, values: Mapping[int, Any]) -> None:
+        """Keep chunks in memory if there is room, else in files if there is, else count them."""
+        without_room: list[tuple[int, KeptChunk]] = []
         with self._lock:
-            if self._kept.make_room(size_bytes, most_bytes=self.max_bytes):
-                self._add(key, kept, taken)
-                return
+            for number, value in values.items():
+                if isinstance(value, ValueError):
+                    continue
+                size, uses = 0 if group.is_view else int(value.nbytes), group.rows[number][0]
+                kept = KeptChunk(
+                    value=value, size_bytes=size, memory_bytes=size, uses=uses, left=uses
+                )
+                if self._kept.make_room(size, most_bytes=self.max_bytes):
+                    self._add(group, number, kept)
+                else:
+                    without_room.append((number, kept))
+            self._kept.expire()
             files = None if self._closed else self._files
-        kept.memory_bytes, kept.value = 0, None
-        if files is not None and uses > taken and (file := files.write(value)) is not None:
-            kept.file, kept.value = file, file.value
-        with self._lock:
-            self._add(key, kept, taken)
+        for number, kept in without_room:
+            value, kept.memory_bytes, kept.value = kept.value, 0, None
+            is_needed = kept.uses > group.rows[number][1]
+            if files is not None and is_needed and (file := files.write(value)) is not None:
+                kept.file, kept.value = file, file.value
+            with self._lock:
+                self._add(group, number, kept)
 
-    def _add(self, key: Key, kept: KeptChunk, taken: int) -> None:
+    def _add(self, group: _Group, number: int, kept: KeptChunk) -> None:
+        """Add a decoded chunk, of which rows are taken. The caller holds the lock."""
+        key = group.shard, number
         if kept.size_bytes:
             self._chunks += 1
             self._decoded_bytes += kept.size_bytes
         self._again += self._kept.add(key, kept)
-        self._used(key, kept, taken)
-        self._kept.expire()
+        self._kept.count_use(key, kept, group.rows[number][1])
         self._decoding.pop(key, None)
         if self._closed:
             self._kept.forget()
@@ -464,21 +486,35 @@ class DecodedChunks:
     def shards_in_order(self, shards: Sequence[int]) -> Iterator[int]:
         """Yield the places of these shards; those of which another thread is decoding a chunk come
         last."""
-        return self._idle_first(len(shards), lambda place: self._busy[shards[place]] > 0)
+        return self._idle_first(
+            len(shards), lambda place: shards[place] in {shard for shard, _ in [*self._decoding]}
+        )
+
+    def _rotated(self, places: range) -> list[int]:
+        """Return places, beginning at another one for every caller. Otherwise threads that waited
+        for the same decoding would meet again at the next."""
+        self._turns += 1
+        start = int(len(places) * (self._turns * _GOLDEN % 1))
+        return [*places[start:], *places[:start]]
 
     def _idle_first(self, count: int, is_busy: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the numbers below count, each chosen when it is requested.
-
-        Every caller starts at another number. Otherwise threads that waited for the same decoding
-        would meet again at the next.
-        """
-        self._turns += 1
-        start = int(count * (self._turns * _GOLDEN % 1))
-        left = [*range(start, count), *range(start)]
+        """Yield the numbers below count, each chosen when it is requested."""
+        left = self._rotated(range(count))
         while left:
             place = next((place for place in left if not is_busy(place)), left[0])
             left.remove(place)
             yield place
+
+
+class _Group:
+    """Chunks of a shard that one thread decodes at a time. size_bytes: of each; 0 if unknown. rows:
+    by chunk, how many need it, and how many are taken now."""
+
+    def __init__(self, shard: int, decode: DecodeSeveral, size_bytes: int, is_view: bool) -> None:
+        self.shard, self.decode = shard, decode
+        self.size_bytes, self.is_view = size_bytes, is_view
+        self.rows: dict[int, tuple[int, int]] = {}
+        self.outcome: Outcome[dict[int, Any]] = Outcome()
 
 
 class ShardChunks(NamedTuple):

@@ -22,7 +22,7 @@ from penstock.readers.formats.chunk_cache import DecodedChunks
 from penstock.readers.formats.extents import NOT_IN_BLOB, BlobExtents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -233,19 +233,35 @@ class ChunkData:
         is_view: bool = False,
     ) -> Chunk:
         """Return a chunk that is kept, or decode it now."""
-        found: Chunk = self._store.take(
-            (self._shard, chunk),
-            decode,
-            uses=uses,
-            taken=taken,
+        found: Chunk | None = self._store.take_kept((self._shard, chunk), taken)
+        if found is not None:
+            return found
+        several = self._store.take(
+            self._shard,
+            [chunk],
+            lambda _: [decode()],
+            uses=[uses],
+            taken=[taken],
             size_bytes=size_bytes,
             is_view=is_view,
         )
+        ((_, found),) = several
+        assert found is not None
         return found
 
-    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
-        """Return those of some chunks that are kept."""
-        return self._store.take_kept(self._shard, chunks, taken)
+    def decode_all(
+        self,
+        chunks: Sequence[int],
+        decode: Callable[[list[int]], Iterable[Any]],
+        *,
+        uses: Sequence[int],
+        taken: Sequence[int],
+        size_bytes: int = 0,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield chunks that are kept, and decode the others now."""
+        return self._store.take(
+            self._shard, chunks, decode, uses=uses, taken=taken, size_bytes=size_bytes
+        )
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return memory for a chunk."""

@@ -119,11 +119,20 @@ class ShardData(Protocol):
         mapped file, which takes no memory.
         """
 
-    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> Mapping[int, Any]:
-        """Return those of some chunks that are kept, by number, in one call.
+    def decode_all(
+        self,
+        chunks: Sequence[int],
+        decode: Callable[[list[int]], Iterable[Any]],
+        *,
+        uses: Sequence[int],
+        taken: Sequence[int],
+        size_bytes: int = 0,
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield several chunks with their numbers, in any order, under the rules of `decoded`.
 
-        This is cheaper than calling `decoded` for each, and the same rules apply. taken: rows of
-        this call that need each chunk. Get the other chunks from `decoded`.
+        decode: returns the chunks of these numbers in their order, or a ValueError in the place of
+        a damaged one, which is yielded instead of the chunk. It is called for several small chunks
+        at a time if their size is known. uses, taken: for each chunk.
         """
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

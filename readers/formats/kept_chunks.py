@@ -57,8 +57,9 @@ class KeptChunk:
 class KeptChunks:
     """The chunks that are kept, by shard and number. Not thread-safe: the owner holds a lock.
 
-    memory_bytes, disk_bytes: that they take. waste: files of evicted chunks, to be removed by the
-    owner. window_rows: rows that are taken while a window passes; 0 if unknown.
+    memory_bytes, disk_bytes: that they take. delivered_bytes: of the rows that were taken. waste:
+    files of evicted chunks, to be removed by the owner. window_rows: rows that are taken while a
+    window passes; 0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -69,6 +70,7 @@ class KeptChunks:
         self._left = self._taken = 0  # rows left in chunks; rows taken of all
         self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # the most of `_left`, recently
         self.memory_bytes = self.most_memory_bytes = self.disk_bytes = self.most_disk_bytes = 0
+        self.delivered_bytes = 0.0
         self.waste: list[ChunkFile] = []
         self.window_rows = 0
 
@@ -117,6 +119,7 @@ class KeptChunks:
 
     def count_use(self, key: Key, kept: KeptChunk, taken: int) -> None:
         """Count rows of a chunk that are taken. Call `expire` after those of a batch."""
+        self.delivered_bytes += kept.size_bytes * taken / kept.uses
         self._taken += taken
         kept.at = self._taken
         if kept.left <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import threading
@@ -57,10 +58,34 @@ class Decoder:
         return decode
 
 
+def take(
+    store: DecodedChunks,
+    key: tuple[int, int],
+    decode: Callable[[], Any],
+    *,
+    uses: int,
+    taken: int,
+    size_bytes: int = 0,
+    is_view: bool = False,
+) -> Any:
+    """Take one chunk."""
+    ((number, value),) = store.take(
+        key[0],
+        [key[1]],
+        lambda _: [decode()],
+        uses=[uses],
+        taken=[taken],
+        size_bytes=size_bytes,
+        is_view=is_view,
+    )
+    assert number == key[1]
+    return value
+
+
 def take_all(store: DecodedChunks, order: list[int], decoder: Decoder, *, uses: int = ROWS) -> None:
     """Take one row of a chunk after another."""
     for number in order:
-        found = store.take((0, number), decoder(number), uses=uses, taken=1)
+        found = take(store, (0, number), decoder(number), uses=uses, taken=1)
         assert (found == number % 256).all()
 
 
@@ -164,16 +189,59 @@ def test_one_thread_decodes_and_the_others_wait() -> None:
 
     pool = Workers(4, name="test")
     outcomes = [
-        pool.submit(lambda _: store.take((0, 0), decode, uses=8, taken=1), n) for n in range(4)
+        pool.submit(lambda _: take(store, (0, 0), decode, uses=8, taken=1), n) for n in range(4)
     ]
     assert begun.wait(PATIENCE_S)
-    assert store.take((0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # other chunks don't wait
+    assert take(store, (0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # other chunks don't wait
     assert list(store.in_order(0, [0, 3, 2]))[-1] == 0
     assert [*store.shards_in_order([0, 5, 0, 4])][2:] in ([0, 2], [2, 0])
     go.set()
     assert all((outcome.result(PATIENCE_S) == 7).all() for outcome in outcomes)
     assert decodings == [1]
     assert store.counts().delivered_bytes == 8 * 4 // 8 + 8
+    pool.close()
+
+
+def test_several_small_chunks_are_decoded_at_a_time_and_a_damaged_one_fails_alone() -> None:
+    store, groups = DecodedChunks(max_bytes=2**24), list[list[int]]()
+
+    def decode(numbers: list[int]) -> list[Any]:
+        groups.append(numbers)
+        return [ValueError("damaged") if number == 3 else chunk(number) for number in numbers]
+
+    size_bytes = chunk_cache.GROUP_BYTES // 4
+    for _ in range(2):
+        found = dict(
+            store.take(0, range(9), decode, uses=[4] * 9, taken=[2] * 9, size_bytes=size_bytes)
+        )
+        assert sorted(found) == [*range(9)]
+        assert str(found.pop(3)) == "damaged"
+        assert all(value[0] == number for number, value in found.items())
+    assert sorted(map(len, groups)) == [1, 1, 4, 4]  # the damaged one is decoded again
+    assert sorted(itertools.chain(*groups)) == sorted([*range(9), 3])
+    assert store.counts().decoded_bytes == store.counts().delivered_bytes == 8 * 8
+
+
+def test_threads_that_need_the_same_groups_decode_each_chunk_once() -> None:
+    store, decoded, lock = DecodedChunks(max_bytes=2**24), list[int](), threading.Lock()
+
+    def decode(numbers: list[int]) -> list[Any]:
+        with lock:
+            decoded.extend(numbers)
+        return [chunk(number) for number in numbers]
+
+    def take_some(_: int) -> None:
+        size_bytes = chunk_cache.GROUP_BYTES // 4
+        found = store.take(
+            0, range(40), decode, uses=[8] * 40, taken=[1] * 40, size_bytes=size_bytes
+        )
+        assert {number: int(value[0]) for number, value in found} == {n: n for n in range(40)}
+
+    pool = Workers(8, name="test")
+    for outcome in [pool.submit(take_some, n) for n in range(8)]:
+        outcome.result(PATIENCE_S)
+    assert sorted(decoded) == [*range(40)]
+    assert store.counts().decoded_bytes == store.counts().delivered_bytes == 8 * 40
     pool.close()
 
 
@@ -189,7 +257,7 @@ def test_an_error_reaches_all_that_wait_and_is_not_kept() -> None:
 
     pool = Workers(3, name="test")
     outcomes = [
-        pool.submit(lambda _: store.take((0, 0), decode, uses=8, taken=1), n) for n in range(3)
+        pool.submit(lambda _: take(store, (0, 0), decode, uses=8, taken=1), n) for n in range(3)
     ]
     assert begun.wait(PATIENCE_S)
     go.set()
@@ -197,7 +265,7 @@ def test_an_error_reaches_all_that_wait_and_is_not_kept() -> None:
         with pytest.raises(ValueError, match="damaged"):
             outcome.result(PATIENCE_S)
     assert 1 <= len(tries) <= 3
-    assert store.take((0, 0), lambda: chunk(1), uses=1, taken=1)[0] == 1
+    assert take(store, (0, 0), lambda: chunk(1), uses=1, taken=1)[0] == 1
     pool.close()
 
 
@@ -211,9 +279,9 @@ def test_an_interrupted_thread_leaves_no_other_waiting() -> None:
         raise KeyboardInterrupt
 
     pool = Workers(2, name="test")
-    first = pool.submit(lambda _: store.take((0, 0), interrupted, uses=8, taken=1), 0)
+    first = pool.submit(lambda _: take(store, (0, 0), interrupted, uses=8, taken=1), 0)
     assert begun.wait(PATIENCE_S)
-    second = pool.submit(lambda _: store.take((0, 0), lambda: chunk(3), uses=8, taken=1), 0)
+    second = pool.submit(lambda _: take(store, (0, 0), lambda: chunk(3), uses=8, taken=1), 0)
     go.set()
     with pytest.raises(KeyboardInterrupt):
         first.result(PATIENCE_S)
@@ -227,14 +295,14 @@ def test_the_error_of_a_long_wait_names_the_chunk(monkeypatch: pytest.MonkeyPatc
 
     def decode() -> Any:
         with pytest.raises(StalledError, match=r"a/set: another thread .* chunk 5 of shard 2"):
-            pool.submit(lambda _: store.take((2, 5), lambda: chunk(0), uses=1, taken=1), 0).result(
+            pool.submit(lambda _: take(store, (2, 5), lambda: chunk(0), uses=1, taken=1), 0).result(
                 PATIENCE_S
             )
         begun.append(1)
         return chunk(0)
 
     pool = Workers(1, name="test")
-    store.take((2, 5), decode, uses=1, taken=1)
+    take(store, (2, 5), decode, uses=1, taken=1)
     assert begun
     assert not go.is_set()
     pool.close()
@@ -258,7 +326,7 @@ def test_the_number_of_decoding_threads_is_limited(monkeypatch: pytest.MonkeyPat
 
     pool = Workers(9, name="test")
     outcomes = [
-        pool.submit(lambda n: store.take((0, n), decode, uses=1, taken=1), n) for n in range(18)
+        pool.submit(lambda n: take(store, (0, n), decode, uses=1, taken=1), n) for n in range(18)
     ]
     assert all(outcome.result(PATIENCE_S)[0] == 1 for outcome in outcomes)
     assert max(most) == chunk_cache.LEAST_DECODERS
@@ -335,7 +403,7 @@ def test_room_is_made_in_advance_if_the_size_is_known() -> None:
         return decoded
 
     for number in range(3):
-        store.take((0, number), decode(number), uses=ROWS, taken=ROWS, size_bytes=60)
+        take(store, (0, number), decode(number), uses=ROWS, taken=ROWS, size_bytes=60)
     assert seen == [0, 0, 0]
     assert store.counts().most_memory_bytes == 60
 
@@ -344,14 +412,14 @@ def test_views_of_a_map_take_no_memory() -> None:
     store = DecodedChunks(max_bytes=100)
     for number in range(5):
         for _ in range(2):
-            store.take((0, number), lambda: chunk(1, 60), uses=4, taken=1, is_view=True)
-        store.take((1, number), lambda: chunk(1, 60), uses=4, taken=1)
+            take(store, (0, number), lambda: chunk(1, 60), uses=4, taken=1, is_view=True)
+        take(store, (1, number), lambda: chunk(1, 60), uses=4, taken=1)
     counts = store.counts()
     assert (counts.chunks, counts.decoded_bytes) == (5, 300)
     assert counts.memory_bytes == 60
     assert counts.disk_bytes == 0
     for number in range(5):
-        store.take((0, number), lambda: chunk(2, 60), uses=4, taken=2, is_view=True)
+        take(store, (0, number), lambda: chunk(2, 60), uses=4, taken=2, is_view=True)
     assert len(store._kept) <= 1 + 1
     store.close()
     assert len(store._kept) == 0
@@ -547,7 +615,7 @@ def test_free_memory_and_chunks_share_one_limit_and_end_with_the_store():
         return store.memory.array((LEAST_LENT_BYTES,), BYTES)
 
     for chunk in range(12):
-        store.take((0, chunk), decode, uses=2, taken=1, size_bytes=LEAST_LENT_BYTES)
+        take(store, (0, chunk), decode, uses=2, taken=1, size_bytes=LEAST_LENT_BYTES)
         assert store.counts().memory_bytes + store.memory.free_bytes <= 4 * LEAST_LENT_BYTES
     store.close()
     gc.collect()

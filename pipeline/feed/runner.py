@@ -101,6 +101,8 @@ class ReadAhead:
         self._timeout_s = timeout_s
         self._turn, self._together = turn, together
         self._prepare = pipeline.prepare_all if is_joined else pipeline.prepare_each
+        # One for each thread, and one that is delivered. Turns of large arrays take more memory.
+        self._least_turns = pool.count + 1 if is_joined else 2
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
@@ -113,8 +115,8 @@ class ReadAhead:
         ahead += self._together - 1
         if self._most_ahead is not None:
             ahead = min(ahead, max(1, self._most_ahead))
-        if self._turn > 1:  # a turn for each thread, and one that is delivered
-            ahead = max(self._pool.count + 1, ahead // self._turn)
+        if self._turn > 1:
+            ahead = max(self._least_turns, ahead // self._turn)
         self._wanted, self._few = 0, ahead - min(self._together, (ahead + 1) // 2)
         if self._prefetch is not None:
             self._prefetch.seek(cursor)

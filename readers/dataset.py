@@ -267,7 +267,7 @@ class Dataset(Source):
         self._chunks = _kept_chunks(
             index, self._scratch, max_bytes=self._arguments.decoded_bytes, url=url
         )
-        return SampleReader(index, url=url, fields=stored)
+        return SampleReader(index, fields=stored)
 
     @property
     def index(self) -> Index:

@@ -94,8 +94,6 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.origin.remote_folder",
     "penstock.readers.origin.unreadable",
     "penstock.readers.packing",
-    "penstock.readers.reading.batch_spans",
-    "penstock.readers.reading.corruption",
     "penstock.readers.reading.span_reading",
 )
 MAY_IMPORT_DALI = ("augment", "pipeline.bench.adapters")

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
-    from penstock.readers.reading.batch_spans import BatchSpans
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.types import Encoded
 
@@ -55,44 +54,88 @@ PART_BYTES = 16 * 2**20
 fixed cost to matter."""
 
 
-@dataclass(slots=True)
 class _Arrays:
-    """The arrays of one field. flat: their numbers end to end. starts, counts: the position and the
-    count of each sample's numbers in flat. is_direct: marks the samples that are read into their
-    slots."""
+    """The arrays of one field of a batch, whose memory is allocated here.
 
-    form: ArrayForm
-    place: SpanPlace
-    flat: NDArray[Any]
-    starts: Ints
-    counts: Ints
-    is_direct: NDArray[np.bool_]
-    column: Column
+    flat: their numbers end to end. starts, counts: the position and the count of each sample's
+    numbers in flat. is_direct: marks the samples that are read into their slots.
+    """
+
+    def __init__(self, visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> None:
+        """Opening the shards has checked that each sample's bytes are those that its lengths take;
+        raises ValueError otherwise, as memory beyond would be written."""
+        table, n, order = visit.table, len(visit.rows), visit.positions
+        assert place.codec is not None
+        self._form, self._codecs = form, table[:, place.codec]
+        sizes = table[:, place.end] - table[:, place.start]
+        has_bytes = sizes > 0
+        offsets = np.zeros(n + 1, np.int64)
+        self._lengths: Ints | None = None  # in the visit's order
+        if place.lengths is None:
+            self.counts = np.full(n, math.prod(form.fixed_shape), np.int64)
+            np.cumsum(self.counts, out=offsets[1:])
+        else:
+            lengths = np.empty((n, len(form.shape)), np.int64)
+            self._lengths = table[:, place.lengths : place.lengths + len(form.shape)]
+            lengths[order] = self._lengths
+            in_batch = lengths.prod(axis=1)
+            np.cumsum(in_batch, out=offsets[1:])
+            self.counts = in_batch[order]
+        itemsizes = CODEC_ITEMSIZES[np.where(has_bytes, self._codecs, 0)]
+        if (sizes != self.counts * itemsizes)[has_bytes | (place.lengths is not None)].any():
+            raise ValueError("an array's bytes aren't those that its lengths take")
+        self.column: DenseColumn | RaggedColumn
+        if place.lengths is None:
+            self.column = DenseColumn(blocks.array((n, *form.fixed_shape), form.dtype))
+        elif form.rest is None:
+            values = blocks.array((int(offsets[-1]),), form.dtype)
+            self.column = RaggedColumn(values, offsets, lengths)
+        else:
+            first = np.zeros(n + 1, np.int64)
+            np.cumsum(lengths[:, 0], out=first[1:])
+            values = blocks.array((int(first[-1]), *form.rest), form.dtype)
+            self.column = RaggedColumn(values, first)
+        self.flat = self.column.values.reshape(-1)
+        self.starts = offsets[order]
+        self.is_direct = has_bytes & (self._codecs == codec_number(form.dtype.str))
+
+    def slots(self) -> list[Encoded | None]:
+        """Return the slot of each sample; None if it isn't read into one."""
+        data, size = self.flat.view(np.uint8), self._form.dtype.itemsize
+        starts = self.starts * size
+        bounds = zip(starts.tolist(), (starts + self.counts * size).tolist(), strict=True)
+        slots: list[Encoded | None] = [data[begin:end] for begin, end in bounds]
+        for row in np.flatnonzero(~self.is_direct).tolist():
+            slots[row] = None
+        return slots
+
+    def convert(self, row: int, payload: Encoded) -> None:
+        """Write a sample that has no slot, or whose payload became empty."""
+        begin = int(self.starts[row])
+        end = begin + int(self.counts[row])
+        if not len(payload):
+            self.flat[begin:end] = 0
+        else:
+            codec = ARRAY_CODECS[self._codecs[row]]
+            shape: Sequence[int] = self._form.fixed_shape
+            if self._lengths is not None:
+                shape = self._lengths[row].tolist()
+            self.flat[begin:end] = decode_array(payload, codec, shape).reshape(-1)
 
 
 class DirectArrays:
     """The slots of a batch. of_spans: the slot of each span, in a visit's order; None if it isn't
     read into one."""
 
-    def __init__(self, fields: dict[str, _Arrays], of_spans: list[Encoded | None]) -> None:
-        self._fields, self.of_spans = fields, of_spans
-
-    @classmethod
-    def of(
-        cls, visit: BatchRows, choice: BatchFields, spans: BatchSpans, blocks: Blocks
-    ) -> DirectArrays:
-        """Allocate the arrays of a batch."""
-        width, fields = len(choice.places), dict[str, _Arrays]()
-        of_all: list[Encoded | None] = [None] * (len(visit.rows) * width)
-        for number, (name, place, form) in enumerate(
-            zip(choice.names, choice.places, choice.forms, strict=True)
-        ):
-            if form is not None:
-                fields[name] = _arrays(visit, place, form, blocks)
-                of_all[number::width] = _slots(fields[name])
-        if spans.places is not None:
-            of_all = [of_all[place] for place in spans.places.tolist()]
-        return cls(fields, of_all)
+    def __init__(self, visit: BatchRows, choice: BatchFields, blocks: Blocks) -> None:
+        self._positions, self._width = visit.positions, len(choice.spans)
+        self._fields: dict[int, tuple[str, _Arrays]] = {}
+        self.of_spans: list[Encoded | None] = [None] * (len(visit.rows) * self._width)
+        for number, (name, place) in enumerate(choice.spans.items()):
+            if name in choice.arrays:
+                arrays = _Arrays(visit, place, choice.arrays[name], blocks)
+                self._fields[number] = name, arrays
+                self.of_spans[number :: self._width] = arrays.slots()
 
     def fill(
         self, unread: list[Unread], *, threads: CopyThreads, marks: dict[int, str] | None
@@ -131,34 +174,17 @@ class DirectArrays:
             crcs[part.span] = crc
         return payloads, crcs
 
-    def columns(
-        self,
-        visit: BatchRows,
-        payloads: Sequence[Encoded],
-        choice: BatchFields,
-        bad: Collection[int],
-    ) -> dict[str, Column]:
+    def columns(self, payloads: Sequence[Encoded], bad: Collection[int]) -> dict[str, Column]:
         """Return the columns after all spans were read, and convert samples without a slot.
         payloads: of all spans of the batch, sample by sample. bad: samples of the visit, whose
         values become empty or 0."""
-        width = len(choice.places)
         columns: dict[str, Column] = {}
-        for name, arrays in self._fields.items():
-            number, flat, column = choice.names.index(name), arrays.flat, arrays.column
-            bounds = zip(
-                arrays.starts.tolist(), (arrays.starts + arrays.counts).tolist(), strict=True
-            )
-            for row, (begin, end) in enumerate(bounds):
-                payload = payloads[row * width + number]
-                if not len(payload):
-                    flat[begin:end] = 0
-                elif not arrays.is_direct[row]:
-                    codec = ARRAY_CODECS[visit.table[row, arrays.place.codec]]
-                    shape = _shape(visit.table[row], arrays.place, arrays.form)
-                    flat[begin:end] = decode_array(payload, codec, shape).reshape(-1)
+        for number, (name, arrays) in self._fields.items():
+            for row in {*np.flatnonzero(~arrays.is_direct).tolist(), *bad}:
+                arrays.convert(row, payloads[row * self._width + number])
+            column = arrays.column
             if bad and isinstance(column, RaggedColumn):
-                order = range(len(visit.rows)) if visit.order is None else visit.order
-                column = column.emptied([int(order[row]) for row in bad])
+                column = column.emptied(self._positions[[*bad]].tolist())
             columns[name] = column
         return columns
 
@@ -190,62 +216,6 @@ def _copy(source: Unread, slot: Encoded, begin: int) -> int:
         step[:] = source[begin + at : begin + at + len(step)]
         crc = crc32c(step, crc)
     return crc
-
-
-def _arrays(visit: BatchRows, place: SpanPlace, form: ArrayForm, blocks: Blocks) -> _Arrays:
-    """Allocate the arrays of one field. Opening the shards has checked that each sample's bytes are
-    those that its lengths take; raises ValueError otherwise, as memory beyond would be written."""
-    table, n = visit.table, len(visit.rows)
-    assert place.codec is not None
-    order = np.arange(n) if visit.order is None else visit.order
-    sizes = table[:, place.end] - table[:, place.start]
-    has_bytes = sizes > 0
-    is_native = table[:, place.codec] == codec_number(form.dtype.str)
-    offsets = np.zeros(n + 1, np.int64)
-    if place.lengths is None:
-        counts = np.full(n, math.prod(form.fixed_shape), np.int64)
-        np.cumsum(counts, out=offsets[1:])
-    else:
-        lengths = np.empty((n, len(form.shape)), np.int64)
-        lengths[order] = table[:, place.lengths : place.lengths + len(form.shape)]
-        in_batch = lengths.prod(axis=1)
-        np.cumsum(in_batch, out=offsets[1:])
-        counts = in_batch[order]
-    itemsizes = CODEC_ITEMSIZES[np.where(has_bytes, table[:, place.codec], 0)]
-    if (sizes != counts * itemsizes)[has_bytes | (place.lengths is not None)].any():
-        raise ValueError("an array's bytes aren't those that its lengths take")
-    column: Column
-    if place.lengths is None:
-        values = blocks.array((n, *form.fixed_shape), form.dtype)
-        column = DenseColumn(values)
-    elif form.rest is None:
-        values = blocks.array((int(offsets[-1]),), form.dtype)
-        column = RaggedColumn(values, offsets, lengths)
-    else:
-        first = np.zeros(n + 1, np.int64)
-        np.cumsum(lengths[:, 0], out=first[1:])
-        values = blocks.array((int(first[-1]), *form.rest), form.dtype)
-        column = RaggedColumn(values, first)
-    flat = values.reshape(-1)
-    return _Arrays(form, place, flat, offsets[order], counts, has_bytes & is_native, column)
-
-
-def _slots(arrays: _Arrays) -> list[Encoded | None]:
-    data = arrays.flat.view(np.uint8)
-    size = arrays.form.dtype.itemsize
-    starts = arrays.starts * size
-    bounds = zip(starts.tolist(), (starts + arrays.counts * size).tolist(), strict=True)
-    slots: list[Encoded | None] = [data[begin:end] for begin, end in bounds]
-    for row in np.flatnonzero(~arrays.is_direct).tolist():
-        slots[row] = None
-    return slots
-
-
-def _shape(row: Ints, place: SpanPlace, form: ArrayForm) -> Sequence[int]:
-    if place.lengths is None:
-        return form.fixed_shape
-    lengths: list[int] = row[place.lengths : place.lengths + len(form.shape)].tolist()
-    return lengths
 
 
 _POLYNOMIAL = 0x82F63B78

@@ -1,4 +1,5 @@
-"""Open shards when a batch needs them, and keep a bounded number of them open."""
+"""Open shards when a batch needs them, keep a bounded number of them open, and name the samples in
+them that can't be read."""
 
 from __future__ import annotations
 
@@ -6,13 +7,22 @@ import threading
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache import ClosedError, CorruptShardError, ordered
+from penstock.cache import (
+    ClosedError,
+    CorruptSampleError,
+    CorruptShardError,
+    IndexChangedError,
+    ordered,
+)
+from penstock.readers.byte_source import REINDEX
+from penstock.readers.types import UNFIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
+    from penstock.readers.reading.parallel_copies import CopyThreads
 
 T = TypeVar("T")
 
@@ -23,17 +33,23 @@ OPEN_SHARDS = 1024
 # Opening a remote shard takes one or two requests; this many at once hide their latency.
 OPENERS = 16
 
+WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
+
 
 class OpenShards:
     """The open shards of a dataset, of which it keeps a bounded number. Safe for several threads.
-    The blob of an open shard stays in the cache."""
+    The blob of an open shard stays in the cache.
+
+    index: of the dataset.
+    """
 
     def __init__(self, index: Index) -> None:
-        self._index = index
+        self.index = index
         self._lock = threading.Lock()
         self._replacing = threading.Lock()
         self._shards: OrderedDict[int, OpenShard] = OrderedDict()
         self._drops: Counter[int] = Counter()
+        self._copy_threads: CopyThreads | None = None
         self._closed = False
 
     def __len__(self) -> int:
@@ -41,41 +57,36 @@ class OpenShards:
 
     def get(self, numbers: Sequence[int]) -> list[OpenShard]:
         """Return shards by number, opening those that aren't open; the least recently used are
-        closed. Raises ClosedError and what Shards.open raises."""
+        closed. Raises ClosedError and what `Index.open` raises."""
+        found: dict[int, OpenShard] = {}
         with self._lock:
             if self._closed:
-                raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
-            found = [self._find(number) for number in numbers]
-            opened = [shard for shard in found if shard is not None]
-            for number, shard in zip(numbers, found, strict=True):
-                if shard is not None:
+                raise ClosedError(f"{self.index.url} is closed; make a new dataset.")
+            for number in numbers:
+                shard = self._shards.get(number)
+                # A shard that is read past the cache is opened again once the cache has its blob.
+                if shard is not None and not shard.source.is_outdated:
                     self._shards.move_to_end(number)
-            if len(opened) == len(numbers):
-                return opened
-            drops = {number: self._drops[number] for number in numbers}
-        pairs = zip(numbers, found, strict=True)
-        # Outside the lock, as opening may download. Two threads may open one shard; one is kept.
-        new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))
-        with self._lock:
-            if not self._closed:
-                # A shard that was opened before its damaged bytes were dropped still has them.
-                self._shards |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
-                while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
-                    self._shards.popitem(last=False)
-        return [
-            shard if shard is not None else new[number]
-            for number, shard in zip(numbers, found, strict=True)
-        ]
-
-    def _find(self, number: int) -> OpenShard | None:
-        """Return an open shard, unless it is read past the cache and the cache has its blob by
-        now."""
-        shard = self._shards.get(number)
-        return None if shard is not None and shard.source.is_outdated else shard
+                    found[number] = shard
+            drops = {number: self._drops[number] for number in numbers if number not in found}
+        if drops:
+            # Outside the lock, as opening may download. Two threads may open one shard; one is
+            # kept.
+            new = self._open(list(drops))
+            found |= new
+            with self._lock:
+                if not self._closed:
+                    # A shard opened before its damaged bytes were dropped still has them.
+                    self._shards |= {
+                        n: each for n, each in new.items() if drops[n] == self._drops[n]
+                    }
+                    while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
+                        self._shards.popitem(last=False)
+        return [found[number] for number in numbers]
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Open shards, those that need the remote concurrently."""
-        index = self._index
+        index = self.index
         far = [number for number in numbers if not index.is_near(number)]
         new: dict[int, OpenShard] = {}
         if len(far) > 1:
@@ -105,7 +116,7 @@ class OpenShards:
                 current = self._shards.get(number)
                 is_new = current is not None and not _same_bytes(current, shard)
             if not is_new:
-                self._index.drop(number, opened=shard)
+                self.index.drop(number, opened=shard)
                 with self._lock:
                     self._drops[number] += 1
                     self._shards.pop(number, None)
@@ -129,11 +140,45 @@ class OpenShards:
             shard = self.replace(number, shard)
         raise AssertionError("not reached")
 
+    def copy_threads(self) -> CopyThreads:
+        """Return the threads that copy large arrays."""
+        if self._copy_threads is None:
+            from penstock.readers.reading.parallel_copies import CopyThreads
+
+            # Two threads may make one each; the unused one ends when its user drops it.
+            self._copy_threads = CopyThreads()
+        return self._copy_threads
+
+    def corruption(self, number: int, row: int, reason: str) -> Exception:
+        """Return the error for a sample that can't be read. reason: `WRONG_CRC`, or what its file
+        or decoder said."""
+        index = self.index
+        (shard,) = self.get([number])
+        sample_id = int(index.starts[number]) + row
+        shown = f"{shard.name(row)} (sample {sample_id} of {index.url})"
+        if reason == WRONG_CRC and not index.is_self_contained:
+            return IndexChangedError(
+                f"{shown}: its bytes aren't those that were indexed: the file was changed in "
+                f"place, or the disk is failing. {REINDEX}"
+            )
+        if reason == WRONG_CRC:
+            why = (
+                "its checksum (CRC-32C) is wrong. The shard was changed, or the disk is failing: "
+                "fetch or pack that shard again."
+            )
+        else:
+            # Some reasons have their own remedy.
+            fix = "" if reason.endswith(UNFIT) else ". Get that file again, or leave the sample out"
+            why = f"{reason}{fix}; a loader replaces and counts such samples, up to max_bad=."
+        return CorruptSampleError(f"{shown}: {why}", sample_id=sample_id)
+
     def close(self) -> None:
-        """Close all shards. Safe to call twice."""
+        """Close all shards, and end the threads. Safe to call twice."""
         with self._lock:
             self._closed = True
             self._shards.clear()
+        if self._copy_threads is not None:
+            self._copy_threads.close()
 
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:

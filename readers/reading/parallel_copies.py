@@ -8,14 +8,12 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from penstock.cache import STALL_TIMEOUT_S, ClosedError, StalledError, Workers
+from penstock.cache import STALL_TIMEOUT_S, ClosedError, CorruptShardError, StalledError, Workers
 from penstock.cache.base import usable_cores
 from penstock.readers.formats import RowsOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -96,33 +94,33 @@ LARGE_ROW_BYTES = 2**20
 """Smaller rows aren't worth a call of their own, which costs 20 us."""
 
 
-def large_fields(outs: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return the fields whose rows are divided between threads. outs: the batch's arrays, by
-    field."""
-    return [
-        name
-        for name, out in outs.items()
-        if len(out) > 1 and out.nbytes >= SHARED_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
-    ]
-
-
 def gather_large(
     visit: BatchRows,
     requests: Sequence[RowRequest],
     outs: Mapping[str, NDArray[Any]],
     wrong: Sequence[dict[int, str]],
     *,
-    threads: CopyThreads,
-) -> None:
-    """Read large rows one by one, on several threads. wrong: receives the reasons against bad
-    samples, for each shard by position in it. Raises what reading raises."""
-    pieces = list(visit.pieces())
-    order = np.arange(len(visit.rows)) if visit.order is None else visit.order
+    threads: Callable[[], CopyThreads],
+) -> Collection[str]:
+    """Read large rows one by one, on several threads. Return the fields that were read; none if
+    bytes from a cache are wrong, which must be fetched and read again.
+
+    outs: the batch's arrays, by field. wrong: receives the reasons against bad samples, for each
+    shard by position in it. Raises what reading raises.
+    """
+    large = [
+        name
+        for name, out in outs.items()
+        if out.nbytes >= SHARED_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
+    ]
+    if not large:
+        return ()
+    pieces, positions = list(visit.pieces()), visit.positions
 
     def gather(part: tuple[str, int, int]) -> None:
         name, piece, row = part
         shard, begin, _ = pieces[piece]
-        rows, place = visit.rows[row : row + 1], int(order[row])
+        rows, place = visit.rows[row : row + 1], int(positions[row])
         request = replace(requests[piece], rows=rows, dense=(name,), others=())
         out = RowsOut(arrays=outs, places=slice(place, place + 1))
         shard.read(request, out)
@@ -130,4 +128,14 @@ def gather_large(
             wrong[piece].setdefault(row - begin, out.wrong[0])
 
     rows = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
-    threads.run(gather, [(name, *each) for name in outs for each in rows])
+    source = visit.shards[0].source
+    try:
+        threads().run(gather, [(name, *each) for name in large for each in rows])
+    except (CorruptShardError, OSError, EOFError) as error:
+        source.refuse(error, 0)
+        return ()
+    if any(wrong) and source.is_fetched:
+        for each in wrong:
+            each.clear()
+        return ()
+    return large

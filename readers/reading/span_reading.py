@@ -4,7 +4,7 @@ make columns of them."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +14,11 @@ from penstock.cache import DatasetError
 from penstock.readers.byte_source import NO_BYTES, SourceSpans
 from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.files import PageAdvice
-from penstock.readers.reading.batch_spans import BatchSpans
-from penstock.readers.reading.row_reading import WRONG_CRC
+from penstock.readers.reading.batch_plan import BatchRows
+from penstock.readers.reading.open_shards import WRONG_CRC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,39 +27,95 @@ if TYPE_CHECKING:
     from penstock.readers.byte_source import Unread
     from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import OpenShard
-    from penstock.readers.reading.batch_plan import BatchFields, BatchRows
+    from penstock.readers.reading.batch_plan import BatchFields
     from penstock.readers.reading.direct_arrays import DirectArrays
     from penstock.readers.reading.open_shards import OpenShards
-    from penstock.readers.reading.row_reading import ShardAccess
     from penstock.readers.types import Encoded
 
-
-def load_spans(visit: BatchSpans, mode: ReadMode, opened: OpenShards) -> list[Unread]:
-    """Load spans of all shards at once. Bytes that the local disk can't deliver are fetched again,
-    and then read past the cache. Raises what reading raises."""
-    first, last = visit.starts.tolist(), visit.ends.tolist()
-    wanted = [SourceSpans(shard.source, first[a:b], last[a:b]) for shard, a, b in visit.pieces()]
-    if not wanted:
-        return []
-    source = wanted[0].source
-    try:
-        return [span for spans in source.load(wanted, mode) for span in spans]
-    except (OSError, EOFError) as error:
-        source.refuse(error, 0)
-    # One of the shards can't be read (a failing disk, a truncated file): find out which.
-    found: list[Unread] = []
-    for i, (shard, a, b) in enumerate(list(visit.pieces())):
-
-        def load(shard: OpenShard, i: int = i, a: int = a, b: int = b) -> tuple[list[Unread], bool]:
-            visit.shards[i] = shard
-            (spans,) = shard.source.load([SourceSpans(shard.source, first[a:b], last[a:b])], mode)
-            return spans, True
-
-        found += opened.read(visit.numbers[i], shard, load)
-    return found
+    Ints = NDArray[np.int64]
 
 
-def read_files(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[Encoded]:
+class _Spans:
+    """The spans of a batch, sample by sample; a sample has an empty span of a field that it lacks.
+
+    starts, ends, crcs: of each, int64, shape (spans,). bounds: the first span of each shard, and
+    the end. has_empty: some are empty.
+    """
+
+    def __init__(self, visit: BatchRows, choice: BatchFields) -> None:
+        self.visit, self.width = visit, len(choice.spans)
+        self.starts, self.ends, self.crcs = choice.span_facts(visit.table)
+        self.bounds = [bound * self.width for bound in visit.bounds]
+        self.has_empty = False
+        if not choice.are_never_empty:
+            has_bytes = self.ends > self.starts
+            self.has_empty = not has_bytes.all()
+            if self.has_empty:
+                self.crcs = np.where(has_bytes, self.crcs, 0)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
+        """Yield each shard and its spans [a, b)."""
+        return zip(self.visit.shards, self.bounds, self.bounds[1:], strict=False)
+
+    def load(self, mode: ReadMode, opened: OpenShards) -> list[Unread]:
+        """Load the spans of all shards at once. Bytes that the local disk can't deliver are fetched
+        again, and then read past the cache. Raises what reading raises."""
+        starts, ends, bounds, places = self.starts, self.ends, self.bounds, None
+        if self.has_empty:
+            places = np.flatnonzero(ends > starts)
+            starts, ends = starts[places], ends[places]
+            bounds = np.searchsorted(places, bounds).tolist()
+        first, last, shards = starts.tolist(), ends.tolist(), self.visit.shards
+        wanted = [
+            SourceSpans(shard.source, first[a:b], last[a:b])
+            for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
+        ]
+        found = self._loaded(wanted, mode, opened)
+        if places is None:
+            return found
+        every: list[Unread] = [NO_BYTES] * len(self)
+        for place, span in zip(places.tolist(), found, strict=True):
+            every[place] = span
+        return every
+
+    def _loaded(
+        self, wanted: list[SourceSpans], mode: ReadMode, opened: OpenShards
+    ) -> list[Unread]:
+        if not wanted:
+            return []
+        source = wanted[0].source
+        try:
+            return [span for spans in source.load(wanted, mode) for span in spans]
+        except (OSError, EOFError) as error:
+            source.refuse(error, 0)
+        # One of the shards can't be read (a failing disk, a truncated file): find out which.
+        shards: list[OpenShard] = self.visit.shards
+        found: list[Unread] = []
+        for i, each in enumerate(wanted):
+
+            def load(
+                shard: OpenShard, i: int = i, each: SourceSpans = each
+            ) -> tuple[list[Unread], bool]:
+                shards[i] = shard
+                (spans,) = shard.source.load([each._replace(source=shard.source)], mode)
+                return spans, True
+
+            found += opened.read(self.visit.numbers[i], shards[i], load)
+        return found
+
+    def are_copied(self, mode: ReadMode) -> list[bool]:
+        """Return which spans are views of maps that must be copied before they are checked."""
+        return [
+            copied
+            for shard, a, b in self.pieces()
+            for copied in repeat(mode == "copy" and shard.source.is_mapped, b - a)
+        ]
+
+
+def _read(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[Encoded]:
     """Read the spans that are left unread. marks: collects the reasons against unreadable files, by
     span, instead of raising."""
     samples: list[Encoded] = []
@@ -77,176 +133,180 @@ def read_files(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[E
     return samples
 
 
-def checksums(
-    visit: BatchSpans, encoded: list[Encoded], mode: ReadMode, blocks: Blocks
-) -> list[int]:
-    """Compute the CRC-32C of each span. With mode "copy", views of maps are replaced by copies in
-    one block, each just before it is summed: memory is read once, and the bytes that were summed
-    are those that are decoded, even if the file changes meanwhile."""
-    sums: list[int] = []
-    copied = [mode == "copy" and shard.source.is_mapped for shard in visit.shards]
-    sizes = [len(sample) for sample in encoded]
-    needed = sum(
-        sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
-    )
-    room, shown = blocks.take(needed) if needed else (NO_BYTES, NO_BYTES)
-    at = 0
-    for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
-        if copies:
-            for i in range(a, b):
-                end = at + sizes[i]
-                room[at:end] = encoded[i]
-                encoded[i] = sample = shown[at:end]
-                sums.append(crc32c(sample))
-                at = end
-        else:
-            sums += map(crc32c, encoded[a:b])
+def _checksums(encoded: list[Encoded], are_copied: Sequence[bool], blocks: Blocks) -> list[int]:
+    """Compute the CRC-32C of each span. Those that are copied are replaced by copies in one block,
+    each just before it is summed: memory is read once, and the bytes that were summed are those
+    that are decoded, even if the file changes meanwhile."""
+    needed = sum([len(each) for each, copied in zip(encoded, are_copied, strict=True) if copied])
+    if not needed:
+        return list(map(crc32c, encoded))
+    room, shown = blocks.take(needed)
+    sums, at = list[int](), 0
+    for i, copied in enumerate(are_copied):
+        sample = encoded[i]
+        if copied:
+            end = at + len(sample)
+            room[at:end] = sample
+            encoded[i] = sample = shown[at:end]
+            at = end
+        sums.append(crc32c(sample))
     return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ReadSpans:
-    """The spans of a batch that were read and checked.
-
-    payloads: of all spans of the visit, sample by sample; empty if a sample lacks the field. slots:
-    the arrays, whose bytes are in their slots; None if there are none. size_bytes: that were read.
-    """
-
-    payloads: list[Encoded]
-    slots: DirectArrays | None
-    size_bytes: int
-
-    def columns(
-        self,
-        visit: BatchRows,
-        choice: BatchFields,
-        table: NDArray[np.int64],
-        back: NDArray[np.int64] | None,
-        bad: Collection[int],
-    ) -> dict[str, Column]:
-        """Return the columns in the batch's order. table: of the samples, in that order. back: as
-        `BatchRows.back` returns it. bad: samples of the visit, whose values become empty or 0."""
-        payloads, fields = self.payloads, len(choice.names)
-        for row in bad:
-            payloads[row * fields : (row + 1) * fields] = [NO_BYTES] * fields
-        columns = {} if self.slots is None else self.slots.columns(visit, payloads, choice, bad)
-        order = range(len(table)) if back is None else back.tolist()
-        for field, (name, place) in enumerate(zip(choice.names, choice.places, strict=True)):
-            if name in columns:
-                continue
-            samples, dims = payloads, None
-            if back is not None or fields > 1:
-                samples = [payloads[row * fields + field] for row in order]
-            if place.height is not None:
-                dims = table[:, place.height : place.height + 2].astype(np.int32)
-            columns[name] = EncodedColumn(samples, dims)
-        return columns
-
-
 class SpanReader:
-    """Reads the spans of batches for a `SampleReader`, and checks them against their CRC-32C."""
+    """Reads the spans of batches and checks them against their CRC-32C. Safe for several
+    threads."""
 
-    def __init__(self, reader: ShardAccess, local: TrafficMeter) -> None:
+    def __init__(self, opened: OpenShards, local: TrafficMeter) -> None:
         """local: counts the bytes that are read from local shards."""
-        self._reader, self._local = reader, local
+        self._opened, self._local = opened, local
         self._advice = PageAdvice()
 
     def read(
         self,
         visit: BatchRows,
         choice: BatchFields,
+        *,
         mode: ReadMode,
         marks: dict[int, str] | None,
         blocks: Blocks,
-    ) -> ReadSpans:
-        """Read the spans of a batch and check them. marks: as in `SampleReader.read`, by the
-        visit's samples."""
-        spans, slots = BatchSpans.of(visit, choice), None
+    ) -> tuple[dict[str, Column], int]:
+        """Return the columns of spans in the batch's order, checked, and the bytes read. marks: as
+        in `SampleReader.read`, by the visit's samples; all samples in it become empty."""
+        spans, slots = _Spans(visit, choice), None
         size_bytes = int((spans.ends - spans.starts).sum())
-        if choice.has_arrays:
-            from penstock.readers.reading.direct_arrays import (
-                DirectArrays,  # images need none of it
-            )
+        if choice.arrays:
+            from penstock.readers.reading.direct_arrays import DirectArrays  # images need none
 
-            slots = DirectArrays.of(visit, choice, spans, blocks)
+            slots = DirectArrays(visit, choice, blocks)
         found: dict[int, str] | None = None if marks is None else {}
         if self._advice.is_on and mode != "pread":
-            spans.advise()
-        unread = load_spans(spans, mode, self._reader.shards)
+            for shard, a, b in spans.pieces():
+                shard.source.advise(spans.starts[a:b], spans.ends[a:b])
+        unread = spans.load(mode, self._opened)
         began = time.perf_counter()  # the network's time isn't the disk's
         if slots is None:
-            payloads = read_files(unread, found)
-            crcs = checksums(spans, payloads, mode, blocks)
+            payloads = _read(unread, found)
+            crcs = _checksums(payloads, spans.are_copied(mode), blocks)
         else:
-            threads = self._reader.copy_threads()
-            payloads, crcs = slots.fill(unread, threads=threads, marks=found)
-            others = [i for i, slot in enumerate(slots.of_spans) if slot is None]
-            if others:
-                some_marks: dict[int, str] | None = None if found is None else {}
-                some = read_files([unread[i] for i in others], some_marks)
-                sums = checksums(spans.some(np.array(others)), some, mode, blocks)
-                for i, sample, crc in zip(others, some, sums, strict=True):
-                    payloads[i], crcs[i] = sample, crc
-                if found is not None and some_marks:
-                    found |= {others[i]: reason for i, reason in some_marks.items()}
+            payloads, crcs = self._fill(slots, unread, spans, mode, found, blocks)
         if visit.shards and not visit.shards[0].source.is_fetched:
             self._local.add(bytes_disk=size_bytes)
         seconds = time.perf_counter() - began
         self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
             wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
-            self._refetch(spans, choice, payloads, wrong, mode, found, slots, blocks)
+            self._refetch(spans, choice, wrong, payloads, slots, mode, found, blocks)
         for span, reason in (found or {}).items():
             assert marks is not None
-            row, field = divmod(spans.place(span), len(choice.places))
-            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
+            row, field = divmod(span, spans.width)
+            prefix = f"{list(choice.spans)[field]}: " if spans.width > 1 else ""
             marks.setdefault(row, f"{prefix}{reason}")
-        if spans.places is not None:
-            with_empty: list[Encoded] = [NO_BYTES] * spans.count
-            for place, payload in zip(spans.places.tolist(), payloads, strict=True):
-                with_empty[place] = payload
-            payloads = with_empty
-        return ReadSpans(payloads=payloads, slots=slots, size_bytes=size_bytes)
+        return _columns(visit, choice, payloads, slots, marks or ()), size_bytes
+
+    def _fill(
+        self,
+        slots: DirectArrays,
+        unread: list[Unread],
+        spans: _Spans,
+        mode: ReadMode,
+        marks: dict[int, str] | None,
+        blocks: Blocks,
+    ) -> tuple[list[Encoded], list[int]]:
+        """Read arrays into their slots, and other spans. Return the bytes and their CRC-32Cs."""
+        payloads, crcs = slots.fill(unread, threads=self._opened.copy_threads(), marks=marks)
+        others = [span for span, slot in enumerate(slots.of_spans) if slot is None]
+        are_copied = spans.are_copied(mode)
+        found: dict[int, str] | None = None if marks is None else {}
+        some = _read([unread[span] for span in others], found)
+        sums = _checksums(some, [are_copied[span] for span in others], blocks)
+        for span, sample, crc in zip(others, some, sums, strict=True):
+            payloads[span], crcs[span] = sample, crc
+        if marks is not None and found:
+            marks |= {others[i]: reason for i, reason in found.items()}
+        return payloads, crcs
 
     def _refetch(
         self,
-        spans: BatchSpans,
+        spans: _Spans,
         choice: BatchFields,
-        payloads: list[Encoded],
         wrong: list[int],
+        payloads: list[Encoded],
+        slots: DirectArrays | None,
         mode: ReadMode,
         marks: dict[int, str] | None,
-        slots: DirectArrays | None,
         blocks: Blocks,
     ) -> None:
         """Fetch wrong spans once more if they come from a cache. Spans that are still wrong are
         marked, or raise if marks is None."""
-        opened = self._reader.shards
-        for piece, (shard, a, b) in enumerate(list(spans.pieces())):
-            in_shard = [span for span in wrong if a <= span < b]
-            if not in_shard:
-                continue
-            number = spans.numbers[piece]
-            repaired: set[int] = set()
-            if shard.source.is_fetched:
-                again = spans.again(number, opened.replace(number, shard), in_shard, choice)
-                found = read_files(load_spans(again, mode, opened), None)
-                crcs = checksums(again, found, mode, blocks)
-                for span, data, crc, right in zip(
-                    in_shard, found, crcs, again.crcs.tolist(), strict=True
-                ):
-                    slot = slots.of_spans[span] if slots is not None else None
-                    if slot is None:
-                        payloads[span] = data
-                    elif len(data) == len(slot):
-                        slot[:] = data
-                    else:  # the new bytes hold another array
-                        continue
-                    if crc == right:
-                        repaired.add(span)
-            for span in in_shard:
-                if span in repaired or span in (marks or ()):
-                    continue
+        visit, width = spans.visit, spans.width
+        for number, (shard, a, b) in zip(visit.numbers, [*spans.pieces()], strict=True):
+            bad = [span for span in wrong if a <= span < b]
+            rows = visit.rows[[span // width for span in bad]]
+            if bad and shard.source.is_fetched:
+                fresh = self._opened.replace(number, shard)
+                table = fresh.table.take(rows, axis=0)
+                again = BatchRows(
+                    numbers=[number],
+                    shards=[fresh],
+                    bounds=[0, len(rows)],
+                    rows=rows,
+                    table=table,
+                    sorted_table=table,
+                )
+                new = _Spans(again, choice)
+                bad = self._replace_payloads(new, bad, payloads, slots, mode, blocks)
+            for span in bad:
                 if marks is None:
-                    raise self._reader.corruption(number, int(spans.rows[span]), WRONG_CRC)
+                    raise self._opened.corruption(number, int(visit.rows[span // width]), WRONG_CRC)
                 marks[span] = WRONG_CRC
+
+    def _replace_payloads(
+        self,
+        again: _Spans,
+        bad: list[int],
+        payloads: list[Encoded],
+        slots: DirectArrays | None,
+        mode: ReadMode,
+        blocks: Blocks,
+    ) -> list[int]:
+        """Read wrong spans again; return those that are still wrong. again: the spans of the sample
+        of each."""
+        found, wrong = _read(again.load(mode, self._opened), None), list[int]()
+        crcs = _checksums(found, again.are_copied(mode), blocks)
+        for row, span in enumerate(bad):
+            at = row * again.width + span % again.width
+            slot = None if slots is None else slots.of_spans[span]
+            if slot is None:
+                payloads[span] = found[at]
+            elif len(found[at]) == len(slot):  # else the new bytes hold another array
+                slot[:] = found[at]
+            if crcs[at] != again.crcs[at] or len(payloads[span]) != len(found[at]):
+                wrong.append(span)
+        return wrong
+
+
+def _columns(
+    visit: BatchRows,
+    choice: BatchFields,
+    payloads: list[Encoded],
+    slots: DirectArrays | None,
+    bad: Collection[int],
+) -> dict[str, Column]:
+    """Return the columns in the batch's order. payloads: of all spans. bad: samples of the visit,
+    whose values become empty or 0."""
+    width, back = len(choice.spans), visit.back
+    for row in bad:
+        payloads[row * width : (row + 1) * width] = [NO_BYTES] * width
+    columns = {} if slots is None else slots.columns(payloads, bad)
+    order = range(len(visit.rows)) if back is None else back.tolist()
+    for field, (name, place) in enumerate(choice.spans.items()):
+        if name in columns:
+            continue
+        samples, dims = payloads, None
+        if back is not None or width > 1:
+            samples = [payloads[row * width + field] for row in order]
+        if place.height is not None:
+            dims = visit.sorted_table[:, place.height : place.height + 2].astype(np.int32)
+        columns[name] = EncodedColumn(samples, dims)
+    return columns

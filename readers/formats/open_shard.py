@@ -62,6 +62,11 @@ class SampleLayout:
         """Return the fields with this storage, in order."""
         return tuple(name for name in self.schema if self.storage[name] == storage)
 
+    @property
+    def is_of_chunks(self) -> bool:
+        """Return True if samples lie in chunks, which their metadata describe."""
+        return "chunks" in self.storage.values()
+
     def is_by_rows(self, name: str) -> bool:
         """Return True if a field is read by rows from an open shard."""
         return self.storage[name] in ("rows", "chunks")

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.open_shard import RowRequest, RowsOut, SampleLayout
     from penstock.readers.types import Encoded
 
+    # The attribute of a value and the Arrow type, by the name of the list.
+    _Table: TypeAlias = Mapping[str, tuple[str, Any]]
+
     # A source of the extents of a shard of chunks; the first byte of each, below 0 if the source
     # lacks it; and a function that opens a source of such extents, which aren't kept.
     Parts: TypeAlias = tuple[
@@ -65,56 +68,44 @@ if TYPE_CHECKING:
     ]
 
 # A field's name has no slash, so these names can't be those of fields.
-NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
+NAMES, ROWS, NOTES, UNITS = "/names", "/rows", "/notes", "/units"
 FILES = {
-    "/files/name": pa.large_binary(),
-    "/files/bytes": pa.int64(),
-    "/files/mtime_ns": pa.int64(),
-    "/files/version": pa.string(),
+    "/files/name": ("names", pa.large_binary()),
+    "/files/bytes": ("sizes", pa.int64()),
+    "/files/mtime_ns": ("mtimes_ns", pa.int64()),
+    "/files/version": ("versions", pa.string()),
 }
 EXTENTS = {
-    "/extents/file": pa.int32(),
-    "/extents/start": pa.int64(),
-    "/extents/bytes": pa.int64(),
-    "/extents/field": pa.int16(),
+    "/extents/file": ("files", pa.int32()),
+    "/extents/start": ("starts", pa.int64()),
+    "/extents/bytes": ("sizes", pa.int64()),
+    "/extents/field": ("fields", pa.int16()),
 }
-UNITS = "/units"
 SPAN = {
-    "file": pa.int32(),
-    "start": pa.int64(),
-    "bytes": pa.int64(),
-    "crc32c": pa.uint32(),
-    "shape": pa.int64(),
-    "codec": pa.string(),
+    "file": ("files", pa.int32()),
+    "start": ("starts", pa.int64()),
+    "bytes": ("sizes", pa.int64()),
+    "crc32c": ("crcs", pa.uint32()),
+    "shape": ("shapes", pa.int64()),
+    "codec": ("codecs", pa.string()),
 }
-"""The recorded facts about a span: one number per sample for its payload in a file, and the lengths
-of its shape."""
+"""The lists of `ShardFiles`, of `Extents` and of a span's `FieldNotes`: the attribute that each
+holds, and the Arrow type of its values."""
 
 
 def list_types(layout: SampleLayout) -> dict[str, Any]:
     """Return the lists of a sidecar by name, in order, with the Arrow types of their values."""
-    kinds: dict[str, Any] = {
-        NAMES: pa.large_binary(),
-        ROWS: pa.int64(),
-        NOTES: pa.large_binary(),
-        **FILES,
-    }
-    if _is_of_chunks(layout):
-        kinds |= {**EXTENTS, UNITS: pa.int64()}
+    kinds: dict[str, Any] = {NAMES: pa.large_binary(), ROWS: pa.int64(), NOTES: pa.large_binary()}
+    kinds |= {name: kind for name, (_, kind) in FILES.items()}
+    if layout.is_of_chunks:
+        kinds |= {name: kind for name, (_, kind) in EXTENTS.items()} | {UNITS: pa.int64()}
     for name, type in layout.schema.items():
-        if layout.storage[name] == "chunks":
-            continue
         if layout.storage[name] == "span":
-            kinds |= {f"{name}/{what}": kind for what, kind in SPAN.items()}
-        else:
+            kinds |= {f"{name}/{what}": kind for what, (_, kind) in SPAN.items()}
+        elif layout.storage[name] != "chunks":
             kinds |= {f"{name}/{what}": kind for what, kind in _value_types(type).items()}
             kinds[f"{name}/present"] = pa.bool_()
     return kinds
-
-
-def _is_of_chunks(layout: SampleLayout) -> bool:
-    """Return True if samples lie in chunks, which their metadata describe."""
-    return "chunks" in layout.storage.values()
 
 
 def _value_types(type: FieldType) -> dict[str, Any]:
@@ -170,6 +161,27 @@ class Lists:
         """Return a list of numbers."""
         found: NDArray[Any] = self.arrow(name, length=length).to_numpy(zero_copy_only=False)
         return found
+
+    def attributes(self, table: _Table, *, of: str = "", length: int | None = None) -> Any:
+        """Return the attributes of a table such as `FILES`: numpy arrays, and other values as
+        columns. of: the field's name and a slash. length: of each list but shapes; None means that
+        of the first."""
+        length = len(self.arrow(of + next(iter(table)))) if length is None else length
+        found: dict[str, Any] = {}
+        for name, (attribute, kind) in table.items():
+            values = self.arrow(of + name, length=None if attribute == "shapes" else length)
+            is_number = pa.types.is_integer(kind)
+            found[attribute] = values.to_numpy() if is_number else LazyColumn(values)
+        return found
+
+
+def _lists_of_attributes(table: _Table, value: Any, *, of: str = "") -> dict[str, Any]:
+    """Return the attributes of a value as lists, by the names of a table such as `FILES`."""
+    found = {of + name: getattr(value, attribute) for name, (attribute, _) in table.items()}
+    return {
+        name: each.reshape(-1) if isinstance(each, np.ndarray) else list(each or ())
+        for name, each in found.items()
+    }
 
 
 def _lists_of(column: Column) -> dict[str, Any]:
@@ -245,10 +257,12 @@ def _sums(column: Column) -> dict[str, Any]:
     }
 
 
-def _span_notes(type: FieldType, lists: Mapping[str, Any]) -> FieldNotes:
-    """Return the facts about a field of n samples whose bytes lie in files. lists: by the names of
-    `SPAN`. Raises ValueError for lengths that no n shapes have, and for an unknown codec."""
-    files, shapes, codecs = lists["file"], lists["shape"], lists["codec"]
+def _span_notes(
+    type: FieldType, *, files: Any, shapes: Any, codecs: Sequence[str], **facts: Any
+) -> FieldNotes:
+    """Return the facts about a field of n samples whose bytes lie in files. shapes: the lengths of
+    all, flat. facts: further attributes. Raises ValueError for lengths that no n shapes have, and
+    for an unknown codec."""
     if shapes.size % len(files):
         raise ValueError(f"{shapes.size:,} lengths for {len(files):,} samples")
     numbers: NDArray[np.int64] | int = 0
@@ -258,13 +272,11 @@ def _span_notes(type: FieldType, lists: Mapping[str, Any]) -> FieldNotes:
     return FieldNotes(
         storage="span",
         files=files,
-        starts=lists["start"],
-        sizes=lists["bytes"],
-        crcs=lists["crc32c"],
         shapes=shapes.reshape(len(files), -1) if shapes.size else None,
         codecs=codecs,
         present=None if (files != MISSING).all() else files != MISSING,
         numbers=numbers,
+        **facts,
     )
 
 
@@ -279,15 +291,15 @@ def _examined(
     dimensions = max((len(each.shape) for each in facts if each is not None), default=0)
     known = [Facts(0, 0, 0, (0,) * dimensions, "") if each is None else each for each in facts]
     headers = np.array([each.start for each in known], np.int64)
-    lists = {
-        "file": files.astype(np.int32),
-        "start": np.where(files == MISSING, 0, starts + headers),
-        "bytes": np.array([each.size for each in known], np.int64),
-        "crc32c": np.array([each.crc32c for each in known], np.uint32),
-        "shape": np.array([each.shape for each in known], np.int64),
-        "codec": [each.codec for each in known],
-    }
-    return _span_notes(type, lists)
+    return _span_notes(
+        type,
+        files=files.astype(np.int32),
+        starts=np.where(files == MISSING, 0, starts + headers),
+        sizes=np.array([each.size for each in known], np.int64),
+        crcs=np.array([each.crc32c for each in known], np.uint32),
+        shapes=np.array([each.shape for each in known], np.int64),
+        codecs=[each.codec for each in known],
+    )
 
 
 class SpanShard(OpenShard):
@@ -416,23 +428,23 @@ class Sidecar:
     def write(self, path: bytes) -> str:
         """Write the sidecar as a whole and return its etag, a checksum of the file. Raises
         WriteError."""
-        files, kinds = self.files, list_types(self.layout)
-        entries = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
-        lists: dict[str, Any] = dict(zip(FILES, entries, strict=True))
-        lists |= {NAMES: list(self.names), ROWS: [self.samples], NOTES: [self.notes]}
+        lists: dict[str, Any] = {
+            NAMES: list(self.names),
+            ROWS: [self.samples],
+            NOTES: [self.notes],
+            UNITS: list(self.units),
+            **_lists_of_attributes(FILES, self.files),
+        }
         if self.extents is not None:
-            extents = self.extents
-            columns = (extents.files, extents.starts, extents.sizes, extents.fields)
-            lists |= {**dict(zip(EXTENTS, columns, strict=True)), UNITS: list(self.units)}
+            lists |= _lists_of_attributes(EXTENTS, self.extents)
         for name, notes in self.fields.items():
             if notes.files is not None:
-                shapes: Any = [] if notes.shapes is None else notes.shapes.reshape(-1)
-                facts = (notes.files, notes.starts, notes.sizes, notes.crcs, shapes)
-                own: dict[str, Any] = dict(zip(SPAN, (*facts, list(notes.codecs)), strict=True))
+                lists |= _lists_of_attributes(SPAN, notes, of=f"{name}/")
             else:
                 has = np.ones(self.samples, np.bool_) if notes.present is None else notes.present
                 own = {**_lists_of(self.columns[name]), "present": has}
-            lists |= {f"{name}/{what}": values for what, values in own.items()}
+                lists |= {f"{name}/{what}": values for what, values in own.items()}
+        kinds = list_types(self.layout)
         arrays = {name: pa.array(lists[name], kind) for name, kind in kinds.items()}
         row = {
             name: pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
@@ -561,24 +573,20 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
     (notes,) = lists.arrow(NOTES, length=1).to_pylist()
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
-    is_chunked = _is_of_chunks(layout)
+    is_chunked = layout.is_of_chunks
     names = LazyColumn(_own_copy(lists.arrow(NAMES, length=0 if is_chunked else rows)))
     files = _files(lists)
     extents, units = None, list[int]()
     if is_chunked:
-        extents = _extents(lists, files, fields=len(layout.schema))
+        found = lists.attributes(EXTENTS)
+        extents = Extents(**{name: each.astype(np.int64) for name, each in found.items()})
+        extents.check(files.sizes, fields=len(layout.schema))
         units = lists.numbers(UNITS).tolist()
     fields: dict[str, FieldNotes] = {}
     columns: dict[str, Column] = {}
     for name, type in layout.schema.items():
         if layout.storage[name] == "span":
-            own: dict[str, Any] = {
-                what: lists.numbers(f"{name}/{what}", length=None if what == "shape" else rows)
-                for what in SPAN
-                if what != "codec"
-            }
-            own["codec"] = LazyColumn(lists.arrow(f"{name}/codec", length=rows))
-            fields[name] = _span_notes(type, own)
+            fields[name] = _span_notes(type, **lists.attributes(SPAN, of=f"{name}/", length=rows))
             fields[name].check(type, files.sizes)
         elif layout.storage[name] != "chunks":
             columns[name] = _recorded_column(lists, type, name, samples=rows)
@@ -598,31 +606,15 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
     )
 
 
-def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
-    """Read the extents of a shard of chunks and check that they lie in its files. Raises
-    ValueError."""
-    count = len(lists.arrow(next(iter(EXTENTS))))
-    columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
-    extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
-    extents.check(files.sizes, fields=fields)
-    return extents
-
-
 def _files(lists: Lists) -> ShardFiles:
-    name, size, mtime, version = FILES
-    names = lists.arrow(name).to_pylist()
-    sizes = lists.numbers(size, length=len(names))
+    found = lists.attributes(FILES)
+    names, sizes = list(found.pop("names")), found["sizes"]
     if names:
         if are_unsafe(names):
             raise ValueError("a file's name isn't a path below the dataset")
         if sizes.min() < 0 or float(sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
             raise ValueError("its files have impossible sizes")
-    return ShardFiles(
-        names=names,
-        sizes=sizes,
-        mtimes_ns=lists.numbers(mtime, length=len(names)),
-        versions=LazyColumn(lists.arrow(version, length=len(names))),
-    )
+    return ShardFiles(names=names, **found)
 
 
 def sidecar_etag(path: bytes) -> str:

@@ -1,6 +1,5 @@
 from . import shared_build as shared_build
 from .building import IndexBuilder as IndexBuilder, sidecar_name as sidecar_name
-from .candidate_checks import NO_FACTS as NO_FACTS, PriorFacts as PriorFacts
 from .candidate_checks import check_units as check_units, cut_into_batches as cut_into_batches
 from .candidate_checks import read_candidate_batches as read_candidate_batches
 from .candidate_checks import results_of_json as results_of_json

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
@@ -18,11 +19,10 @@ from penstock.readers.fieldtypes import Settling, image_fields
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import Snapshot, make_chunked_sidecar, make_sidecar
 from penstock.readers.index.candidate_checks import (
-    NO_FACTS,
-    CheckList,
-    PriorFacts,
     check_here,
     check_units,
+    earlier_facts,
+    reusable_facts,
 )
 from penstock.readers.index.index_folders import Sidecars, check_arrangement, read_index
 from penstock.readers.index.manifest import (
@@ -43,7 +43,7 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import Origin
-    from penstock.readers.types import Progress, Verify
+    from penstock.readers.types import Facts, Progress, Verify
 
     Ints = NDArray[np.int64]
     _Found = tuple[Manifest, bytes]
@@ -115,14 +115,14 @@ class IndexBuilder:
             if known is not None and self._is_valid(known, place):
                 return known, place  # the previous holder of the lock has built it
             candidates = listing.candidates(workers=self.workers)
-            prior = None if known is None else self._prior_facts(known, place, candidates)
-            if prior is None and not candidates.chunked:
+            facts = None if known is None else self._facts(known, place, candidates)
+            if facts is None and not candidates.chunked:
                 _log.info(
                     "Indexing %s: checking each of %d samples once",
                     self.origin.url,
                     len(candidates),
                 )
-            return self.write(candidates, snapshot, place, prior=prior or NO_FACTS), place
+            return self.write(candidates, snapshot, place, known=facts or {}), place
 
     def _listing(self) -> Listing:
         self._listed = self._listed or self.format.list(self.origin)
@@ -166,30 +166,31 @@ class IndexBuilder:
             "dataset's index as index=, or an empty folder."
         )
 
-    def _prior_facts(
+    def _facts(
         self, manifest: Manifest, place: bytes, candidates: Candidates
-    ) -> PriorFacts | None:
-        """Return the facts of an existing index about the candidates, or None if none can be
-        reused. Raises IndexChangedError if the user gave the index of another dataset."""
+    ) -> Mapping[int, Mapping[str, Facts]] | None:
+        """Return the facts of an existing index about unchanged candidates, by position; None if
+        none can be reused. Raises IndexChangedError if the user gave the index of another
+        dataset."""
         if not self.format.keeps_facts:
             return None
         sidecars = map(Sidecars(manifest, place).read, range(len(manifest.names)))
         try:
-            prior = PriorFacts.of(candidates, sidecars)
+            same, shared = earlier_facts(candidates, sidecars)
         except DatasetError:
             _log.warning(
                 "%s: parts of the index are damaged; the index is rebuilt", printable(place)
             )
             return None
-        if self.places.index is not None and not prior.shared:
+        if self.places.index is not None and not shared:
             raise self._foreign(place, "this is the index of another dataset")
         _log.info(
             "The folder changed: %d files are unchanged, %d are new or changed, %d are gone",
-            len(prior.same),
-            len(candidates) - len(prior.same),
-            prior.gone,
+            len(same),
+            len(candidates) - len(same),
+            manifest.about.samples - shared,
         )
-        return prior
+        return same
 
     # -- several processes of a job
 
@@ -243,12 +244,13 @@ class IndexBuilder:
         snapshot: Snapshot,
         folder: bytes,
         *,
-        prior: PriorFacts = NO_FACTS,
+        known: Mapping[int, Mapping[str, Facts]] | None = None,
     ) -> Manifest:
         """Check every candidate, then write sidecars, quarantine and finally the manifest into a
         folder.
 
-        snapshot: of the listing of the candidates. prior: facts of an earlier index about them.
+        snapshot: of the listing of the candidates. known: facts of an earlier index about unchanged
+        ones, by position.
         Raises DatasetNotFoundError if no sample is good, WriteError, and errors of reading.
         """
         url = self.origin.url
@@ -262,17 +264,24 @@ class IndexBuilder:
         bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
-        shards = list(candidates.shards)
-        wanted = CheckList(candidates=candidates, positions=shards, prior=prior)
+        shards = unread = list(candidates.shards)
+        facts = {p: reusable_facts(candidates, p, each) for p, each in (known or {}).items()}
+        if facts:
+            unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
+            reporter.done(len(facts), 0)
         if self.executor is None:
-            checked = self._check(wanted, reporter)
+            checked = self._check(candidates, unread, reporter=reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
-            checked = self.executor.check(wanted, key=key, folder=folder, reporter=reporter)
+            checked = self.executor.check(
+                candidates, unread, key=key, folder=folder, reporter=reporter
+            )
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""
-            for positions, results in zip(shards, checked, strict=True):
+            for positions, read in zip(shards, checked, strict=True):
+                rest = iter(read)
+                results = [facts[p] if p in facts else next(rest) for p in positions.tolist()]
                 for position, result in zip(positions.tolist(), results, strict=True):
                     name = candidates.names[position]
                     if isinstance(result, Rejection):
@@ -351,7 +360,7 @@ class IndexBuilder:
         if candidates.chunked:
             return _chunked_part(candidates, number, layout)
         positions = candidates.shards.positions(number)
-        (checked,) = self._check(CheckList(candidates=candidates, positions=[positions]))
+        (checked,) = self._check(candidates, [positions])
         return self._part(candidates, positions, checked, layout)
 
     def rebuild(self, manifest: Manifest, shard: int) -> Sidecar | None:
@@ -379,13 +388,10 @@ class IndexBuilder:
                     raise
         return None
 
-    def _check(
-        self, wanted: CheckList, reporter: ProgressReporter | None = None
-    ) -> Iterator[Results]:
-        """Check candidates on threads of this process."""
-        return check_here(
-            self.origin, wanted, verify=self.verify, workers=self.workers, reporter=reporter
-        )
+    @property
+    def _check(self) -> Callable[..., Iterator[Results]]:
+        """Return `check_here` for this dataset."""
+        return partial(check_here, self.origin, verify=self.verify, workers=self.workers)
 
     def _part(
         self, candidates: Candidates, positions: Ints, results: Results, layout: SampleLayout

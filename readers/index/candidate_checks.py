@@ -1,9 +1,10 @@
 """Check candidates: read each sample once, decode it, and record facts about it, or a rejection.
 
-Candidates are read ahead on threads, in bounded batches. A `CheckList` is checked shard by shard,
-by this process (`check_here`) or by the workers of an executor (`IndexWorkers`), which return a few
-dozen bytes per sample. Their results are kept in the index's folder, `parts/`, until the index is
-complete: if the driver is killed, the same call resumes from them.
+Candidates are read ahead on threads, in bounded batches. They are checked shard by shard, by this
+process (`check_here`) or by the workers of an executor (`IndexWorkers`), which return a few dozen
+bytes per sample. Their results are kept in the index's folder, `parts/`, until the index is
+complete: if the driver is killed, the same call resumes from them. An updated index reuses the
+facts about unchanged files (`earlier_facts`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import json
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.cache import ordered, run_tasks
 from penstock.readers.fieldtypes import (
@@ -71,20 +71,16 @@ class CandidateBatch:
     contents: Contents
     checked: Mapping[str, Sequence[Facts | Rejection | None]]
 
-    def examine(
-        self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
-    ) -> Results:
-        """Check samples completely. rows: the rows of the batch to check, None means all. verify:
-        decodes images; None if there are none."""
-        rows = range(len(self.positions)) if rows is None else rows
+    def examine(self, candidates: Candidates, verify: Verify | None) -> Results:
+        """Check the samples completely. verify: decodes images; None if there are none."""
         if not self.contents:
-            return [{} for _ in rows]
+            return [{} for _ in self.positions]
         return examine(
-            {name: [each[row] for row in rows] for name, each in self.contents.items()},
+            self.contents,
             candidates.schema,
             verify,
-            noted=noted_values(candidates, self.positions[list(rows)].tolist()),
-            checked={name: [each[row] for row in rows] for name, each in self.checked.items()},
+            noted=noted_values(candidates, self.positions.tolist()),
+            checked=self.checked,
             max_pixels=candidates.max_pixels,
         )
 
@@ -150,44 +146,26 @@ def read_candidate_batches(
     yield from ordered(read, pieces, workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorFacts:
-    """Facts of an earlier index about the current candidates, by position.
+def earlier_facts(
+    candidates: Candidates, sidecars: Iterable[Sidecar]
+) -> tuple[dict[int, Mapping[str, Facts]], int]:
+    """Match the facts in all sidecars of an earlier index with the current candidates.
 
-    same: of candidates whose files have the same listing, which needn't be read. before: of all
-    candidates whose files have the same size; the facts hold if the bytes have the same CRC-32Cs.
-    shared, gone: the number of samples of that index whose names still exist, or don't.
+    Return, by position, the facts about candidates whose files have the same listing, which needn't
+    be read; and the number of samples of that index whose names still exist. Raises the errors of
+    reading the sidecars.
     """
-
-    same: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
-    before: Mapping[int, Mapping[str, Facts]] = field(default_factory=dict)
-    shared: int = 0
-    gone: int = 0
-
-    @classmethod
-    def of(cls, candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        """Match the facts in all sidecars of an earlier index with the candidates. Raises the
-        errors of reading them."""
-        positions = {name: position for position, name in enumerate(candidates.names)}
-        same: dict[int, Mapping[str, Facts]] = {}
-        before: dict[int, Mapping[str, Facts]] = {}
-        shared = gone = 0
-        for sidecar in sidecars:
-            for name, known in zip(sidecar.names, _known(sidecar, candidates.schema), strict=True):
-                position = positions.get(name)
-                if position is None:
-                    gone += 1
-                    continue
-                shared += 1
-                facts, is_same = _current_facts(known, candidates, position)
-                if is_same:
-                    same[position] = facts
-                if facts and not any(each.start for each in facts.values()):  # no CRC of a header
-                    before[position] = facts
-        return cls(same=same, before=before, shared=shared, gone=gone)
-
-
-NO_FACTS = PriorFacts()
+    positions = {name: position for position, name in enumerate(candidates.names)}
+    same: dict[int, Mapping[str, Facts]] = {}
+    shared = 0
+    for sidecar in sidecars:
+        for name, known in zip(sidecar.names, _known(sidecar, candidates.schema), strict=True):
+            if (position := positions.get(name)) is None:
+                continue
+            shared += 1
+            if (facts := _current_facts(known, candidates, position)) is not None:
+                same[position] = facts
+    return same, shared
 
 
 def _known(sidecar: Sidecar, schema: Schema) -> list[dict[str, tuple[Entry, Facts]]]:
@@ -213,67 +191,32 @@ def _known(sidecar: Sidecar, schema: Schema) -> list[dict[str, tuple[Entry, Fact
 
 def _current_facts(
     known: Mapping[str, tuple[Entry, Facts]], candidates: Candidates, position: int
-) -> tuple[Mapping[str, Facts], bool]:
-    """Return the facts relative to the current spans, and True if the files are the same. Return
-    none if the fields or their sizes have changed."""
-    facts, is_same = {}, True
+) -> Mapping[str, Facts] | None:
+    """Return the facts relative to the current spans, or None if the fields or the files have
+    changed."""
+    facts: dict[str, Facts] = {}
     for name, spans in candidates.spans.items():
         number, start = int(spans.files[position]), int(spans.starts[position])
         if (number == MISSING) == (name in known):
-            return {}, False
+            return None
         if number == MISSING:
             continue
-        (file, was), now = known[name], candidates.files[number]
+        file, was = known[name]
         skipped = was.start - start
         is_alike = skipped >= 0 and skipped + was.size == spans.sizes[position]
-        if not is_alike or file.size_bytes != now.size_bytes:
-            return {}, False
+        if not is_alike or file != candidates.files[number]:
+            return None
         facts[name] = replace(was, start=skipped)
-        is_same = is_same and file == now
-    return (facts, is_same) if len(facts) == len(known) else ({}, False)
+    return facts if len(facts) == len(known) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckList:
-    """The candidates to check. positions: of the candidates, by shard. prior: facts of an earlier
-    index about some of them."""
-
-    candidates: Candidates
-    positions: Sequence[Ints]
-    prior: PriorFacts = NO_FACTS
-
-    def unread(self, shard: int) -> Ints:
-        """Return the positions of the candidates of a shard that must be read."""
-        mine, same = self.positions[shard], self.prior.same
-        return mine[[position not in same for position in mine.tolist()]] if same else mine
-
-    def report(self, reporter: ProgressReporter | None, positions: Ints) -> None:
-        """Report the progress of these candidates."""
-        if reporter is not None:
-            reporter.done(len(positions), int(self.candidates.sizes[positions].sum()))
-
-    def joined(self, shard: int, read: Results, reporter: ProgressReporter | None) -> Results:
-        """Return the results of a shard, given those of the candidates that were read."""
-        same, mine = self.prior.same, self.positions[shard].tolist()
-        if reporter is not None and len(read) < len(mine):
-            reporter.done(len(mine) - len(read), 0)
-        rest = iter(read)
-        return [
-            reusable_facts(self.candidates, position, same[position])
-            if position in same
-            else next(rest)
-            for position in mine
-        ]
-
-    def part(self, shard: int) -> CheckList:
-        """Return the list of one shard, for a worker: it holds no other candidates."""
-        mine, before = self.unread(shard), self.prior.before
-        earlier = {i: before[p] for i, p in enumerate(mine.tolist()) if p in before}
-        return CheckList(
-            candidates=replace(self.candidates.take(mine), chunked=()),
-            positions=[np.arange(len(mine), dtype=np.int64)],
-            prior=PriorFacts(before=earlier),
-        )
+def reusable_facts(
+    candidates: Candidates, position: int, facts: Mapping[str, Facts]
+) -> Mapping[str, Facts] | Rejection:
+    """Return the facts of a sample whose files are unchanged, checked against the current values of
+    tables."""
+    noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
+    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
 
 
 def results_to_json(results: Results) -> bytes:
@@ -305,65 +248,41 @@ def results_of_json(data: bytes, count: int) -> Results:
 
 def check_here(
     origin: Origin,
-    wanted: CheckList,
+    candidates: Candidates,
+    shards: Sequence[Ints],
     *,
     verify: Verify | None,
     workers: int,
     reporter: ProgressReporter | None = None,
 ) -> Iterator[Results]:
-    """Check the candidates of each shard on threads of this process, in order. verify: decodes
-    images; None means the installed decoder. Raises errors of reading."""
-    candidates = wanted.candidates
+    """Check candidates on threads of this process. Yield the results of each shard, in order.
+    shards: positions. verify: decodes images; None means the installed decoder. Raises errors of
+    reading."""
+    sizes = candidates.sizes
     if not candidates.chunked:  # samples in chunks aren't decoded
         verify = verify_for(
             candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
         )
-    unread = [wanted.unread(shard) for shard in range(len(wanted.positions))]
-    batches = read_candidate_batches(origin, candidates, unread, workers=workers)
-    for shard, mine in enumerate(unread):
-        read: Results = []
-        while len(read) < len(mine):
+    batches = read_candidate_batches(origin, candidates, shards, workers=workers)
+    for positions in shards:
+        found: Results = []
+        while len(found) < len(positions):
             batch = next(batches)
-            read += _verdicts(batch, wanted, verify)
-            wanted.report(reporter, batch.positions)
-        yield wanted.joined(shard, read, reporter)
-
-
-def _verdicts(batch: CandidateBatch, wanted: CheckList, verify: Verify | None) -> Results:
-    """Decode new samples. For a copied or touched file with the same bytes, reuse the earlier
-    facts."""
-    positions, found = batch.positions.tolist(), dict[int, "Mapping[str, Facts] | Rejection"]()
-    for row, position in enumerate(positions):
-        earlier = wanted.prior.before.get(position)
-        if earlier is not None and all(
-            isinstance(sample := batch.contents[name][row], np.ndarray)
-            and crc32c(sample) == facts.crc32c
-            for name, facts in earlier.items()
-        ):
-            found[row] = reusable_facts(wanted.candidates, position, earlier)
-    new = [row for row in range(len(positions)) if row not in found]
-    found |= zip(new, batch.examine(wanted.candidates, verify, new), strict=True)
-    return [found[row] for row in range(len(positions))]
-
-
-def reusable_facts(
-    candidates: Candidates, position: int, facts: Mapping[str, Facts]
-) -> Mapping[str, Facts] | Rejection:
-    """Return the facts of a sample whose files are unchanged, checked against the current values of
-    tables."""
-    noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
-    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+            found += batch.examine(candidates, verify)
+            if reporter is not None:
+                reporter.done(len(batch.positions), int(sizes[batch.positions].sum()))
+        yield found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckTask:
     """One shard to check, on one thread of a worker. data: the candidates' dataset. verify: the
-    name of a decoder; None means the installed one."""
+    name of a decoder; None means the installed one. candidates: of this shard only."""
 
     data: DatasetDescription
     verify: str | None
     shard: int
-    wanted: CheckList
+    candidates: Candidates
 
     def decoder(self) -> Verify | None:
         """Return the decoder of this process. Raises MissingDependencyError."""
@@ -374,13 +293,14 @@ def check_worker(task: CheckTask) -> None:
     """Check that this process reaches the data and has a decoder. Raises an error that names what
     is missing."""
     task.data.open_files()
-    verify_for(task.wanted.candidates.schema, task.decoder(), workers=1)
+    verify_for(task.candidates.schema, task.decoder(), workers=1)
 
 
 def check_task(task: CheckTask) -> Results:
     """Check the samples of a task. Raises errors of reading."""
     origin, _ = task.data.open_files()
-    (checked,) = check_here(origin, task.wanted, verify=task.decoder(), workers=1)
+    shards = list(task.candidates.shards)
+    (checked,) = check_here(origin, task.candidates, shards, verify=task.decoder(), workers=1)
     return checked
 
 
@@ -394,45 +314,60 @@ class IndexWorkers:
     verify: str | None
 
     def check(
-        self, wanted: CheckList, *, key: str, folder: bytes, reporter: ProgressReporter
+        self,
+        candidates: Candidates,
+        shards: Sequence[Ints],
+        *,
+        key: str,
+        folder: bytes,
+        reporter: ProgressReporter,
     ) -> Iterator[Results]:
-        """Check all samples, then yield the results of each shard, in order. key: identifies the
-        listing. folder: of the index, which keeps the results until `finish`."""
+        """Check candidates, then yield the results of each shard, in order. shards: positions. key:
+        identifies the listing. folder: of the index, which keeps the results until `finish`."""
         inputs = json.dumps([key, __version__, self.verify]).encode()
         own = hashlib.sha256(inputs).hexdigest()[:32].encode()
-        parts = os.path.join(folder, _PARTS)
+        parts, sizes = os.path.join(folder, _PARTS), candidates.sizes
         for name in os.listdir(parts) if os.path.isdir(parts) else ():
             if name != own:
                 shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
         make_folder(os.path.join(parts, own))
-        shards = range(len(wanted.positions))
-        paths = [os.path.join(parts, own, b"%06d.json" % shard) for shard in shards]
-        unread = [wanted.unread(shard) for shard in shards]
+        paths = [os.path.join(parts, own, b"%06d.json" % shard) for shard in range(len(shards))]
 
         def known(shard: int) -> Results | None:
             """Read the results of a shard; None if there are none that can be used."""
-            if not len(unread[shard]):
+            if not len(shards[shard]):
                 return []
             with suppress(FileNotFoundError, ValueError), open(paths[shard], "rb") as file:
-                return results_of_json(file.read(), len(unread[shard]))
+                return results_of_json(file.read(), len(shards[shard]))
             return None
 
-        left = [shard for shard in shards if known(shard) is None]
-        for shard in set(shards).difference(left):
-            wanted.report(reporter, unread[shard])
+        def report(shard: int) -> None:
+            reporter.done(len(shards[shard]), int(sizes[shards[shard]].sum()))
+
+        left = []
+        for shard in range(len(shards)):
+            if known(shard) is None:
+                left.append(shard)
+            else:
+                report(shard)
         tasks = (
-            CheckTask(data=self.data, verify=self.verify, shard=shard, wanted=wanted.part(shard))
+            CheckTask(
+                data=self.data,
+                verify=self.verify,
+                shard=shard,
+                candidates=candidates.take(shards[shard]),
+            )
             for shard in left
         )
         for task, results in run_tasks(
             self.executor, check_task, tasks, check=check_worker, what="shards", total=len(left)
         ):
             write_bytes(paths[task.shard], results_to_json(results))
-            wanted.report(reporter, unread[task.shard])
-        for shard in shards:
+            report(task.shard)
+        for shard in range(len(shards)):
             found = known(shard)
             assert found is not None, shard
-            yield wanted.joined(shard, found, reporter)
+            yield found
 
     def finish(self, folder: bytes) -> None:
         """Remove the files that only an unfinished index needs."""

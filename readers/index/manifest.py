@@ -210,9 +210,27 @@ _MAX_TEXT_BYTES = 64 * 2**20
 _MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
 
 
-def _must(is_right: _Check) -> Mapping[str, _Check]:
-    """Return the metadata of a field of a header: the check of its value in JSON."""
-    return {"check": is_right}
+_HEADER_CHECKS: dict[str, _Check] = {
+    "kind": lambda value: isinstance(value, str) and is_format(value),
+    "schema": lambda value: isinstance(value, list),
+    "fields": _is_object,
+    "samples": _is_within(1, MAX_SAMPLES),
+    "fingerprint": _is_match("[0-9a-f]{64}"),
+    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
+    "icc": _optional(lambda x: type(x) in (int, float) and -1e9 <= x <= 1 + 1e-9),
+    "quarantined": _is_count,
+    "shuffled": lambda value: isinstance(value, bool),
+    "seed": _optional(_is_within(1 - 2**64, 2**64 - 1)),
+    "source": _is_text(2**16),
+    "arrangement": _is_match("([0-9a-f]{16})?"),
+    "settings": _is_object,
+    "directories": _is_list(_is_pair(_is_text(2 * _MAX_NAME), _is_within(1 - 2**63, 2**63 - 1))),
+    "listing": _is_match("[0-9a-f]{0,64}"),
+    "passed_over": _is_mapping(_is_count),
+    "overhead_bytes": _optional(_is_count),
+    "left_out": _is_mapping(_is_text()),
+    "samples_left_out": _optional(_is_mapping(_is_pair(_is_count, _is_text(4 * _MAX_NAME)))),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,39 +247,24 @@ class ManifestHeader:
     samples_left_out: the number of left-out samples by reason, with an example.
     """
 
-    kind: str = field(metadata=_must(lambda value: isinstance(value, str) and is_format(value)))
-    schema: Schema = field(metadata=_must(lambda value: isinstance(value, list)))
-    fields: Mapping[str, FieldSummary] = field(metadata=_must(_is_object))
-    samples: int = field(metadata=_must(_is_within(1, MAX_SAMPLES)))
-    fingerprint: str = field(metadata=_must(_is_match("[0-9a-f]{64}")))
-    # It is below 0 if shards are more even than chance; its lower bound depends on the labels.
-    icc: float | None = field(
-        metadata=_must(_optional(lambda x: type(x) in (int, float) and -1e9 <= x <= 1 + 1e-9))
-    )
-    quarantined: int = field(metadata=_must(_is_count))
-    shuffled: bool = field(default=False, metadata=_must(lambda value: isinstance(value, bool)))
-    seed: int | None = field(
-        default=None, metadata=_must(_optional(_is_within(1 - 2**64, 2**64 - 1)))
-    )
-    source: str = field(default="", metadata=_must(_is_text(2**16)))
-    arrangement: str = field(default="", metadata=_must(_is_match("([0-9a-f]{16})?")))
-    settings: dict[str, Any] = field(default_factory=dict, metadata=_must(_is_object))
-    directories: tuple[tuple[str, int], ...] = field(
-        default=(),
-        metadata=_must(
-            _is_list(_is_pair(_is_text(2 * _MAX_NAME), _is_within(1 - 2**63, 2**63 - 1)))
-        ),
-    )
-    listing: str = field(default="", metadata=_must(_is_match("[0-9a-f]{0,64}")))
-    passed_over: dict[str, int] = field(
-        default_factory=dict, metadata=_must(_is_mapping(_is_count))
-    )
-    overhead_bytes: int | None = field(default=None, metadata=_must(_optional(_is_count)))
-    left_out: dict[str, str] = field(default_factory=dict, metadata=_must(_is_mapping(_is_text())))
-    samples_left_out: dict[str, LeftOut] = field(
-        default_factory=dict,
-        metadata=_must(_optional(_is_mapping(_is_pair(_is_count, _is_text(4 * _MAX_NAME))))),
-    )
+    kind: str
+    schema: Schema
+    fields: Mapping[str, FieldSummary]
+    samples: int
+    fingerprint: str
+    icc: float | None
+    quarantined: int
+    shuffled: bool = False
+    seed: int | None = None
+    source: str = ""
+    arrangement: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    directories: tuple[tuple[str, int], ...] = ()
+    listing: str = ""
+    passed_over: dict[str, int] = field(default_factory=dict)
+    overhead_bytes: int | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    samples_left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -318,10 +321,10 @@ def _refuse_constant(name: str) -> float:
 
 def check_header(values: dict[str, Any]) -> ManifestHeader:
     """Parse the header from untrusted JSON. Raises ValueError, TypeError."""
-    checks = {each.name: each.metadata["check"] for each in dataclass_fields(ManifestHeader)}
-    values = _checked(values, checks, "its") | {"schema": Schema.from_json(values["schema"])}
+    checked = _checked(values, _HEADER_CHECKS, "its")
+    schema = Schema.from_json(values["schema"])
+    values = checked | {"schema": schema}
     values.pop("penstock", None)
-    schema = values["schema"]
     fields = {name: check_summary(each) for name, each in values["fields"].items()}
     if fields.keys() != set(schema):
         raise ValueError("its summaries don't match the fields of its schema")
@@ -585,7 +588,6 @@ _ATTRIBUTES = {"uri": "names", "etag": "etags", "bytes": "shard_bytes"}  # other
 # A manifest has 112 bytes per shard and the names of the listed folders.
 _MAX_BYTES, _MAX_READ_BYTES = 2**30, 2**27
 _PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # the names of their format in manifests of packs
-_VERSION_TEXT = re.compile(rb'"version": \d+')
 
 
 def write_manifest(path: bytes, manifest: Manifest) -> None:
@@ -630,10 +632,10 @@ def read_manifest(
         form = values.pop("version")
         if type(form) is not int:
             raise ValueError("its version isn't a number")
-        if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
+        if form != VERSION:
             raise _other_version(url or printable(path), form, values, remedy)
-        batch = _batch(buffer)
-        if form != VERSION or int(noted[_SUM], 16) != _checksum(text, batch):
+        batch = only_batch(buffer, COLUMNS, optional=_OPTIONAL)
+        if int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         columns: dict[str, Any] = {
             _ATTRIBUTES.get(name, name): LazyColumn(each)
@@ -663,7 +665,11 @@ def read_manifest_of(origin: Origin, entry: Entry, *, remedy: str) -> Manifest:
 
     try:
         return read()
-    except (CorruptShardError, FileNotFoundError):  # removed since it was fetched
+    except (
+        CorruptShardError,
+        OtherVersionError,
+        FileNotFoundError,
+    ):  # removed since it was fetched
         if not origin.drop(name, size_bytes=size_bytes, version=version):
             raise
         return read()
@@ -682,16 +688,6 @@ def _other_version(
         f"{form}); this version reads format {VERSION} only. "
         f"{'Upgrade penstock, or: ' if is_newer else ''}{remedy}"
     )
-
-
-def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
-    """Return True if flipped bits changed the version number: the checksum is right with our
-    version."""
-    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
-    try:
-        return int(checksum or b"", 16) == _checksum(ours, _batch(buffer))
-    except BROKEN:
-        return False
 
 
 def _damaged(
@@ -715,10 +711,6 @@ def _is_web_page(path: bytes) -> bool:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         return file.read(1000).lstrip().lower().startswith((b"<!doctype html", b"<html"))
     return False
-
-
-def _batch(buffer: Any) -> Any:
-    return only_batch(buffer, COLUMNS, optional=_OPTIONAL)
 
 
 def _is_text_column(name: str) -> bool:

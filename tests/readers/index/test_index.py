@@ -159,16 +159,6 @@ def test_a_folder_touched_without_a_change_keeps_its_index(folder: Path) -> None
     assert dict(after.about.directories)["class-0"] == 5
 
 
-def test_a_copied_folder_is_known_by_its_bytes(folder: Path, tmp_path: Path) -> None:
-    verify = CountingVerifier()
-    before = open_index(folder, verify=verify)
-    copy = tmp_path / "copy"
-    for source, target in ((folder, copy), (beside(folder), beside(copy))):
-        shutil.copytree(source, target, copy_function=shutil.copyfile)
-    after = open_index(copy, verify=verify)
-    assert (after.fingerprint, verify.decoded) == (before.fingerprint, 12)
-
-
 def test_build_index_decodes_everything_again(folder: Path) -> None:
     verify = CountingVerifier()
     open_index(folder, verify=verify)

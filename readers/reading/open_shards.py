@@ -68,20 +68,18 @@ class OpenShards:
                 if shard is not None and not shard.source.is_outdated:
                     self._shards.move_to_end(number)
                     found[number] = shard
+            if len(found) == len(numbers):
+                return [*found.values()]
             drops = {number: self._drops[number] for number in numbers if number not in found}
-        if drops:
-            # Outside the lock, as opening may download. Two threads may open one shard; one is
-            # kept.
-            new = self._open(list(drops))
-            found |= new
-            with self._lock:
-                if not self._closed:
-                    # A shard opened before its damaged bytes were dropped still has them.
-                    self._shards |= {
-                        n: each for n, each in new.items() if drops[n] == self._drops[n]
-                    }
-                    while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
-                        self._shards.popitem(last=False)
+        # Outside the lock, as opening may download. Two threads may open one shard; one is kept.
+        new = self._open(list(drops))
+        found |= new
+        with self._lock:
+            if not self._closed:
+                # A shard opened before its damaged bytes were dropped still has them.
+                self._shards |= {n: each for n, each in new.items() if drops[n] == self._drops[n]}
+                while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
+                    self._shards.popitem(last=False)
         return [found[number] for number in numbers]
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:

@@ -4,7 +4,7 @@ make columns of them."""
 from __future__ import annotations
 
 import time
-from itertools import repeat
+from itertools import chain, compress, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,11 +108,11 @@ class _Spans:
 
     def are_copied(self, mode: ReadMode) -> list[bool]:
         """Return which spans are views of maps that must be copied before they are checked."""
-        return [
-            copied
+        runs = (
+            repeat(mode == "copy" and shard.source.is_mapped, b - a)
             for shard, a, b in self.pieces()
-            for copied in repeat(mode == "copy" and shard.source.is_mapped, b - a)
-        ]
+        )
+        return list(chain.from_iterable(runs))
 
 
 def _read(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[Encoded]:
@@ -137,15 +137,15 @@ def _checksums(encoded: list[Encoded], are_copied: Sequence[bool], blocks: Block
     """Compute the CRC-32C of each span. Those that are copied are replaced by copies in one block,
     each just before it is summed: memory is read once, and the bytes that were summed are those
     that are decoded, even if the file changes meanwhile."""
-    needed = sum([len(each) for each, copied in zip(encoded, are_copied, strict=True) if copied])
+    sizes = list(map(len, encoded))
+    needed = sum(compress(sizes, are_copied))
     if not needed:
         return list(map(crc32c, encoded))
     room, shown = blocks.take(needed)
     sums, at = list[int](), 0
-    for i, copied in enumerate(are_copied):
-        sample = encoded[i]
-        if copied:
-            end = at + len(sample)
+    for i, sample in enumerate(encoded):
+        if are_copied[i]:
+            end = at + sizes[i]
             room[at:end] = sample
             encoded[i] = sample = shown[at:end]
             at = end
@@ -216,6 +216,8 @@ class SpanReader:
         """Read arrays into their slots, and other spans. Return the bytes and their CRC-32Cs."""
         payloads, crcs = slots.fill(unread, threads=self._opened.copy_threads(), marks=marks)
         others = [span for span, slot in enumerate(slots.of_spans) if slot is None]
+        if not others:
+            return payloads, crcs
         are_copied = spans.are_copied(mode)
         found: dict[int, str] | None = None if marks is None else {}
         some = _read([unread[span] for span in others], found)

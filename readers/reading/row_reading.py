@@ -17,7 +17,7 @@ from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, joi
 from penstock.readers.formats import RowRequest, RowsOut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -77,7 +77,8 @@ def read_by_rows(
         done = gather_large(visit, requests, whole, wrong, threads=opened.copy_threads)
         left = tuple(name for name in outs if name not in done)
         requests = [replace(request, dense=left) for request in requests]
-    numbers, order = visit.numbers, range(len(requests))
+    numbers = visit.numbers
+    order: Iterable[int] = range(len(requests))
     if choice.has_chunks and len(requests) > 1 and (chunks := opened.index.chunks) is not None:
         order = chunks.shards_in_order(numbers)  # chunks that another thread is decoding come last
     parts: dict[str, dict[int, Column]] = {

@@ -1,25 +1,19 @@
-"""Copy the large arrays of one batch on several threads."""
+"""Share the work of one large batch, such as copies of its arrays, between several threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections import deque
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import STALL_TIMEOUT_S, ClosedError, CorruptShardError, StalledError, Workers
 from penstock.cache.base import usable_cores
-from penstock.readers.formats import RowsOut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Sequence
 
     from penstock.cache import Outcome
-    from penstock.readers.formats import RowRequest
-    from penstock.readers.reading.batch_plan import BatchRows
 
 T = TypeVar("T")
 
@@ -88,54 +82,3 @@ class CopyThreads:
         self._closed = True
         if self._pool is not None:
             self._pool.close()
-
-
-LARGE_ROW_BYTES = 2**20
-"""Smaller rows aren't worth a call of their own, which costs 20 us."""
-
-
-def gather_large(
-    visit: BatchRows,
-    requests: Sequence[RowRequest],
-    outs: Mapping[str, NDArray[Any]],
-    wrong: Sequence[dict[int, str]],
-    *,
-    threads: Callable[[], CopyThreads],
-) -> Collection[str]:
-    """Read large rows one by one, on several threads. Return the fields that were read; none if
-    bytes from a cache are wrong, which must be fetched and read again.
-
-    outs: the batch's arrays, by field. wrong: receives the reasons against bad samples, for each
-    shard by position in it. Raises what reading raises.
-    """
-    large = [
-        name
-        for name, out in outs.items()
-        if out.nbytes >= SHARED_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
-    ]
-    if not large:
-        return ()
-    pieces, positions = list(visit.pieces()), visit.positions
-
-    def gather(part: tuple[str, int, int]) -> None:
-        name, piece, row = part
-        shard, begin, _ = pieces[piece]
-        rows, place = visit.rows[row : row + 1], int(positions[row])
-        request = replace(requests[piece], rows=rows, dense=(name,), others=())
-        out = RowsOut(arrays=outs, places=slice(place, place + 1))
-        shard.read(request, out)
-        if out.wrong:
-            wrong[piece].setdefault(row - begin, out.wrong[0])
-
-    rows = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
-    source = visit.shards[0].source
-    try:
-        threads().run(gather, [(name, *each) for name in large for each in rows])
-    except (CorruptShardError, OSError, EOFError) as error:
-        source.refuse(error, 0)
-        return ()
-    if any(wrong) and source.is_fetched:
-        for each in wrong:
-            each.clear()
-        return ()
-    return large

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.cache import CorruptShardError
 from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, joined_columns
 from penstock.readers.formats import RowRequest, RowsOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, NDArray[np.generic]]
 
 LARGE_BATCH_BYTES = 2**23  # smaller batches are read by one thread
+LARGE_ROW_BYTES = 2**20  # smaller rows aren't worth a call of their own, which costs 20 us
 
 
 def read_by_rows(
@@ -71,10 +73,8 @@ def read_by_rows(
     wrong: list[dict[int, str]] = [{} for _ in requests]
     can_divide = len(visit.rows) > 1 and all(shard.can_divide for shard in visit.shards)
     if can_divide and sum(out.nbytes for out in outs.values()) >= LARGE_BATCH_BYTES:
-        from penstock.readers.reading.parallel_copies import gather_large  # few need it
-
         whole = {name: out for name, out in outs.items() if name not in crops}
-        done = gather_large(visit, requests, whole, wrong, threads=opened.copy_threads)
+        done = _gather_large(visit, requests, whole, wrong, opened)
         left = tuple(name for name in outs if name not in done)
         requests = [replace(request, dense=left) for request in requests]
     numbers = visit.numbers
@@ -102,6 +102,52 @@ def read_by_rows(
         joined = joined_columns(by_piece) if by_piece else _empty_column(choice, name)
         columns[name] = joined if visit.back is None else joined.take(visit.back)
     return columns
+
+
+def _gather_large(
+    visit: BatchRows,
+    requests: Sequence[RowRequest],
+    outs: Arrays,
+    wrong: Sequence[dict[int, str]],
+    opened: OpenShards,
+) -> Collection[str]:
+    """Read large rows one by one, on several threads. Return the fields that were read; none if
+    bytes from a cache are wrong, which must be fetched and read again.
+
+    outs: the batch's arrays, by field. wrong: receives the reasons against bad samples, for each
+    shard by position in it. Raises what reading raises.
+    """
+    large = [
+        name
+        for name, out in outs.items()
+        if out.nbytes >= LARGE_BATCH_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
+    ]
+    if not large:
+        return ()
+    pieces, positions = list(visit.pieces()), visit.positions
+
+    def gather(part: tuple[str, int, int]) -> None:
+        name, piece, row = part
+        shard, begin, _ = pieces[piece]
+        rows, place = visit.rows[row : row + 1], int(positions[row])
+        request = replace(requests[piece], rows=rows, dense=(name,), others=())
+        out = RowsOut(arrays=outs, places=slice(place, place + 1))
+        shard.read(request, out)
+        if out.wrong:
+            wrong[piece].setdefault(row - begin, out.wrong[0])
+
+    rows = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
+    source = visit.shards[0].source
+    try:
+        opened.copy_threads().run(gather, [(name, *each) for name in large for each in rows])
+    except (CorruptShardError, OSError, EOFError) as error:
+        source.refuse(error, 0)
+        return ()
+    if any(wrong) and source.is_fetched:
+        for each in wrong:
+            each.clear()
+        return ()
+    return large
 
 
 def _read(

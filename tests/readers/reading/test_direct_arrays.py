@@ -13,7 +13,7 @@ from penstock import Array, Dataset, DiskCache, pack
 from penstock.cache import CorruptSampleError, IndexChangedError
 from penstock.readers import loose_files
 from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
-from penstock.readers.reading import direct_arrays, parallel_copies, row_reading
+from penstock.readers.reading import direct_arrays, row_reading
 from tests.servers.faulty import serving
 from tests.tars import archive
 
@@ -203,8 +203,7 @@ def test_large_rows_of_a_pack_are_divided_between_threads_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_reading, "LARGE_BATCH_BYTES", 100)
-    monkeypatch.setattr(parallel_copies, "SHARED_BYTES", 100)
-    monkeypatch.setattr(parallel_copies, "LARGE_ROW_BYTES", 100)
+    monkeypatch.setattr(row_reading, "LARGE_ROW_BYTES", 100)
     arrays = dense()
     pack(folder_of(arrays, tmp_path / "set"), tmp_path / "pack", shuffle=False, shard_bytes=5000)
     with Dataset(tmp_path / "pack", fields=("array",)) as dataset:

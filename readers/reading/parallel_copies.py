@@ -7,7 +7,7 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache import STALL_TIMEOUT_S, ClosedError, CorruptShardError, StalledError, Workers
+from penstock.cache import STALL_TIMEOUT_S, ClosedError, StalledError, Workers
 from penstock.cache.base import usable_cores
 
 if TYPE_CHECKING:

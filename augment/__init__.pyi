@@ -1,8 +1,7 @@
 from . import dali_nodes as dali_nodes
 from . import decode_failures as decode_failures
-from . import devices as devices
 from . import graph as graph
-from . import image_checks as image_checks
+from . import verify as verify
 from . import resample_operator as resample_operator
 from .argument_checks import argument as argument, boolean as boolean, only as only
 from .argument_checks import optional as optional
@@ -13,14 +12,12 @@ from .array_crops import ArrayCrop as ArrayCrop, ArrayDraws as ArrayDraws
 from .array_crops import check_array_crops as check_array_crops, cropped_schema as cropped_schema
 from .array_crops import is_array_crop as is_array_crop
 from .checked_recipes import FieldRecipes as FieldRecipes
+from .dali_library import EncodedPipeline as EncodedPipeline
 from .dali_library import RUN_PIXELS as RUN_PIXELS, RUN_SAMPLES as RUN_SAMPLES
 from .dali_library import decode_runs as decode_runs, load_dali as load_dali
 from .dali_nodes import if_else as if_else, warp as warp
 from .decode_failures import failing_rows as failing_rows, fault_of as fault_of
 from .decode_failures import reason_of as reason_of
-from .devices import WindowDecoding as WindowDecoding, WindowTrial as WindowTrial
-from .devices import try_window_decoding as try_window_decoding, usable_decoding as usable_decoding
-from .devices import window_decoding as window_decoding
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
@@ -41,11 +38,9 @@ from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, G
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES
-from .graph import SubBatchSizer as SubBatchSizer, select_rows as select_rows
+from .graph import select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
 from .graph_definition import decode_options as decode_options, define_outputs as define_outputs
-from .image_checks import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
-from .image_checks import pillow_refusal as pillow_refusal, read_header as read_header
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves
 from .image_moves import OUTSIDE as OUTSIDE, ScaleMove as ScaleMove
 from .image_moves import WarpMove as WarpMove
@@ -73,6 +68,8 @@ from .recipe import CIFAR_MEAN as CIFAR_MEAN, CIFAR_STD as CIFAR_STD
 from .recipe import CheckedRecipe as CheckedRecipe, check_recipe as check_recipe
 from .recipe import cifar_train as cifar_train, imagenet_eval as imagenet_eval
 from .recipe import imagenet_train as imagenet_train
-from .verify import ImageVerifier as ImageVerifier, verify_images as verify_images
+from .verify import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
+from .verify import pillow_refusal as pillow_refusal, read_header as read_header
+from .verify import verify_images as verify_images
 from .pixel_operations import RandomAffine as RandomAffine, RandomPerspective as RandomPerspective
 from .pixel_operations import RandomRotation as RandomRotation, rotation as rotation

@@ -169,10 +169,10 @@ def _numbers(value: Any) -> tuple[float, ...]:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+    names = tuple([value] if isinstance(value, str) else value)
+    if not names or not all(isinstance(each, str) for each in names) or len({*names}) < len(names):
         raise ValueError(value)
-    return tuple(names)
+    return names
 
 
 boolean = expect_that(lambda value: isinstance(value, bool), "True or False")
@@ -206,7 +206,7 @@ fill_value = expect(
 )
 """The check of the value of pixels outside an image; 0 for None, as in torchvision."""
 
-field_names = optional(expect(_names, "names of fields, or None for all"))
+field_names = optional(expect(_names, "names of fields, each once, or None for all"))
 """The check of field names; None stays None: all fields that the operation applies to."""
 
 

@@ -95,13 +95,11 @@ def check_array_crops(
 
 def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
     """Return the schema of samples whose arrays are cropped."""
-    if not crops:
-        return schema
-    changed: dict[str, FieldType] = dict(schema)
-    for name, crop in crops.items():
-        type = schema[name]
-        changed[name] = replace(type, shape=crop.shape)  # type: ignore[type-var]
-    return schema.__class__(changed)
+    changed: dict[str, FieldType] = {
+        name: replace(schema[name], shape=crop.shape)  # type: ignore[type-var]
+        for name, crop in crops.items()
+    }
+    return schema.__class__({**schema, **changed}) if crops else schema
 
 
 def _cropped_fields(
@@ -131,36 +129,24 @@ def _fits(op: FixedCrop, type: FieldType) -> bool:
 
 
 def _checked_crop(op: FixedCrop, name: str, type: FieldType, *, index: int, salt: int) -> ArrayCrop:
-    if op.padding_px or op.pad_if_needed:
-        raise RecipeError(
-            f'{op}: only images can be padded, and "{name}" is {type}. Leave the padding out, or '
-            "crop images by another RandomCrop."
-        )
-    if type.reference is not None:
-        raise RecipeError(
-            f'{op}: "{name}" has a row for each of "{type.reference}", and follows them. Leave it '
-            "out of the crop's fields."
-        )
-    if type.form is None or not _fits(op, type):
-        raise RecipeError(
-            f'{op}: "{name}" is {type}, and the crop has {len(op.lengths)} lengths for the last '
-            "axes of a sample. Pass a size with as many lengths or fewer."
-        )
-    sides = type.form.shape
+    sides = () if type.form is None else type.form.shape
     lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
-    for axis, (side, length) in enumerate(zip(sides, lengths, strict=True)):
-        if length is None and side is None:
-            raise RecipeError(
-                f'{op}: samples of "{name}" ({type}) differ in length along axis {axis}, and a '
-                "batch needs one shape. Pass a length for that axis."
-            )
-        if length is not None and side is not None and length > side:
-            raise RecipeError(
-                f'{op}: wanted {length} along axis {axis} of "{name}", and its samples have the '
-                f"shape {sides}. Make the crop smaller."
-            )
-    shape = tuple(length or side or 1 for side, length in zip(sides, lengths, strict=True))
-    return ArrayCrop(op=op, index=index, sides=sides, shape=shape, salt=salt)
+    pairs = list(zip(sides, lengths, strict=False))
+    if op.padding_px or op.pad_if_needed:
+        why = "only images can be padded: crop them by another operation, or leave the padding out"
+    elif type.reference is not None:
+        why = f'it has a row for each of "{type.reference}", and follows them: leave it out'
+    elif not _fits(op, type):
+        why = f"the crop has {len(op.lengths)} lengths for the last axes of a sample: pass fewer"
+    elif (None, None) in pairs:
+        axis = pairs.index((None, None))
+        why = f"samples differ in length along axis {axis}, which a batch can't: pass a length"
+    elif any(length and side and length > side for side, length in pairs):
+        why = f"its samples have the smaller shape {sides}"
+    else:
+        shape = tuple(length or side or 1 for side, length in pairs)
+        return ArrayCrop(op=op, index=index, sides=sides, shape=shape, salt=salt)
+    raise RecipeError(f'{op} can\'t crop "{name}", {type}: {why}.')
 
 
 def _check_equal_sides(op: FixedCrop, crops: Mapping[str, ArrayCrop]) -> None:

@@ -146,15 +146,10 @@ def load_dali() -> Any:
         import nvidia.dali.fn
     except ImportError as error:
         refuse_shortage(error, "NVIDIA DALI")
-        if not sys.platform.startswith("linux"):
-            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
-        else:
-            remedy = (
-                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
-                "'penstock[cuda12]'."
-            )
         raise MissingDependencyError(
-            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
+            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). Install it: "
+            "pip install 'penstock[dali]' (CUDA 13, or no GPU), or 'penstock[cuda12]'. It exists "
+            f"for Linux only, and this is {sys.platform}."
         ) from error
     _load_decoders_quietly()
     return nvidia.dali

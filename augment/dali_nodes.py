@@ -152,27 +152,21 @@ def foreign_node(
         changed = op.node(images, inputs, shape)
         if isinstance(changed, type(images)):
             return changed
-        raise RecipeError(
-            f"{op}: its node returned {changed!r}, wanted the changed images: one DALI node, "
-            "(height, width, channels)."
-        )
+        raise RecipeError(f"{op}: its node returned {changed!r}, wanted one DALI node of images.")
 
     for node in inputs.values():  # it may ignore some, but DALI drops unused inputs
         fn.copy(node, preserve=True)
     drawn = op.draw(Uniform(np.zeros(1, np.uint64), 0), shape)
-    values = {name: as_input(each) for name, each in drawn.items() if name != "on"}
     trial = new_pipeline(1, threads=1, device_id=Pipeline.current().device_id)
     with trial:
         images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
         given = {
-            name: source(name, each.dtype.name, each.ndim - 1) for name, each in values.items()
+            name: types.Constant(np.asarray(as_input(each)[0]), device="cpu")
+            for name, each in drawn.items()
+            if name != "on"
         }
-        for node in given.values():
-            fn.copy(node, preserve=True)
         trial.set_outputs(call(images.gpu() if device == "gpu" else images, given, shape))
     trial.build()
-    for name, each in values.items():
-        trial.feed_input(name, each)
     try:
         (changed,) = trial.run()
     except RuntimeError as error:

@@ -148,11 +148,8 @@ def _message(error: BaseException) -> str:
 def corrupt_sample_error(culprits: dict[int, str]) -> CorruptSampleError:
     """Return the error for bad samples. culprits: reasons by sample id, at least one."""
     (sample_id, reason), *others = sorted(culprits.items())
-    also = ""
-    if others:
-        named = ", ".join(str(number) for number, _ in others[:_NAMED_IDS])
-        more = len(others) - _NAMED_IDS
-        also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
+    named = ", ".join(str(number) for number, _ in others[:_NAMED_IDS])
+    also = f" The same holds for {len(others)} more: {named}." if others else ""
     return CorruptSampleError(
         f"Sample {sample_id} can't be decoded: {reason}.{also} Leave it out of the dataset (a "
         "native one: dataset.subset), or repair or delete it in the source and index or pack that "

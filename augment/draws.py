@@ -19,12 +19,13 @@ import numpy as np
 
 from penstock.augment.draw_keys import Uniform, draw_base
 from penstock.augment.geometric_operations import FlipOperation
-from penstock.augment.image_moves import CropMove, FlipMove, ImageMove, ImageMoves, ScaleMove
+from penstock.augment.image_moves import CropMove, FlipMove, ImageMoves, ScaleMove
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.draw_keys import Bools, Floats, Ints
+    from penstock.augment.image_moves import ImageMove
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, PlacedWindow
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
@@ -66,17 +67,18 @@ class _View:
         """Return the view of full images."""
         return cls(image, np.zeros(image.shape, np.int64), image, flips)
 
-    def crop(self, start: Ints, length: Ints) -> None:
-        """Crop the window, by coordinates in the mirrored window that the operation gets."""
+    def apply(self, move: CropMove | FlipMove) -> None:
+        """Crop the windows, by coordinates in the mirrored windows that the operation gets, or flip
+        some of them."""
+        if isinstance(move, FlipMove):
+            if self.flips is None:
+                self.flips = np.zeros(self.image.shape, np.bool_)
+            self.flips[move.axis] ^= move.on
+            return
+        start = move.start
         if self.flips is not None:
-            start = np.where(self.flips, self.length - start - length, start)
-        self.start, self.length = self.start + start, length
-
-    def flip(self, on: Bools, axis: int) -> None:
-        """Flip the windows of some samples along an axis."""
-        if self.flips is None:
-            self.flips = np.zeros(self.image.shape, np.bool_)
-        self.flips[axis] ^= on
+            start = np.where(self.flips, self.length - start - move.length, start)
+        self.start, self.length = self.start + start, move.length
 
 
 def draw(
@@ -97,25 +99,39 @@ def draw(
     base = None
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
-    view = _View.whole(_sides(dims))
+    made: list[ImageMove] = [] if moves is None else moves
+    view = _View.whole(np.ascontiguousarray(dims.T, np.int64))
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is the output of the stage before it
             view = _View.whole(view.length, view.flips)
-        _apply_windows(view, geometry.before, base, moves)
+        _apply_windows(view, geometry.before, base, made)
         if geometry.padding is not None:
             _pad_inputs(inputs, number, view)
             view = _View.whole(view.length, view.flips)
-        if geometry.size is None:
-            if geometry.padding is None and recipe.decodes_window:
-                _set_window(inputs, view.start, view.length)
-            continue
-        source = view
-        view = _View.whole(_resized(geometry.size, source.length), source.flips)
-        if moves is not None:
-            moves.append(ScaleMove(size=source.length, to=view.image))
-        _apply_windows(view, geometry.after, base, moves)
-        _resize_inputs(inputs, recipe, number, source, view)
+        # A padded window is complete already, and `_pad_inputs` sets what is decoded.
+        decodes = number == 0 and geometry.padding is None
+        start, length = view.start, view.length
+        if geometry.size is not None:
+            source = view
+            view = _View.whole(_resized(geometry.size, length), source.flips)
+            made.append(ScaleMove(size=length, to=view.image))
+            _apply_windows(view, geometry.after, base, made)
+            if geometry.out is None:
+                inputs[f"size{number}"] = _rows(view.length, np.float32)
+            if geometry.antialias == "auto":
+                shrinks = length > UNFILTERED_SHRINK * view.image
+                inputs[f"filter{number}"] = shrinks[0] | shrinks[1]
+            if geometry.crops_after:  # the part of the source that the last window shows
+                scale = length / view.image
+                low, high = start + view.start * scale, start + (view.start + view.length) * scale
+                if decodes:
+                    start, length = _reach(geometry, source, scale, low, high)
+                    low, high = low - start, high - start
+                inputs[f"low{number}"] = _rows(low, np.float32)
+                inputs[f"high{number}"] = _rows(high, np.float32)
+        if decodes and recipe.decodes_window:
+            inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
     flips = np.zeros(view.image.shape, np.bool_) if view.flips is None else view.flips
     for step in recipe.steps:
         assert base is not None  # recipe.random is true: it draws
@@ -136,7 +152,7 @@ def draw_with_moves(
     """
     moves: list[ImageMove] = []
     inputs = draw(recipe, ids=ids, dims=dims, seed=seed, epoch=epoch, moves=moves)
-    height, width = _sides(dims)
+    height, width = dims.T.astype(np.int64)
     return inputs, ImageMoves(
         size=(height, width),
         moves=tuple(moves),
@@ -153,30 +169,23 @@ def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
     return {name: (values.dtype.name, values.ndim - 1) for name, values in inputs.items()}
 
 
-def _sides(dims: NDArray[np.int32]) -> Ints:
-    """Return heights and widths, int64, (2, n)."""
-    return np.ascontiguousarray(dims.T, np.int64)
-
-
 def _apply_windows(
     view: _View,
     windows: tuple[PlacedWindow, ...],
     base: NDArray[np.uint64] | None,
-    moves: list[ImageMove] | None,
+    moves: list[ImageMove],
 ) -> None:
+    move: CropMove | FlipMove
     for index, op in windows:
         size = view.length
         uniform = _NO_DRAWS if base is None else Uniform(base, index)
         if isinstance(op, FlipOperation):
-            on = op.on(uniform)
-            view.flip(on, op.axis)
-            if moves is not None:
-                moves.append(FlipMove(size=size, on=on, axis=op.axis))
-            continue
-        window = np.array(op.window(size[0], size[1], uniform))
-        view.crop(window[:2], window[2:])
-        if moves is not None:
-            moves.append(CropMove(size=size, start=window[:2], length=window[2:]))
+            move = FlipMove(size=size, on=op.on(uniform), axis=op.axis)
+        else:
+            window = np.array(op.window(size[0], size[1], uniform))
+            move = CropMove(size=size, start=window[:2], length=window[2:])
+        view.apply(move)
+        moves.append(move)
 
 
 def _resized(size: int | tuple[int, int], length: Ints) -> Ints:
@@ -187,32 +196,6 @@ def _resized(size: int | tuple[int, int], length: Ints) -> Ints:
     return resized
 
 
-def _resize_inputs(
-    inputs: Draws, recipe: CheckedRecipe, number: int, source: _View, view: _View
-) -> None:
-    """Add the arguments of one geometry's resize, and of decoding before the first one."""
-    geometry = recipe.geometries[number]
-    if geometry.out is None:
-        inputs[f"size{number}"] = _rows(view.length, np.float32)
-    if geometry.antialias == "auto":
-        shrinks = source.length > UNFILTERED_SHRINK * view.image
-        inputs[f"filter{number}"] = shrinks[0] | shrinks[1]
-    # A padded window is complete already, and `_pad_inputs` sets what is decoded.
-    is_first = number == 0 and geometry.padding is None
-    start, length = source.start, source.length
-    if geometry.crops_after:  # the part of the source that the last window shows
-        scale = source.length / view.image
-        low = source.start + view.start * scale
-        high = source.start + (view.start + view.length) * scale
-        if is_first:
-            start, length = _reach(geometry, source, scale, low, high)
-            low, high = low - start, high - start
-        inputs[f"low{number}"] = _rows(low, np.float32)
-        inputs[f"high{number}"] = _rows(high, np.float32)
-    if is_first and recipe.decodes_window:
-        _set_window(inputs, start, length)
-
-
 def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
     """Add the arguments of a crop that may reach outside, and of decoding before the first
     geometry."""
@@ -220,7 +203,8 @@ def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
     inputs[f"extent{number}"] = _rows(view.length, np.int32)
     if number == 0:  # decode the part inside the image, at least one pixel
         first = np.clip(start, 0, view.image - 1)
-        _set_window(inputs, first, np.clip(start + view.length, first + 1, view.image) - first)
+        length = np.clip(start + view.length, first + 1, view.image) - first
+        inputs["start"], inputs["shape"] = _rows(first, np.int32), _rows(length, np.int32)
         start = start - first
     inputs[f"anchor{number}"] = _rows(start, np.int32)
 
@@ -235,10 +219,6 @@ def _reach(
     most = source.start + source.length
     end = np.minimum(np.ceil(high) + support + _SPARE_PX, most).astype(np.int64)
     return first, end - first
-
-
-def _set_window(inputs: Draws, start: Ints, length: Ints) -> None:
-    inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
 
 
 def _rows(values: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ A job on arrays or tokens loads this module and none of the operations on images
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from abc import ABCMeta, abstractmethod
@@ -44,13 +45,6 @@ if TYPE_CHECKING:
 MAX_PROCESSES = 1024
 
 
-def _map_fields(what: str, fields: Any) -> tuple[str, ...] | None:
-    names: tuple[str, ...] | None = arg.field_names(what, fields)
-    if names and len(set(names)) < len(names):
-        raise RecipeError(f"{what}: got {list(names)}, wanted each field once.")
-    return names
-
-
 _map_returns = arg.optional(
     arg.expect_that(
         lambda value: isinstance(value, Mapping) and value,
@@ -83,7 +77,7 @@ class Map(Operation):
     """
 
     fn: Callable[..., Any] = argument(arg.function)
-    fields: str | Sequence[str] | None = argument(_map_fields, default=None)
+    fields: str | Sequence[str] | None = argument(arg.field_names, default=None)
     _: KW_ONLY
     returns: Mapping[str, FieldType] | None = argument(_map_returns, default=None, hash=False)
     batched: bool = argument(arg.boolean, default=False)
@@ -146,66 +140,50 @@ def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple
     found: list[Map] = []
     rest: dict[Any, Any] = {}
     for of, operations in lists.items():
-        maps, others = _leading_maps(operations, of, is_early)
+        ops = (operations,) if isinstance(operations, Map) else operations
+        if not isinstance(ops, Sequence) or not any(isinstance(each, Map) for each in ops):
+            rest[of] = operations
+            continue
+        late = None  # an operation that no Map may follow
+        maps: list[Map] = []
+        for each in ops:
+            if not isinstance(each, Map):
+                if not is_early(each, of):
+                    late = late or each
+                elif any(_share_fields(each, of, earlier) for earlier in maps):
+                    raise RecipeError(
+                        f"{each} comes after a Map of its fields, and arrays are cropped before "
+                        "they are read. Put it in front of the Map, or crop in the Map's function."
+                    )
+            elif late is not None:
+                raise RecipeError(
+                    f"{each.name} comes after {late}: a Map works on stored values, before images "
+                    "are decoded. Put it in front of all other operations. To change pixels, use "
+                    "Apply, or change the batch in your own code."
+                )
+            else:
+                maps.append(_with_fields(each, of))
         found += maps
-        if others or not maps:
+        if others := [each for each in ops if not isinstance(each, Map)]:
             rest[of] = others
     return tuple(found), (rest or None) if isinstance(recipe, Mapping) else rest.get(None)
 
 
-def _leading_maps(operations: Any, of: str | None, is_early: IsEarly) -> tuple[list[Map], Any]:
-    """Return the Maps of a list of operations, and the others. of: its field."""
-    if isinstance(operations, Map):
-        operations = (operations,)
-    if not isinstance(operations, Sequence) or isinstance(operations, str):
-        return [], operations
-    maps: list[Map] = []
-    others: list[Any] = []
-    late: list[Any] = []  # operations that no Map may follow
-    for each in operations:
-        if not isinstance(each, Map):
-            others.append(each)
-            if is_early(each, of):
-                _check_untouched(each, of, maps)
-            else:
-                late.append(each)
-        elif late:
-            raise RecipeError(
-                f"{each.name} comes after {late[0]}: a Map works on stored values, before images "
-                "are decoded. Put it in front of all other operations. To change pixels, use "
-                "Apply, or change the batch in your own code."
-            )
-        else:
-            maps.append(_with_fields(each, of))
-    return maps, (others or None) if maps else operations
-
-
-def _check_untouched(op: Any, of: str | None, maps: Sequence[Map]) -> None:
-    """Raise RecipeError for an early operation after a Map of its fields."""
-    mine = None if op.fields is None and of is None else {*(op.fields or (of,))}
-    for each in maps:
-        theirs = {*(each.fields or ()), *(each.returns or ())}
-        if mine is None or theirs & mine:
-            raise RecipeError(
-                f"{op} comes after {each.name}, and arrays are cropped before they are read. Put "
-                "it in front of the Map, or crop the array in the Map's function."
-            )
+def _share_fields(crop: Any, of: str | None, op: Map) -> bool:
+    """Return True if a crop in the list of a field (None: of all) and a Map have a common field."""
+    mine = crop.fields or (of,)
+    return None in mine or bool({*mine} & {*(op.fields or ()), *(op.returns or ())})
 
 
 def _with_fields(op: Map, of: str | None) -> Map:
-    if op.fields is None:
-        if of is None:
-            raise RecipeError(
-                f"{op.name}: got no fields, wanted those that its function gets, such as "
-                'fields="caption".'
-            )
-        return replace(op, fields=(of,))
-    if of is not None and of not in op.fields:
+    names = op.fields or (() if of is None else (of,))
+    if not names or of not in (None, *names):
+        where = "" if of is None else f' in the list of "{of}"'
         raise RecipeError(
-            f'{op.name} has fields={list(op.fields)} and is in the list of "{of}". Leave its '
-            "fields out, or put it into the list of one of its own fields."
+            f"{op.name}: got fields={op.fields!r}{where}, wanted those that its function gets, "
+            'such as fields="caption". In the list of a field, leave them out or name it, too.'
         )
-    return op
+    return replace(op, fields=names)
 
 
 def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
@@ -243,22 +221,17 @@ def _type_of(name: str, op: Map, schema: Schema) -> FieldType:
 
 def _check_returned(op: Map, name: str, type: FieldType, schema: Schema) -> None:
     if is_number(name, schema) or name.endswith(PRESENT):
-        raise RecipeError(
-            f'{op.name} would replace "{name}", which Penstock sets. Name other fields that it '
-            'returns, such as returns={"tokens": Tokens("int64")}.'
-        )
-    if not type.can_return:
-        kind = type.__class__.__name__
-        raise RecipeError(
-            f'{op.name} would replace the {kind} bytes of "{name}", and only stored bytes were '
-            "checked and measured when the dataset was indexed. Return another type, such as "
-            f'returns={{"{name}": Array("uint8", (None, None, 3))}} for pixels.'
-        )
-    if not type.is_settled and not type.has_sides:
-        raise RecipeError(
-            f'{op.name} returns "{name}" as {type}, wanted an Array with dtype and shape (None for '
-            'lengths that differ), such as Array("float32", (None, 3)).'
-        )
+        why = "Penstock sets it"
+    elif not type.can_return:
+        why = "only stored bytes were checked when the dataset was indexed"
+    elif not type.is_settled and not type.has_sides:
+        why = "its dtype or shape isn't known (None stands for lengths that differ)"
+    else:
+        return
+    raise RecipeError(
+        f'{op.name} can\'t return "{name}" as {type}: {why}. Name another field or type in '
+        f'returns=, such as {{"pixels": Array("uint8", (None, None, 3))}}.'
+    )
 
 
 MAX_PADDED_LENGTH = 2**31
@@ -362,26 +335,22 @@ class Pad(ColumnOperation):
             return (None,) * dimensions
         lengths = self.to if isinstance(self.to, tuple) else (self.to,)
         if len(lengths) != dimensions:
-            wanted = f"a tuple of {dimensions}" if dimensions > 1 else "one number"
             raise RecipeError(
-                f"{self}: got to={self.to!r}, and samples of {self.field!r} differ in "
-                f"{f'{dimensions} lengths' if dimensions > 1 else 'one length'}: pass {wanted}."
+                f"{self}: got to={self.to!r}, wanted {dimensions} lengths, as many as differ in "
+                f'samples of "{self.field}".'
             )
         return lengths
 
     def _fill(self, dtype: np.dtype[Any]) -> Any:
         """Return the padding value in a column's dtype. Raises RecipeError if it can't hold it."""
-        with np.errstate(all="ignore"):
-            try:
-                value = np.array(self.value).astype(dtype)
-            except OverflowError:
-                value = None
-        if value is None or (dtype.kind in "biu" and value != self.value):
-            raise RecipeError(
-                f"{self}: {dtype} can't hold value={self.value!r}. Choose another value, or store "
-                f"{self.field!r} in a wider type."
-            )
-        return value
+        with np.errstate(all="ignore"), contextlib.suppress(OverflowError):
+            value = np.array(self.value).astype(dtype)
+            if dtype.kind not in "biu" or value == self.value:
+                return value
+        raise RecipeError(
+            f"{self}: {dtype} can't hold value={self.value!r}. Choose another value, or store "
+            f"{self.field!r} in a wider type."
+        )
 
 
 @operation

@@ -63,14 +63,12 @@ def by_field(augment: Recipes | None) -> FieldLists | None:
                     "one list."
                 )
             lists[name] = recipe
-        operations = recipe if isinstance(recipe, Sequence) else ()
-        maps = [each for each in operations if isinstance(each, Map) and each.fields is not None]
-        if not isinstance(key, str) and maps:
-            raise RecipeError(
-                f"{maps[0].name} has fields={list(maps[0].fields or ())} and is in the list of "
-                f"{key}, which applies to each of these fields. Leave its fields out, or put it "
-                "into the list of one field."
-            )
+        for op in recipe if isinstance(recipe, Sequence) and not isinstance(key, str) else ():
+            if isinstance(op, Map) and op.fields is not None:
+                raise RecipeError(
+                    f"{op.name} has fields={op.fields!r} and is in the list of {key}, which is "
+                    "for each of these fields. Leave its fields out, or put it into another list."
+                )
     return lists
 
 
@@ -121,12 +119,8 @@ def _not_selected(op: Operation, name: str, wanted: str, known: Sequence[str]) -
 
 def _warn_of_untyped_fields(lists: Lists, selected: Types, images: Sequence[str]) -> None:
     """Warn about selected fields that may be boxes, points or masks, and don't follow an image."""
-    moving = [
-        op
-        for ops in lists.values()
-        for op in ops
-        if op.moves_pixels and any(map(op.selects, images))
-    ]
+    moving = [op for op in _each(lists, Operation) if op.moves_pixels]
+    moving = [op for op in moving if any(map(op.selects, images))]
     for name in untyped_places(selected) if moving else ():
         _log.warning(_MAY_BE_PLACES, name, selected[name], type(moving[0]).__name__, name)
     others = [name for name in images if not is_mask_name(name, ())]
@@ -170,9 +164,8 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Types) -> bool:
 
 
 def _image_remedy(schema: Types) -> str:
-    for name, type in schema.items():
-        if type.is_image:
-            return f'Drop augment=, or add "{name}" to the dataset\'s fields.'
+    if images := [name for name, type in schema.items() if type.is_image]:
+        return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
     for name, type in schema.items():
         if type.kind == "bytes":
             remedy = f'schema={{"{name}": Image()}}, else drop augment='
@@ -190,11 +183,10 @@ def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, 
         )
     else:
         advice = f"operations work on images, and this is {kind}. Leave it out of augment=."
+    if wrong := [op for op in ops if not op.fits_field(name, type)]:
+        raise RecipeError(f'augment: got {wrong[0]} for "{name}"; {advice}')
     if not ops:
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
-    for op in ops:
-        if not op.fits_field(name, type):
-            raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
 
 
 def _checked(
@@ -219,23 +211,15 @@ def _check_crops(lists: Lists, selected: Types) -> None:
 
 
 def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Types) -> None:
-    for recipe in images.values():
-        if not recipe.mixing:
-            continue
-        op = type(recipe.mixing[0]).__name__
-        if len(images) > 1:
-            raise RecipeError(
-                f"{op} blends the images and labels of two samples by one share, and each sample "
-                f"has several images ({', '.join(images)}) with one label. Select one of "
-                f"them, or leave {op} out and mix the batch in your training step."
-            )
-        followers = [other for other, type in selected.items() if type.follows]
-        if followers:
-            name = followers[0]
-            raise RecipeError(
-                f'{op} blends the pixels of two samples, and "{name}" would then be right for only '
-                f'one of them. Leave "{name}" out of fields=, or {op} out of the recipe.'
-            )
+    mixing = [op for recipe in images.values() for op in recipe.mixing]
+    others = [name for name, type in selected.items() if type.follows]
+    if mixing and (others or len(images) > 1):
+        op = type(mixing[0]).__name__
+        raise RecipeError(
+            f"{op} blends the images and labels of two samples by one share, so a sample may have "
+            f"one image and nothing that follows it, and has {[*images, *others]}. Leave some out "
+            f"of fields=, or leave {op} out and mix the batch in your training step."
+        )
 
 
 def _followers(
@@ -292,14 +276,13 @@ def _shape_of(
     of = type.reference or ""
     if of in images:
         return images[of].shape[1:]
-    sizes = ranges.get(of, ANY_SIZE)
-    if sizes.fixed is None and type.needs_size:
+    shape = ranges.get(of, ANY_SIZE).fixed
+    if shape is None and type.needs_size:
         raise RecipeError(
-            f'"{name}" is {type!r}, and "{of}" isn\'t selected and '
-            f"{'may have' if sizes == ANY_SIZE else 'has'} different sizes, so a batch can't have "
-            f'it: select "{of}" too, whose recipe it follows, and add Resize or a crop to that.'
+            f'"{name}" is {type!r}, and "{of}" isn\'t selected and may have different sizes, so a '
+            f'batch can\'t have it: select "{of}" too, and add Resize or a crop to its recipe.'
         )
-    return sizes.fixed
+    return shape
 
 
 def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:

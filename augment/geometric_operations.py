@@ -86,6 +86,14 @@ def fixed_size(size: tuple[int, int]) -> ImageRange:
     return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
 
 
+def size_text(sizes: ImageRange) -> str:
+    """Return words for the sizes of images, for messages."""
+    if sizes == ANY_SIZE:
+        return "of sizes that aren't known before they are read"
+    low, high = (sizes.min_height, sizes.min_width), (sizes.max_height, sizes.max_width)
+    return f"of different sizes, from {low[0]} x {low[1]} to {high[0]} x {high[1]}"
+
+
 class FixedCrop(GeometricOperation, metaclass=ABCMeta):
     """Base class of crops of a fixed size, which crop images or arrays.
 
@@ -135,14 +143,10 @@ class FixedCrop(GeometricOperation, metaclass=ABCMeta):
         if self.pad_if_needed or self._is_inside(sizes):
             return fixed_size(self.height_width)
         height, width = self.height_width
-        found = (
-            "of sizes that aren't known before they are read"
-            if sizes == ANY_SIZE
-            else f"as small as {sizes.min_height} x {sizes.min_width}"
-        )
         raise RecipeError(
-            f"{type(self).__name__}: wanted {height} x {width} (height x width) of images {found}. "
-            "Put a Resize in front of it, crop less, or use RandomCrop(pad_if_needed=True)."
+            f"{type(self).__name__}: wanted {height} x {width} (height x width) of images "
+            f"{size_text(sizes)}. Put a Resize in front of it, crop less, or use "
+            "RandomCrop(pad_if_needed=True)."
         )
 
     def pads(self, sizes: ImageRange) -> bool:

@@ -18,7 +18,7 @@ Measurements behind this design, with DALI 2.4 on the CPU at batch 256:
 - A sample that doesn't decode fails only its batch. But a header that can't be parsed, or a window
   outside its image, ends the run while other threads still decode into it, and most trials ended in
   a segmentation fault. Such samples must never reach DALI: readers compare the CRC of verified
-  bytes, and check_headers=True checks other bytes (`image_checks`).
+  bytes, and check_headers=True checks other bytes (`verify`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,13 @@ from penstock.augment.decode_failures import (
     machine_error,
     split_rows,
 )
-from penstock.augment.devices import checked_device, window_decoding
 from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs
-from penstock.augment.image_checks import bad_headers, read_header
+from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -71,46 +70,15 @@ class DecodedBatch:
     bad: dict[int, str]
 
 
-Run = tuple[list[int], tuple[Any, ...]]
-"""The rows of one run, and the objects that DALI reads until the run is complete."""
-
-
 @dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """A batch in flight. marks: omitted rows with reasons. runs: runs of the other rows."""
+    """A batch in flight. marks: omitted rows with reasons. runs: rows of the runs of the others,
+    with the objects that DALI reads until a run is complete."""
 
     batch: EncodedBatch
     draws: Draws
     marks: dict[int, str]
-    runs: list[Run]
-
-
-class SubBatchSizer:
-    """The division of batches into sub-batches: small ones after failures, otherwise one."""
-
-    def __init__(self) -> None:
-        self._batches = 0  # next batches to cut into small runs
-        self._suspects: set[int] = set()  # ids that failed once; another window may decode
-
-    def use_small_runs(self) -> None:
-        """Cut the next batches into small runs, since a run has failed."""
-        self._batches = SMALL_RUN_BATCHES
-
-    def isolate(self, ids: Iterable[int]) -> None:
-        """Make each of these samples a sub-batch of its own from now on, since they failed."""
-        self._suspects.update(ids)
-
-    def cut(self, batch: EncodedBatch, marks: dict[int, str]) -> list[list[int]]:
-        """Return the rows of each sub-batch, without those in marks; DALI supports no empty one."""
-        rows = [row for row in range(len(batch.encoded)) if row not in marks]
-        alone: list[int] = []
-        if self._suspects:
-            ids = batch.ids.tolist()
-            alone = [row for row in rows if ids[row] in self._suspects]
-            rows = [row for row in rows if ids[row] not in self._suspects]
-        size = SMALL_RUN_SAMPLES if self._batches else max(1, len(rows))
-        self._batches = max(0, self._batches - 1)
-        return [*split_rows(rows, size), *split_rows(alone, 1)]
+    runs: list[tuple[list[int], tuple[Any, ...]]]
 
 
 def select_rows(
@@ -123,7 +91,29 @@ def select_rows(
     return [batch.encoded[row] for row in rows], some
 
 
+def checked_device(device: str, device_id: int | None) -> int | None:
+    """Return the CUDA ordinal of a device; None for the CPU. device_id: None: torch's current one.
+    Raises ConfigError for a device that doesn't exist."""
+    if device == "cpu":
+        return None
+    if device != "cuda":
+        raise ConfigError(f'device: got {device!r}, wanted "cpu" or "cuda".')
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            'device="cuda": torch finds no GPU. Pass device="cpu", or check the driver, '
+            "CUDA_VISIBLE_DEVICES, and that torch is a CUDA build."
+        )
+    count = torch.cuda.device_count()
+    number = torch.cuda.current_device() if device_id is None else device_id
+    if not 0 <= number < count:
+        raise ConfigError(f'device="cuda:{number}": this process sees {count} GPU(s), from 0.')
+    return number
+
+
 _LESS_MEMORY = "a smaller batch, or a smaller prefetch_factor"
+_SIDE_THREADS = 4
 
 
 class DaliPipeline(EncodedPipeline):
@@ -162,96 +152,6 @@ class DaliPipeline(EncodedPipeline):
         return torch.empty((samples, *recipe.shape), dtype=dtype, device=device)
 
 
-_SIDE_THREADS = 4
-
-
-class FailedRunDecoder:
-    """A decoder for samples of failed runs. It has its own pipeline, so that runs in flight aren't
-    affected, and builds it once, at the first failure: building pipelines that fail leaks."""
-
-    def __init__(self, plan: GraphPlan, sizer: SubBatchSizer) -> None:
-        self._plan, self._sizer = plan, sizer
-        self._side: DaliPipeline | None = None
-        # Events on CUDA, with the tensors that copies read until then.
-        self._copies: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
-
-    def decode(
-        self,
-        flight: BatchInFlight,
-        failed: list[list[int]],
-        images: torch.Tensor,
-        taken: list[torch.Tensor],
-    ) -> DecodedBatch:
-        """Fill in the images of failed runs, with zeros for bad samples.
-
-        failed: the rows of each run. taken: tensors that are being copied into images. Raises
-        DeviceError if no sample is the cause.
-        """
-
-        def again(rows: list[int]) -> None:
-            taken.append(self._decoded(flight, rows))
-            images[rows] = taken[-1]
-
-        bad: dict[int, str] = {}
-        for rows in failed:
-            size = min(SMALL_RUN_SAMPLES, -(-len(rows) // SPLIT_WAYS))
-            bad |= failing_rows(rows, again, size)
-        self._check_blame(flight, bad)
-        bad |= flight.marks
-        if bad:
-            images[list(bad)] = 0
-            self._sizer.isolate(int(flight.batch.ids[row]) for row in bad)
-        self._keep_for_copies(taken)
-        return DecodedBatch(images, bad)
-
-    def close(self) -> None:
-        """Release DALI's threads and memory."""
-        self._side = None
-        self._copies.clear()
-
-    def _decoded(self, flight: BatchInFlight, rows: list[int]) -> torch.Tensor:
-        if self._side is None:
-            plan = self._plan
-            few = min(plan.threads, _SIDE_THREADS)
-            size = min(plan.batch_size, SMALL_RUN_SAMPLES)
-            self._side = DaliPipeline(replace(plan, batch_size=size, threads=few, constant=False))
-        held = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
-        try:
-            return self._side.take(len(rows))
-        except RuntimeError as error:
-            check_machine(error, remedy=_LESS_MEMORY)
-            raise
-        finally:
-            del held  # DALI read it until here
-
-    def _check_blame(self, flight: BatchInFlight, bad: dict[int, str]) -> None:
-        """Raise DeviceError if the samples aren't the likely cause: a codec fails although it can
-        read the header, or a whole batch fails for an unknown reason."""
-        encoded = flight.batch.encoded
-        for row, why in bad.items():
-            if self._plan.pixels or why != NO_IMAGE:
-                continue
-            if not isinstance(read_header(encoded[row]), Rejection):
-                raise machine_error(
-                    f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header it "
-                    "can read"
-                )
-        tried = len(encoded) - len(flight.marks)
-        if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
-            raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
-
-    def _keep_for_copies(self, taken: list[torch.Tensor]) -> None:
-        """Keep tensors on CUDA until the copies that read them are complete."""
-        while self._copies and self._copies[0][0].query():  # type: ignore[no-untyped-call]
-            self._copies.popleft()
-        if taken and self._plan.is_cuda:
-            import torch
-
-            event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._plan.device_id))
-            self._copies.append((event, taken))
-
-
 class Graph:
     """The graph that decodes and augments batches. One thread uses it; close() is safe to call
     twice.
@@ -280,20 +180,15 @@ class Graph:
         None: torch's current one. deterministic: decode without the hardware decoder on CUDA, so
         that pixels don't depend on the decoder that a sample gets; on the CPU they never do.
         check_headers: read each sample's header before DALI decodes it, in 4 us a sample; necessary
-        for bytes that no `ImageVerifier` has checked, or whose checksum wasn't compared since.
+        for bytes that `verify_images` hasn't checked, or whose checksum wasn't compared since.
         constant_decode: for benchmarks: use the same inputs, decode nothing and return a constant,
         which leaves the cost of everything but decoding. pixels: samples are decoded already: RGB,
         uint8, shape (height, width, 3). resident: samples come from a `FullImageDecoder`: uint8,
         shape (height, width, channels), in the recipe's colours; on CUDA each as a
         `resident_tensor`. Raises ConfigError (no such device), MissingDependencyError (no DALI).
         """
-        if batch_size < 1 or threads < 1:
-            raise ConfigError(
-                f"Graph: got batch_size={batch_size} and threads={threads}, wanted at least 1."
-            )
         number = checked_device(device, device_id)
-        by_windows = recipe.decodes_window and not (pixels or resident or constant_decode)
-        self._plan = GraphPlan(
+        self._plan = plan = GraphPlan(
             recipe=recipe,
             batch_size=batch_size,
             device_id=number,
@@ -304,14 +199,15 @@ class Graph:
             pixels=pixels or resident,
             compiled=number is None and not constant_decode and resample_operator.is_compiled(),
             resident=resident,
-            windows=window_decoding(recipe, number) if by_windows else "decoder",
         )
-        self._pipe: DaliPipeline | None = DaliPipeline(self._plan)
+        self._pipe: DaliPipeline | None = DaliPipeline(plan)
+        # For samples of failed runs, so that runs in flight aren't affected. It is built once, at
+        # the first failure: building pipelines that fail leaks.
+        self._side: DaliPipeline | None = None
         self._flights: deque[BatchInFlight] = deque()
         # DALI may still read the batch that was just returned.
         self._last: BatchInFlight | None = None
-        self._sizer = SubBatchSizer()
-        self._failed_runs = FailedRunDecoder(self._plan, self._sizer)
+        self._careful = 0  # next batches to cut into small runs
 
     @property
     def in_flight(self) -> int:
@@ -324,21 +220,17 @@ class Graph:
         """Schedule one batch, and return before it is decoded. draws: from `draws.draw`.
 
         bad: rows that are known to be bad, with reasons; they aren't decoded, and their images are
-        zeros. Raises ConfigError for a batch larger than batch_size, ClosedError after close().
+        zeros. Raises ClosedError after close().
         """
-        samples = len(batch.encoded)
-        if samples > self._plan.batch_size:
-            raise ConfigError(
-                f"Graph.feed: got {samples} samples, wanted at most the "
-                f"batch_size={self._plan.batch_size} that the graph was built for."
-            )
         pipe = self._open_pipe()
         marks = dict(bad or {})
         if self._plan.check_headers:
             marks |= bad_headers(batch)
+        rows = [row for row in range(len(batch.encoded)) if row not in marks]
+        size = SMALL_RUN_SAMPLES if self._careful else max(1, len(rows))
+        self._careful = max(0, self._careful - 1)
         runs = [
-            (rows, pipe.schedule(*select_rows(batch, draws, rows)))
-            for rows in self._sizer.cut(batch, marks)
+            (run, pipe.schedule(*select_rows(batch, draws, run))) for run in split_rows(rows, size)
         ]
         self._flights.append(BatchInFlight(batch, draws, marks, runs))
 
@@ -387,18 +279,18 @@ class Graph:
             images = pipe.empty(samples) if images is None else images
             images[rows] = taken[-1]
         if failed:
-            self._sizer.use_small_runs()
+            self._careful = SMALL_RUN_BATCHES
         if broken is not None:
             raise broken
         images = pipe.empty(samples) if images is None else images
-        return self._failed_runs.decode(flight, failed, images, taken)
+        return self._completed(flight, failed, images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """Decode a few samples immediately, as `outputs_marked`; batches in flight aren't
         affected."""
         pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
         flight = BatchInFlight(batch, draws, {}, [])
-        return self._failed_runs.decode(flight, [rows], pipe.empty(len(rows)), [])
+        return self._completed(flight, [rows], pipe.empty(len(rows)), [])
 
     def drain(self) -> None:
         """Drop the batches in flight and their errors."""
@@ -412,13 +304,72 @@ class Graph:
         """Wait for the batches in flight and release DALI's threads and memory."""
         if self._pipe is not None:
             self.drain()
-            self._pipe = self._last = None
-            self._failed_runs.close()
+            self._pipe = self._side = self._last = None
 
     def _open_pipe(self) -> DaliPipeline:
         if self._pipe is None:
             raise ClosedError("This graph is closed. Create a new loader.")
         return self._pipe
+
+    def _completed(
+        self,
+        flight: BatchInFlight,
+        failed: list[list[int]],
+        images: torch.Tensor,
+        taken: list[torch.Tensor],
+    ) -> DecodedBatch:
+        """Decode the samples of failed runs again into the images, with zeros for bad samples.
+
+        failed: the rows of each run. taken: tensors that are being copied into images. Raises
+        DeviceError if no sample is the cause.
+        """
+
+        def again(rows: list[int]) -> None:
+            taken.append(self._decoded_again(flight, rows))
+            images[rows] = taken[-1]
+
+        bad: dict[int, str] = {}
+        for rows in failed:
+            size = min(SMALL_RUN_SAMPLES, -(-len(rows) // SPLIT_WAYS))
+            bad |= failing_rows(rows, again, size)
+        self._check_blame(flight, bad)
+        bad |= flight.marks
+        if bad:
+            images[list(bad)] = 0
+        if taken and self._plan.is_cuda:  # the copies read `taken` until they are complete
+            import torch
+
+            torch.cuda.current_stream(self._plan.device_id).synchronize()
+        return DecodedBatch(images, bad)
+
+    def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> torch.Tensor:
+        if self._side is None:
+            plan = self._plan
+            few = min(plan.threads, _SIDE_THREADS)
+            size = min(plan.batch_size, SMALL_RUN_SAMPLES)
+            self._side = DaliPipeline(replace(plan, batch_size=size, threads=few, constant=False))
+        held = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
+        try:
+            return self._side.take(len(rows))
+        except RuntimeError as error:
+            check_machine(error, remedy=_LESS_MEMORY)
+            raise
+        finally:
+            del held  # DALI read it until here
+
+    def _check_blame(self, flight: BatchInFlight, bad: dict[int, str]) -> None:
+        """Raise DeviceError if the samples aren't the likely cause: a codec fails although it can
+        read the header, or a whole batch fails for an unknown reason."""
+        encoded = flight.batch.encoded
+        for row in [row for row, why in bad.items() if why == NO_IMAGE and not self._plan.pixels]:
+            if not isinstance(read_header(encoded[row]), Rejection):
+                raise machine_error(
+                    f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header it "
+                    "can read"
+                )
+        tried = len(encoded) - len(flight.marks)
+        if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
+            raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
 
 
 RUNS_IN_FLIGHT = 2

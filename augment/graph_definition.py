@@ -7,7 +7,7 @@ on pixels are in their classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,7 @@ class GraphPlan:
 
     device_id: CUDA ordinal; None: the CPU. constant: as `constant_decode` of the graph. pixels:
     samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were decoded
-    by `decoded`. compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes only
-    the windows, "slice" crops them from full images.
+    by `decoded`. compiled: resize on the CPU by `resample_kernels`.
     """
 
     recipe: CheckedRecipe
@@ -41,7 +40,6 @@ class GraphPlan:
     pixels: bool = False
     compiled: bool = False
     resident: bool = False
-    windows: Literal["decoder", "slice"] = "decoder"
 
     @property
     def is_cuda(self) -> bool:
@@ -52,6 +50,12 @@ class GraphPlan:
     def device(self) -> str:
         """The device, as torch names it."""
         return "cpu" if self.device_id is None else f"cuda:{self.device_id}"
+
+    @property
+    def decodes_in_full(self) -> bool:
+        """True if full images are decoded and then cropped, as in `Decode(windows=)`."""
+        windows = self.recipe.decode.windows
+        return windows == "slice" or (windows == "auto" and self.is_cuda)
 
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
@@ -109,7 +113,7 @@ def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     if not plan.recipe.decodes_window:
         return decoded(plan, encoded)
     window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
-    if plan.windows == "slice":
+    if plan.decodes_in_full:
         return fn.slice(decoded(plan, encoded), **window)
     return fn.decoders.image_slice(encoded, **window, **decode_options(plan))
 

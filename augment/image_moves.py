@@ -49,12 +49,9 @@ class ImageMove(ABC):
         """Return the moved masks of images of one size, shape (n, height, width)."""
 
     @abstractmethod
-    def boxes(self, boxes: Floats, owner: Ints) -> None:
-        """Move boxes in place: x1, y1, x2, y2, shape (k, 4). owner: row of each one's image."""
-
-    @abstractmethod
-    def points(self, points: Floats, owner: Ints) -> None:
-        """Move points in place: x, y, shape (k, 2). owner: as in `boxes`."""
+    def places(self, places: Floats, owner: Ints) -> None:
+        """Move points, or the upper left and lower right corners of boxes, in place: x, y, shape
+        (k, 1, 2) or (k, 2, 2). owner: row of each one's image."""
 
 
 class AxisMove(ImageMove):
@@ -76,13 +73,9 @@ class AxisMove(ImageMove):
         moves = ImageMoves(size=(self.size[0], self.size[1]), moves=(self,), shape=masks.shape[1:])
         return moves.move_masks([*masks], dtype=masks.dtype)
 
-    def boxes(self, boxes: Floats, owner: Ints) -> None:
-        self.along(boxes[:, 1::2], 0, owner)
-        self.along(boxes[:, 0::2], 1, owner)
-
-    def points(self, points: Floats, owner: Ints) -> None:
-        self.along(points[:, 1:], 0, owner)
-        self.along(points[:, :1], 1, owner)
+    def places(self, places: Floats, owner: Ints) -> None:
+        self.along(places[..., 1], 0, owner)
+        self.along(places[..., 0], 1, owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,15 +160,15 @@ class WarpMove(ImageMove):
             np.copyto(moved, np.where(inside, mask.take(places.astype(np.int64)), self.fill))
         return out
 
-    def boxes(self, boxes: Floats, owner: Ints) -> None:
-        corners = self._transformed(boxes[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2), owner)
-        boxes[:, :2], boxes[:, 2:] = corners.min(axis=1), corners.max(axis=1)
-        height, width = (side[owner, None] for side in self.size)
-        np.clip(boxes[:, 0::2], 0, width, out=boxes[:, 0::2])
-        np.clip(boxes[:, 1::2], 0, height, out=boxes[:, 1::2])
-
-    def points(self, points: Floats, owner: Ints) -> None:
-        points[:] = self._transformed(points[:, None], owner)[:, 0]
+    def places(self, places: Floats, owner: Ints) -> None:
+        if places.shape[1] == 1:
+            places[:] = self._transformed(places, owner)
+            return
+        x, y = places[..., 0], places[..., 1]
+        corners = np.stack([x[:, [0, 1, 1, 0]], y[:, [0, 0, 1, 1]]], axis=-1)
+        moved = self._transformed(corners, owner)
+        places[:, 0], places[:, 1] = moved.min(axis=1), moved.max(axis=1)
+        np.clip(places, 0, self.size[::-1, owner].T[:, None], out=places)
 
     def _transformed(self, points: Floats, owner: Ints) -> Floats:
         """Return moved points, shape (k, points, 2)."""
@@ -250,23 +243,22 @@ class ImageMoves:
                     "Choose another number, or store the masks in a wider type."
                 )
         rows, columns = self.index_maps()
-        is_outside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
-        heights, widths = (side.tolist() for side in self.size)
-        for place, mask in enumerate(masks):
+        beyond: list[Any] = [(index < 0).any(axis=1).tolist() for index in (rows, columns)]
+        sides = zip(*(side.tolist() for side in self.size), strict=True)
+        for place, (mask, size) in enumerate(zip(masks, sides, strict=True)):
             if not mask.size:
                 continue
-            if mask.shape != (heights[place], widths[place]):
+            if mask.shape != size:
                 raise DatasetError(
-                    f"A mask of shape {mask.shape} belongs to an image of {heights[place]} x "
-                    f"{widths[place]} (height x width): wanted the same size. Index the dataset "
-                    "again."
+                    f"A mask of shape {mask.shape} belongs to an image of {size[0]} x {size[1]} "
+                    "(height x width): wanted the same size. Index the dataset again."
                 )
             # Rows first: full lines are copied, and fewer pixels are gathered by column.
             shown = mask.take(rows[place], axis=0, mode="clip")
             out[place] = shown.take(columns[place], axis=1, mode="clip")
-            if is_outside[0][place]:
+            if beyond[0][place]:
                 out[place][rows[place] < 0] = self.mask_fill
-            if is_outside[1][place]:
+            if beyond[1][place]:
                 out[place][:, columns[place] < 0] = self.mask_fill
         for move in warps:
             out = move.masks(out)
@@ -279,19 +271,19 @@ class ImageMoves:
 
         boxes: x1, y1, x2, y2, shape (k, 4). owner: row of each box's image, int64, (k,).
         """
-        moved = np.array(boxes, np.float64).reshape(-1, 4)
-        for move in self.moves:
-            move.boxes(moved, owner)
         height, width = self.shape
-        np.clip(moved, 0, [width, height, width, height], out=moved)
-        return moved.astype(np.float32)
+        moved = self._moved(boxes, 2, owner)
+        return np.clip(moved, 0, [width, height]).reshape(-1, 4).astype(np.float32)
 
     def move_points(self, points: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
         """Return the moved points, which may be outside their images: float32, shape (k, 2).
 
         points: x, y, shape (k, 2). owner: row of each point's image, int64, (k,).
         """
-        moved = np.array(points, np.float64).reshape(-1, 2)
+        return self._moved(points, 1, owner)[:, 0].astype(np.float32)
+
+    def _moved(self, places: NDArray[Any], corners: int, owner: Ints) -> Floats:
+        moved = np.array(places, np.float64).reshape(-1, corners, 2)
         for move in self.moves:
-            move.points(moved, owner)
-        return moved.astype(np.float32)
+            move.places(moved, owner)
+        return moved

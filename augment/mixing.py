@@ -165,18 +165,11 @@ def cutmix_boxes(share: Floats, row: Floats, column: Floats, height: int, width:
     and windows are clipped to the image (Yun et al. 2019; torchvision's CutMix). row, column: draws
     in [0, 1).
     """
-    half = 0.5 * np.sqrt(1 - share)
-    y, x = (row * height).astype(np.int64), (column * width).astype(np.int64)
-    down, across = (half * height).astype(np.int64), (half * width).astype(np.int64)
-    return np.stack(
-        [
-            np.maximum(y - down, 0),
-            np.maximum(x - across, 0),
-            np.minimum(y + down, height),
-            np.minimum(x + across, width),
-        ],
-        axis=-1,
-    )
+    sides = np.array([[height], [width]])
+    half = (0.5 * np.sqrt(1 - share) * sides).astype(np.int64)
+    middle = (np.stack([row, column]) * sides).astype(np.int64)
+    low, high = np.maximum(middle - half, 0), np.minimum(middle + half, sides)
+    return np.ascontiguousarray(np.concatenate([low, high]).T)
 
 
 def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
@@ -184,21 +177,15 @@ def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
 
     Raises ConfigError if it is unknown, or if two operations disagree.
     """
-    given = {op.num_classes for op in ops if op.num_classes is not None}
-    if len(given) > 1:
+    given: set[int | None] = {op.num_classes for op in ops if op.num_classes is not None}
+    count, *others = given or {known}
+    if count is None or others:
+        names = " and ".join(type(op).__name__ for op in ops)
         raise ConfigError(
-            f"MixUp and CutMix of one recipe have num_classes={sorted(given)}: pass the same to "
-            "both."
+            f"{names}: soft targets need one number of classes, and it is "
+            f"{' or '.join(map(str, given)) or 'unknown'}. Pass the same num_classes= to all."
         )
-    if given:
-        return given.pop()
-    if known is None:
-        name = type(ops[0]).__name__
-        raise ConfigError(
-            f"{name} makes soft targets, and the dataset doesn't know how many classes there are. "
-            f"Pass {name}(num_classes=...)."
-        )
-    return known
+    return count
 
 
 def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:

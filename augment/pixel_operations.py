@@ -59,8 +59,8 @@ class Decode(Operation):
 
     color: "rgb" (3 channels) or "gray" (1 channel, luma). The other arguments change pixels on a
     GPU by rounding at most. windows: "decoder" decodes only the window of a crop; "slice" decodes
-    the full image and crops it, which is slower, for GPUs on which the first doesn't work; "auto"
-    tries it in a process of its own, once for each GPU. hw_decoder_load: share of a batch for the
+    the full image and crops it, which is slower, for GPUs on which the first doesn't work; "auto":
+    "decoder" on the CPU and "slice" on a GPU. hw_decoder_load: share of a batch for the
     GPU's JPEG unit; None: DALI's default. preallocate: (height, width) of the largest image, for
     which the GPU's decoder allocates memory in advance; None: it grows with the images. The best
     values haven't been measured.
@@ -100,30 +100,24 @@ class Normalize(Operation):
     def __post_init__(self) -> None:
         Operation.__post_init__(self)
         mean, std = self.mean, self.std
-        if len(mean) != len(std):
+        is_scaled = max(map(abs, (*mean, *std))) <= 16
+        if len(mean) != len(std) or min(std) <= 0 or not is_scaled:
             raise RecipeError(
-                f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted "
-                "the same number of both, one per channel."
-            )
-        if min(std) <= 0:
-            raise RecipeError(f"Normalize(std=...): got {std}, wanted numbers above 0.")
-        if max(map(abs, (*mean, *std))) > 16:
-            raise RecipeError(
-                f"Normalize: got mean {mean} and std {std}, which look like units of 0..255; "
-                "wanted units of 0..1. Divide them by 255."
+                f"Normalize: got mean {mean} and std {std}, wanted one of each by channel, "
+                "in units of 0..1 and stds above 0. Divide numbers in units of 0..255 by 255."
             )
 
     def check(self, shape: ImageShape, dtype: DType) -> None:
         """Raise RecipeError for another number of channels, and for whole numbers."""
-        if len(self.mean) != shape.channels:
+        count = len(self.mean)
+        if count != shape.channels:
             raise RecipeError(
-                f"Normalize: got {len(self.mean)} means, wanted {shape.channels}, one per channel "
-                "of Decode."
+                f"Normalize: got {count} means, wanted {shape.channels}, as Decode has."
             )
         if dtype == "uint8":
             raise RecipeError(
-                'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, to '
-                "whole numbers. Leave out one of the two."
+                'Cast("uint8") would round the numbers of Normalize, about -2 to 3, to whole '
+                "numbers. Leave out one of the two."
             )
 
 
@@ -184,19 +178,17 @@ class ColorJitter(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
         """Adjust brightness, contrast, saturation and hue, in this order."""
-        if (factor := inputs.get("brightness")) is not None:
-            images = fn.brightness_contrast(images, brightness=factor)
-        if (factor := inputs.get("contrast")) is not None:
+        if "brightness" in inputs:
+            images = fn.brightness_contrast(images, brightness=inputs["brightness"])
+        if "contrast" in inputs:
             gray = nodes.luma(images) if shape.channels == 3 else images
-            images = nodes.contrast(images, factor, gray)
-        if (factor := inputs.get("saturation")) is not None:
+            images = nodes.contrast(images, inputs["contrast"], gray)
+        if "saturation" in inputs:
             # By arithmetic it is no slower than fn.saturation. The factors have opposite signs, or
             # are small: the sum can't overflow.
-            gray = nodes.as_rgb(nodes.luma(images))
+            factor, gray = inputs["saturation"], nodes.as_rgb(nodes.luma(images))
             images = nodes.uint8(nodes.int16(images, factor) + nodes.int16(gray, 1.0 - factor))
-        if (shift := inputs.get("hue")) is not None:
-            images = _shift_hue(images, shift, shape)
-        return images
+        return _shift_hue(images, inputs["hue"], shape) if "hue" in inputs else images
 
 
 def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
@@ -290,8 +282,7 @@ class GaussianBlur(ImageOperation):
         if rows // 2 >= shape.height or columns // 2 >= shape.width:
             raise RecipeError(
                 f"GaussianBlur(kernel_size=...): got {columns} x {rows} (width x height) for "
-                f"images of {shape.width} x {shape.height}, wanted less than twice their size: "
-                "beyond the edge the image is mirrored once."
+                f"images of {shape.width} x {shape.height}, wanted less than twice their size."
             )
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
@@ -610,15 +601,11 @@ class RandomErasing(ImageOperation):
 
     def check(self, shape: ImageShape, dtype: DType) -> None:
         """Raise RecipeError for values that don't fit the channels, or bytes."""
-        if len(self.values) not in (1, shape.channels):
+        fits = len(self.values) in (1, shape.channels)
+        if not fits or (dtype == "uint8" and not {*self.values} <= {*range(256)}):
             raise RecipeError(
-                f"RandomErasing(value=...): got {len(self.values)} numbers, wanted 1 or "
-                f"{shape.channels}, one per channel."
-            )
-        if dtype == "uint8" and not all(0 <= x <= 255 and x == int(x) for x in self.values):
-            raise RecipeError(
-                f"RandomErasing(value=...): got {self.values} in a recipe whose result is uint8, "
-                "wanted whole numbers from 0 to 255."
+                f"RandomErasing(value=...): got {self.values} for images of {dtype}, wanted 1 or "
+                f"{shape.channels} numbers, for uint8 whole numbers from 0 to 255."
             )
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:

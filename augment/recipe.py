@@ -30,6 +30,7 @@ from penstock.augment.geometric_operations import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    size_text,
 )
 from penstock.augment.image_moves import FlipMove, WarpMove
 from penstock.augment.operation import (
@@ -80,20 +81,9 @@ class GeometryStage:
     padding: FixedCrop | None = None
 
     @property
-    def crops_before(self) -> bool:
-        """True if a window crops its input."""
-        return any(op.crops for _, op in self.before)
-
-    @property
     def crops_after(self) -> bool:
         """True if it resizes only a region of its input."""
         return any(op.crops for _, op in self.after)
-
-    def with_window(self, window: PlacedWindow, out: tuple[int, int] | None) -> GeometryStage:
-        """Return the stage with another window. out: as in the stage."""
-        if self.size is None:
-            return replace(self, before=(*self.before, window), out=out)
-        return replace(self, after=(*self.after, window), out=out)
 
 
 def plan_geometries(
@@ -107,14 +97,16 @@ def plan_geometries(
             assert isinstance(op, FixedCrop)
             if any(stage.padding for stage in (*stages, last)):
                 raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
-            if last.size is not None or last.crops_before:
+            if last.size is not None or any(before.crops for _, before in last.before):
                 # Outside the earlier crop it shows padding, although the image continues there.
                 stages.append(last)
                 last = GeometryStage()
             last = replace(last, padding=op)
         sizes = op.sizes(sizes)
         if op.crops or isinstance(op, FlipOperation):
-            last = last.with_window((index, op), None if op.resize else sizes.fixed)
+            where = "before" if last.size is None else "after"
+            windows: Any = {where: (*getattr(last, where), (index, op))}
+            last = replace(last, out=None if op.resize else sizes.fixed, **windows)
         if op.resize is not None:
             if last.size is not None:
                 stages.append(last)
@@ -285,7 +277,7 @@ class CheckedRecipe:
     def decodes_window(self) -> bool:
         """True if decoding a part of each image is enough."""
         first = self.geometries[0]
-        return first.crops_before or first.crops_after
+        return any(op.crops for _, op in (*first.before, *first.after))
 
 
 def check_recipe(
@@ -308,7 +300,12 @@ def check_recipe(
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, out = plan_geometries(geometric, images)
     if out.fixed is None:
-        raise RecipeError(_no_size(images, out, field))
+        of = "" if field is None else f' of "{field}"'
+        raise RecipeError(
+            f"The images{of} are {size_text(ANY_SIZE if images == ANY_SIZE else out)}. A batch "
+            "needs one size: in augment=, add RandomResizedCrop(224), Resize((224, 224)), or "
+            "Resize(256) and CenterCrop(224)."
+        )
     pixels, mirror = place_mirrors([op for _, op in geometric], stages[Stage.PIXELS])
     normalize = next((op for _, op in stages[Stage.NORMALIZE]), None)
     to = next((op for _, op in stages[Stage.CAST]), None)
@@ -328,22 +325,6 @@ def check_recipe(
         for _, op in placed:
             op.check(checked.image, checked.dtype)
     return checked
-
-
-def _no_size(images: ImageRange, out: ImageRange, field: str | None) -> str:
-    """Return the message for images that have no common size in the end."""
-    found = (
-        "of sizes that aren't known before they are read: the format, or the torch dataset, "
-        "doesn't list them"
-        if images == ANY_SIZE
-        else f"of different sizes: heights {out.min_height} to {out.max_height}, widths "
-        f"{out.min_width} to {out.max_width}"
-    )
-    of = "" if field is None else f' of "{field}"'
-    return (
-        f"The images{of} are {found}. A batch needs one size: in augment=, add "
-        "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
-    )
 
 
 def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
@@ -367,13 +348,11 @@ def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
 def _unknown_operation(op: Any) -> str:
     if isinstance(op, type) and issubclass(op, Operation):
         return f"augment: got the class {op.__name__}, wanted an instance: {op.__name__}(...)."
-    if type(op).__module__.startswith("torchvision."):
-        return (
-            f"augment: got torchvision's {type(op).__name__}, wanted operations of `penstock`. "
-            "Import the one of the same name from `penstock`."
-        )
-    kind = type(op).__name__
-    return f"augment: got {op!r} of type {kind}, wanted an operation, such as Resize(256)."
+    kind = f"{type(op).__module__}.{type(op).__name__}".removeprefix("builtins.")
+    return (
+        f"augment: got {op!r} of type {kind}, wanted an operation of Penstock, such as "
+        "Resize(256); `penstock` has torchvision's by their names."
+    )
 
 
 def _by_stage(

@@ -28,7 +28,6 @@ from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, GpuWork, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
-from penstock.augment import WindowDecoding, usable_decoding
 from penstock.pipeline.bench import (
     Figure,
     NotTheSameWorkError,
@@ -118,7 +117,7 @@ def measure(
         size=crop,
         threads=int(machine()["cores"]),
         largest=_largest(prepared),
-        windows=_windows(device),
+        windows="slice" if device.startswith("cuda") else "decoder",
     )
     gpu, dataset = facts(), prepared.record()
     console.print(f"{machine()}\n{gpu}\n{versions()}\n{dataset}", highlight=False, style="dim")
@@ -418,11 +417,6 @@ def _tensor_facts(report: Mapping[str, Any]) -> TensorFacts:
         key: tuple(v) if isinstance(v, list) else v for key, v in report.items()
     }
     return TensorFacts(**found)
-
-
-def _windows(device: str) -> WindowDecoding:
-    """Return how Penstock and DALI decode windows on this GPU."""
-    return usable_decoding(0) if device.startswith("cuda") else "decoder"
 
 
 def _resnet50_step(work: GpuWork, *, stem: int) -> TrainingStep:

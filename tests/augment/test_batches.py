@@ -1,13 +1,24 @@
-"""Test sub-batches: each row is in one; they are small after a failure, and a suspect is alone."""
+"""Test that rows of a batch come with their draws, and that runs are small after a failure."""
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import contextlib
+from dataclasses import replace
 
-from penstock.augment import SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES, SubBatchSizer, select_rows
-from penstock.readers import EncodedBatch
+import numpy as np
+import pytest
+
+from penstock.augment import (
+    DaliPipeline,
+    Graph,
+    check_recipe,
+    draw,
+    graph,
+    imagenet_eval,
+    select_rows,
+)
+from penstock.readers import EncodedBatch, ImageRange
+from tests.augment.test_graph import jpeg_batch
 
 
 def batch(samples: int) -> EncodedBatch:
@@ -16,38 +27,6 @@ def batch(samples: int) -> EncodedBatch:
         encoded=[np.full(4, row, np.uint8) for row in range(samples)],
         dims=np.arange(2 * samples, dtype=np.int32).reshape(samples, 2),
     )
-
-
-@given(
-    samples=st.integers(0, 70),
-    marks=st.sets(st.integers(0, 69)),
-    suspects=st.sets(st.integers(100, 169)),
-    is_careful=st.booleans(),
-)
-def test_every_row_is_in_one_sub_batch(
-    samples: int, marks: set[int], suspects: set[int], is_careful: bool
-) -> None:
-    sizer = SubBatchSizer()
-    sizer.isolate(suspects)
-    if is_careful:
-        sizer.use_small_runs()
-    runs = sizer.cut(batch(samples), dict.fromkeys(marks, "why"))
-    assert sorted(row for run in runs for row in run) == sorted(set(range(samples)) - marks)
-    assert all(runs)  # DALI knows no empty batch
-    for run in runs:
-        assert len(run) == 1 or not suspects.intersection(row + 100 for row in run)
-        assert len(run) <= (SMALL_RUN_SAMPLES if is_careful else samples)
-    if not is_careful and not suspects:
-        assert len(runs) <= 1
-
-
-def test_caution_lasts_for_some_batches() -> None:
-    sizer, whole = SubBatchSizer(), batch(3 * SMALL_RUN_SAMPLES)
-    assert len(sizer.cut(whole, {})) == 1
-    sizer.use_small_runs()
-    for _ in range(SMALL_RUN_BATCHES):
-        assert [len(run) for run in sizer.cut(whole, {})] == [SMALL_RUN_SAMPLES] * 3
-    assert len(sizer.cut(whole, {})) == 1
 
 
 def test_selected_rows_come_with_their_draws() -> None:
@@ -61,3 +40,28 @@ def test_all_rows_are_the_batch_itself() -> None:
     whole, draws = batch(3), {"start": np.zeros((3, 2))}
     assert select_rows(whole, draws, [0, 1, 2])[0] is whole.encoded
     assert select_rows(whole, draws, [0, 1, 2])[1] is draws
+
+
+def test_caution_lasts_for_some_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "SMALL_RUN_BATCHES", 2)
+    monkeypatch.setattr(graph, "SMALL_RUN_SAMPLES", 3)
+    take, sizes = DaliPipeline.take, list[int]()
+
+    def counted(pipe: DaliPipeline, samples: int):  # type: ignore[no-untyped-def]
+        sizes.append(samples)
+        return take(pipe, samples)
+
+    good = jpeg_batch(8)
+    torn = replace(good, encoded=[good.encoded[0][:99], *good.encoded[1:]])
+    images = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
+    recipe = check_recipe(imagenet_eval(32, resize=40), images=images)
+    draws = draw(recipe, ids=good.ids, dims=good.dims, seed=1, epoch=0)
+    with contextlib.closing(Graph(recipe, batch_size=8, threads=1)) as made:
+        made.feed(torn, draws)
+        assert list(made.outputs_marked().bad) == [0]
+        monkeypatch.setattr(DaliPipeline, "take", counted)
+        for wanted in ([3, 3, 2], [3, 3, 2], [8]):
+            made.feed(good, draws)
+            made.outputs()
+            assert sizes == wanted
+            sizes.clear()

@@ -11,12 +11,13 @@ import pytest
 from PIL import Image, ImageFile, features
 
 from penstock.augment import (
-    ImageVerifier,
+    EncodedPipeline,
     bad_headers,
-    image_checks,
     is_jpeg2000,
     pillow_refusal,
     read_header,
+    verify,
+    verify_images,
 )
 from penstock.cache import MissingDependencyError
 from penstock.readers import EncodedBatch, ImageFacts, Rejection, build_index
@@ -74,26 +75,26 @@ def pillow_decodes(sample: Encoded) -> bool:
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Return the inputs of nvImageCodec and of the DALI decoder."""
     seen: list[bytes] = []
-    shapes = ImageVerifier.decoded_shapes
+    run = EncodedPipeline.run
 
     def read(sample: Encoded) -> Any:
         seen.append(sample.tobytes())
         return read_header(sample)
 
-    def decode(self: ImageVerifier, encoded: list[Encoded]) -> Any:
+    def decode(pipe: EncodedPipeline, encoded: list[Encoded], *arguments: Any) -> Any:
         seen.extend(sample.tobytes() for sample in encoded)
-        return shapes(self, encoded)
+        return run(pipe, encoded, *arguments)
 
-    monkeypatch.setattr(image_checks, "read_header", read)
-    monkeypatch.setattr(ImageVerifier, "decoded_shapes", decode)
+    monkeypatch.setattr(verify, "read_header", read)
+    monkeypatch.setattr(EncodedPipeline, "run", decode)
     return seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_ones_are_taken(kind: str) -> None:
     data = KINDS[kind]
-    with Image.open(io.BytesIO(data)) as image, ImageVerifier(threads=1) as verifier:
-        (facts,) = verifier([array(data)])
+    with Image.open(io.BytesIO(data)) as image:
+        (facts,) = verify_images([array(data)], threads=1)
         assert isinstance(facts, ImageFacts)
         assert (facts.width, facts.height, facts.codec) == (*image.size, "jpeg2k")
 
@@ -107,8 +108,7 @@ def test_what_pillow_cannot_decode_is_rejected_and_never_given_to_dali(
     broken = [array(data) for data in (*cuts(KINDS[kind]), *flips(KINDS[kind]))]
     bad = {sample.tobytes() for sample in broken if not pillow_decodes(sample)}
     assert len(bad) > 150
-    with ImageVerifier(threads=1) as verifier:
-        verdicts = verifier([*broken, whole])
+    verdicts = verify_images([*broken, whole], threads=1)
     assert isinstance(verdicts[-1], ImageFacts)
     for sample, verdict in zip(broken, verdicts, strict=False):
         assert isinstance(verdict, ImageFacts | Rejection)
@@ -127,7 +127,7 @@ def test_unverified_bytes_of_a_batch_are_held_back_too(monkeypatch: pytest.Monke
         assert sample is samples[0]
         return read_header(sample)
 
-    monkeypatch.setattr(image_checks, "read_header", read)
+    monkeypatch.setattr(verify, "read_header", read)
     batch = EncodedBatch(
         ids=np.arange(2), encoded=samples, dims=np.full((2, 2), (24, 32), np.int32)
     )
@@ -162,11 +162,8 @@ def test_the_size_is_held_against_the_limit_before_a_pixel_is_decoded() -> None:
 
 def test_a_pillow_without_openjpeg_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "check_codec", lambda _: False)
-    with (
-        ImageVerifier(threads=1) as verifier,
-        pytest.raises(MissingDependencyError, match="OpenJPEG"),
-    ):
-        verifier([array(KINDS["jp2"])])
+    with pytest.raises(MissingDependencyError, match="OpenJPEG"):
+        verify_images([array(KINDS["jp2"])], threads=1)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import (
-    Graph,
-    ImageVerifier,
-    RandomResizedCrop,
-    check_recipe,
-    draw,
-    verify_images,
-)
+from penstock.augment import Graph, RandomResizedCrop, check_recipe, draw, verify_images
 from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
 from penstock.readers.fieldtypes import Image as ImageField
 from penstock.readers.fieldtypes import Mask, Schema, check_files
@@ -75,33 +68,29 @@ def array(data: bytes) -> Encoded:
     return np.frombuffer(data, np.uint8)
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with ImageVerifier(threads=2) as made:
-        yield made
-
-
-def test_whole_files_of_odd_kinds_pass(verifier: ImageVerifier) -> None:
-    verdicts = dict(zip(WHOLE, verifier([array(data) for data in WHOLE.values()]), strict=True))
+def test_whole_files_of_odd_kinds_pass() -> None:
+    verdicts = dict(
+        zip(WHOLE, verify_images([array(data) for data in WHOLE.values()]), strict=True)
+    )
     assert {n for n, each in verdicts.items() if not isinstance(each, ImageFacts)} == set()
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damage_that_a_decoder_passes_over_is_found(verifier: ImageVerifier, name: str) -> None:
+def test_damage_that_a_decoder_passes_over_is_found(name: str) -> None:
     good = array(WHOLE["lzw.tif"])
-    verdicts = verifier([good, array(DAMAGED[name]), good])
+    verdicts = verify_images([good, array(DAMAGED[name]), good])
     assert [type(each) for each in verdicts] == [ImageFacts, Rejection, ImageFacts]
     assert "damaged" in verdicts[1].reason
 
 
-def test_channels_that_a_decoder_mixes_up_are_refused(verifier: ImageVerifier) -> None:
+def test_channels_that_a_decoder_mixes_up_are_refused() -> None:
     tifffile = pytest.importorskip("tifffile")
     planes = io.BytesIO()
     options = {"photometric": "rgb", "planarconfig": "separate", "extrasamples": ["unassalpha"]}
     pixels = np.array(NOISE.convert("RGBA")).transpose(2, 0, 1)
     tifffile.imwrite(planes, np.ascontiguousarray(pixels), **options)
     two = images.encoded(NOISE.convert("LA"), "TIFF")
-    verdicts = verifier([array(two), array(planes.getvalue())])
+    verdicts = verify_images([array(two), array(planes.getvalue())])
     assert [isinstance(each, Rejection) and each.reason[:6] for each in verdicts] == ["a TIFF"] * 2
 
 
@@ -118,10 +107,10 @@ def flips(data: bytes, count: int, seed: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_window_of_what_passes_decodes(verifier: ImageVerifier, name: str) -> None:
+def test_every_window_of_what_passes_decodes(name: str) -> None:
     files = [array(data) for data in flips(WHOLE[name], 40, seed=len(name))]
-    verdicts = verifier(files)
-    assert [type(each) for each in verifier(files[::-1])] == [type(e) for e in verdicts[::-1]]
+    verdicts = verify_images(files)
+    assert [type(each) for each in verify_images(files[::-1])] == [type(e) for e in verdicts[::-1]]
     passed = [
         (file, (facts.height, facts.width))
         for file, facts in zip(files, verdicts, strict=True)

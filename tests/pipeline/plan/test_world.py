@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.augment import ImageVerifier
 from penstock.cache import PlanError
 from penstock.cache.base import usable_cores
 from penstock.pipeline.bench import machine as bench_machine
@@ -349,8 +348,6 @@ def test_every_count_of_cores_includes_the_quota(machine, monkeypatch):
     assert usable_cores() == 3
     verify: Any = named_verify()
     assert verify.keywords == {"threads": 3}
-    with ImageVerifier() as verifier:
-        assert verifier._threads == 3
     assert bench_machine()["cores"] == 3
     facts = gather()
     assert (facts.affinity, facts.usable) == (16, 3)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import ImageVerifier, verify_images
-from penstock.cache import ClosedError, ConfigError, MissingDependencyError
+from penstock.augment import verify_images
+from penstock.cache import MissingDependencyError
 from penstock.readers import ImageFacts, Rejection
 from tests.conftest import photograph
 
@@ -104,38 +104,32 @@ def array(data):
     return np.frombuffer(data, np.uint8)
 
 
-@pytest.fixture(scope="module")
-def verifier():
-    with ImageVerifier(threads=2) as verifier:
-        yield verifier
-
-
 @pytest.mark.parametrize("name", GOOD)
-def test_good_images_have_facts(verifier, name):
+def test_good_images_have_facts(name):
     data, channels, codec = GOOD[name]
     wanted = ImageFacts(height=HEIGHT, width=WIDTH, channels=channels, codec=codec)
-    assert verifier([array(data)]) == [wanted]
+    assert verify_images([array(data)]) == [wanted]
 
 
-def test_sizes_are_after_the_orientation(verifier):
+def test_sizes_are_after_the_orientation():
     one_pixel = encode(picture=Image.new("RGB", (1, 1)))
-    facts = verifier([array(turned()), array(one_pixel)])
+    facts = verify_images([array(turned()), array(one_pixel)])
     assert [(fact.height, fact.width) for fact in facts] == [(WIDTH, HEIGHT), (1, 1)]
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_rejected_with_a_reason(verifier, name):
+def test_bad_files_are_rejected_with_a_reason(name):
     data, reason = BAD[name]
-    (verdict,) = verifier([array(data)])
+    (verdict,) = verify_images([array(data)])
     assert isinstance(verdict, Rejection)
     assert any(part in verdict.reason for part in reason.split("|"))
 
 
-def test_good_images_among_bad_ones_are_never_lost(verifier):
+def test_good_images_among_bad_ones_are_never_lost():
     kinds = [data for data, *_ in (GOOD | BAD).values()]
     rng = np.random.default_rng(0)
     rows = rng.permutation(np.tile(np.arange(len(kinds)), 6))
-    verdicts = verifier([array(kinds[row]) for row in rows])
+    verdicts = verify_images([array(kinds[row]) for row in rows])
     assert len(verdicts) == len(rows)
     for row, verdict in zip(rows, verdicts, strict=True):
         assert isinstance(verdict, ImageFacts) == (row < len(GOOD))
@@ -143,9 +137,9 @@ def test_good_images_among_bad_ones_are_never_lost(verifier):
 
 def test_a_large_header_allocates_nothing():
     bombs = [array(huge_jpeg()), array(huge_png())] * 20
-    with open("/proc/self/statm") as before, ImageVerifier(threads=1) as verifier:
+    with open("/proc/self/statm") as before:
         pages = int(before.read().split()[1])
-        assert all(isinstance(verdict, Rejection) for verdict in verifier(bombs))
+        assert all(isinstance(verdict, Rejection) for verdict in verify_images(bombs))
         with open("/proc/self/statm") as after:
             assert int(after.read().split()[1]) - pages < 100 * 2**20 // 4096
 
@@ -161,18 +155,11 @@ def test_pixels_are_capped_per_image_and_per_group():
     )
 
 
-def test_an_empty_batch_is_verified(verifier):
-    assert verifier([]) == []
+def test_an_empty_batch_is_verified():
+    assert verify_images([]) == []
 
 
 def test_wrong_use_raises(monkeypatch):
-    with pytest.raises(ConfigError, match="wanted at least 1"):
-        ImageVerifier(threads=0)
-    verifier = ImageVerifier(threads=1)
-    verifier.close()
-    verifier.close()
-    with pytest.raises(ClosedError):
-        verifier([])
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(MissingDependencyError, match="penstock"):
         verify_images([])

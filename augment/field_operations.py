@@ -150,10 +150,10 @@ def split_maps(recipe: Any, is_early: IsEarly = lambda *_: False) -> tuple[tuple
             if not isinstance(each, Map):
                 if not is_early(each, of):
                     late = late or each
-                elif any(_share_fields(each, of, earlier) for earlier in maps):
+                elif clash := [op.name for op in maps if _share_fields(each, of, op)]:
                     raise RecipeError(
-                        f"{each} comes after a Map of its fields, and arrays are cropped before "
-                        "they are read. Put it in front of the Map, or crop in the Map's function."
+                        f"{each} comes after {clash[0]}, and arrays are cropped before they are "
+                        "read. Put it in front of the Map, or crop the array in the Map's function."
                     )
             elif late is not None:
                 raise RecipeError(

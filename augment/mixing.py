@@ -177,9 +177,9 @@ def class_count(ops: Sequence[MixingOperation], known: int | None) -> int:
 
     Raises ConfigError if it is unknown, or if two operations disagree.
     """
-    given: set[int | None] = {op.num_classes for op in ops if op.num_classes is not None}
-    count, *others = given or {known}
-    if count is None or others:
+    given = sorted({op.num_classes for op in ops if op.num_classes is not None})
+    count = given[0] if given else known
+    if count is None or len(given) > 1:
         names = " and ".join(type(op).__name__ for op in ops)
         raise ConfigError(
             f"{names}: soft targets need one number of classes, and it is "

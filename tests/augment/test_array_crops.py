@@ -75,11 +75,11 @@ def test_images_are_cropped_where_there_are_some() -> None:
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ([RandomCrop((2, 13, 5), fields="x")], r"wanted 13 along axis 1 of \"x\""),
+        ([RandomCrop((2, 13, 5), fields="x")], 'can\'t crop "x".*smaller shape'),
         ([RandomCrop((8, 8, 8, 8), fields="x")], "4 lengths for the last axes"),
         ([RandomCrop(4), CenterCrop(4, fields="y")], 'both crop "y"'),
         ([RandomCrop(4, padding=1, fields="x")], "only images can be padded"),
-        ([RandomCrop((None, 4), fields="r")], "Pass a length for that axis"),
+        ([RandomCrop((None, 4), fields="r")], "differ in length along axis 0.*pass a length"),
         ([RandomCrop((1, 1, 1, 1))], "no selected array has 4 axes"),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from penstock.augment import (
     DaliPipeline,
@@ -19,6 +19,9 @@ from penstock.augment import (
 )
 from penstock.readers import EncodedBatch, ImageRange
 from tests.augment.test_graph import jpeg_batch
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def batch(samples: int) -> EncodedBatch:
@@ -47,7 +50,7 @@ def test_caution_lasts_for_some_batches(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(graph, "SMALL_RUN_SAMPLES", 3)
     take, sizes = DaliPipeline.take, list[int]()
 
-    def counted(pipe: DaliPipeline, samples: int):  # type: ignore[no-untyped-def]
+    def counted(pipe: DaliPipeline, samples: int) -> Any:
         sizes.append(samples)
         return take(pipe, samples)
 

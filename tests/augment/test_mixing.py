@@ -236,9 +236,9 @@ def test_classes_are_given_or_known() -> None:
     assert class_count([MixUp(num_classes=7)], None) == 7
     assert class_count([MixUp(), CutMix(num_classes=7)], 10) == 7
     assert class_count([MixUp()], 10) == 10
-    with pytest.raises(ConfigError, match=r"Pass CutMix\(num_classes=\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"CutMix: .*is unknown\. Pass"):
         class_count([CutMix()], None)
-    with pytest.raises(ConfigError, match=r"num_classes=\[7, 8\]: pass the same"):
+    with pytest.raises(ConfigError, match=r"it is 7 or 8\. Pass the same"):
         class_count([MixUp(num_classes=7), CutMix(num_classes=8)], None)
 
 

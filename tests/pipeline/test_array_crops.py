@@ -240,7 +240,7 @@ def test_samples_of_several_shapes_are_cropped_and_small_ones_are_bad() -> None:
                 top, left = divmod(int(part[0, 0]), 6)
                 assert (part == RAGGED[i][top : top + 5, left : left + 3]).all()
         assert loaded.statistics().bad == 1
-    with pytest.raises(RecipeError, match=r"wanted 7 along axis 1"):
+    with pytest.raises(RecipeError, match="smaller shape"):
         loader(source, augment=[RandomCrop((5, 7), fields="r")])
     with pytest.raises(RecipeError, match=r"don't differ in length"):
         loader(source, augment=[op, Pad("r")])
@@ -266,7 +266,7 @@ def test_a_map_gets_the_part_and_stands_behind_the_crop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ([RandomCrop((30, 3), fields="x")], "wanted 30"),
+        ([RandomCrop((30, 3), fields="x")], "smaller shape"),
         ([RandomCrop(3, fields="z")], '"z" is no selected image or array'),
         ({"x": [RandomCrop(3, fields="y")]}, "got RandomCrop"),
     ],

@@ -172,10 +172,7 @@ def test_a_bad_sample_is_mixed_as_its_substitute_at_any_world_size(tmp_path: Pat
     [
         ({"drop_last": False, "pad": "mask"}, r'Got MixUp and pad="mask"'),
         ({"fields": ("image", "id")}, r"MixUp mixes labels .* add \"label\""),
-        (
-            {"augment": (*PLAIN, MixUp(num_classes=3), CutMix(num_classes=4))},
-            r"num_classes=\[3, 4\]",
-        ),
+        ({"augment": (*PLAIN, MixUp(num_classes=3), CutMix(num_classes=4))}, "it is 3 or 4"),
     ],
 )
 def test_what_can_not_be_mixed_is_refused_at_once(

@@ -276,8 +276,8 @@ class RandomResizedCrop(GeometricOperation):
         ratio. Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
         """
         last = 2 * RESIZED_CROP_ATTEMPTS
-        area, ratio, *place = uniform.numbered((0, 1, last, last + 1))
-        rows, columns = self._attempts(height, width, area, ratio)
+        first = uniform.numbered((0, 1, last, last + 1))
+        rows, columns = self._attempts(height, width, first[0], first[1])
         fits = _fits(rows, columns, height, width)
         if not fits.all():
             failed = np.flatnonzero(~fits)
@@ -285,9 +285,8 @@ class RandomResizedCrop(GeometricOperation):
             rows[failed], columns[failed], fits[failed] = self._first_fit(
                 height[failed], width[failed], draws
             )
-        room_y, room_x = height - rows, width - columns
-        top = np.where(fits, (place[0] * (room_y + 1)).astype(np.int64), room_y >> 1)
-        left = np.where(fits, (place[1] * (room_x + 1)).astype(np.int64), room_x >> 1)
+        room = np.array([height - rows, width - columns])
+        top, left = np.where(fits, (first[2:] * (room + 1)).astype(np.int64), room >> 1)
         return top, left, rows, columns
 
     def _attempts(

@@ -179,7 +179,7 @@ class Mirror:
 
     def values(self, base: NDArray[np.uint64], _shape: ImageShape, flips: Bools) -> Values:
         """Return its argument input, as `PlacedOperation.values`."""
-        flip = flips[self.axis] & self.windows
+        flip = flips[self.axis] if self.windows else np.zeros(len(base), np.bool_)
         for index, op in self.own:
             flip = flip ^ op.on(Uniform(base, index))
         return {self.name: flip.astype(np.int32)}

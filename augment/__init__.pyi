@@ -21,7 +21,7 @@ from .decode_failures import reason_of as reason_of
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
-from .field_operations import CheckedMaps as CheckedMaps, ColumnOperation as ColumnOperation
+from .field_operations import ColumnOperation as ColumnOperation
 from .field_operations import Map as Map, Pad as Pad, PlacedMap as PlacedMap
 from .field_operations import SanitizeBoxes as SanitizeBoxes, Unpack as Unpack
 from .field_operations import check_maps as check_maps, split_maps as split_maps
@@ -33,7 +33,6 @@ from .geometric_operations import RandomCrop as RandomCrop
 from .geometric_operations import RandomHorizontalFlip as RandomHorizontalFlip
 from .geometric_operations import RandomResizedCrop as RandomResizedCrop
 from .geometric_operations import RandomVerticalFlip as RandomVerticalFlip, Resize as Resize
-from .geometric_operations import short_side as short_side
 from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, Graph as Graph
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT

@@ -16,6 +16,7 @@ import importlib
 import mmap
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,43 +168,49 @@ def new_pipeline(batch_size: int, *, threads: int, device_id: int | None = None)
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """The arguments of a pipeline of samples.
+
+    batch_size: the largest run. threads: CPU threads. device_id: CUDA ordinal; None: the CPU.
+    pixels: samples are decoded images, uint8, HWC, instead of encoded ones. resident: on CUDA they
+    are in the GPU's memory.
+    """
+
+    batch_size: int
+    threads: int
+    device_id: int | None = None
+    pixels: bool = False
+    resident: bool = False
+
+    @property
+    def is_cuda(self) -> bool:
+        """True if images are decoded on a GPU."""
+        return self.device_id is not None
+
+
 class EncodedPipeline:
     """A DALI pipeline whose first input is samples, and whose runs are first in, first out. One
     thread uses it."""
 
-    def __init__(
-        self,
-        define: Callable[[Any], Sequence[Any]],
-        *,
-        batch_size: int,
-        threads: int,
-        device_id: int | None = None,
-        pixels: bool = False,
-        resident: bool = False,
-    ) -> None:
-        """Build the pipeline.
-
-        define: called inside the definition with the node of the samples; returns the outputs.
-        pixels: samples are decoded images, uint8, HWC, instead of encoded ones. resident: they are
-        in the GPU's memory.
-        """
+    def __init__(self, plan: PipelinePlan, define: Callable[[Any], Sequence[Any]]) -> None:
+        """Build the pipeline. define: called inside the definition with the node of the samples;
+        returns the outputs."""
         tensors = load_dali().tensors
-        self._device_id = device_id
+        is_resident = plan.resident and plan.is_cuda
+        self._device_id = plan.device_id
         self._tensors = tensors.TensorListCPU
-        self._resident = tensors.TensorListGPU if resident else None
-        layout: dict[str, Any] = {"layout": "HWC"} if pixels else {}
+        self._resident = tensors.TensorListGPU if is_resident else None
+        layout: dict[str, Any] = {"layout": "HWC"} if plan.pixels else {}
         # An explicit layout, even an empty one, doubles the time of wrapping a view.
-        self._tensor = (
-            functools.partial(tensors.TensorCPU, **layout) if pixels else tensors.TensorCPU
-        )
-        self._pipe = new_pipeline(batch_size, threads=threads, device_id=device_id)
-        options: dict[str, Any] = {
-            "ndim": 3 if pixels else 1,
-            "device": "gpu" if resident else "cpu",
-        }
+        tensor = tensors.TensorCPU
+        self._tensor = functools.partial(tensor, **layout) if layout else tensor
+        self._pipe = new_pipeline(plan.batch_size, threads=plan.threads, device_id=plan.device_id)
+        options: dict[str, Any] = {"device": "gpu"} if is_resident else {}
+        options |= {"ndim": 3 if plan.pixels else 1, **layout}
         with self._pipe:
             samples: Any = fn.external_source(
-                name="encoded", no_copy=True, dtype=types.UINT8, **options, **layout
+                name="encoded", no_copy=True, dtype=types.UINT8, **options
             )
             self._pipe.set_outputs(*define(samples))
         self._pipe.build()

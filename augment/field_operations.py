@@ -115,14 +115,6 @@ class PlacedMap:
     returns: Mapping[str, FieldType]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedMaps:
-    """The checked Maps of a recipe, in order. schema: types of the samples after all of them."""
-
-    maps: tuple[PlacedMap, ...]
-    schema: Schema
-
-
 IsEarly = Callable[[Any, str | None], bool]
 """Returns True if an operation, in the list of a field, runs before samples are read."""
 
@@ -186,8 +178,9 @@ def _with_fields(op: Map, of: str | None) -> Map:
     return replace(op, fields=names)
 
 
-def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
-    """Return the Maps of `split_maps` with the types of their fields.
+def check_maps(maps: Sequence[Map], schema: Schema) -> tuple[tuple[PlacedMap, ...], Schema]:
+    """Return the Maps of `split_maps` with the types of their fields, and the types of the samples
+    after all of them.
 
     schema: types of the dataset's fields. Raises RecipeError for unknown fields and for types that
     a function can't return; ConfigError for masks or boxes of a field that is no longer an image.
@@ -203,7 +196,7 @@ def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
             _check_returned(op, name, type, schema)
         placed.append(PlacedMap(op=op, index=index, takes=takes, returns=returns))
         schema = after
-    return CheckedMaps(maps=tuple(placed), schema=schema)
+    return tuple(placed), schema
 
 
 def _type_of(name: str, op: Map, schema: Schema) -> FieldType:

@@ -110,11 +110,17 @@ def _each(lists: Lists, kind: type) -> list[Any]:
     return [*dict.fromkeys(op for ops in lists.values() for op in ops if isinstance(op, kind))]
 
 
-def _not_selected(op: Operation, name: str, wanted: str, known: Sequence[str]) -> RecipeError:
-    return RecipeError(
-        f'{op}: "{name}" is no selected {wanted}. Selected: {list(known)}. Name one of these, or '
-        "leave the operation out."
-    )
+def _claim(found: dict[str, Any], op: Operation, name: str, wanted: str, known: Any) -> None:
+    """Enter the operation on a field. Raises RecipeError for another field than the known ones, and
+    for a second operation."""
+    if name not in known:
+        raise RecipeError(
+            f'{op}: "{name}" is no selected {wanted}. Selected: {list(known)}. Name one of these, '
+            "or leave the operation out."
+        )
+    if name in found:
+        raise RecipeError(f'Two {op.__class__.__name__} for "{name}": keep one.')
+    found[name] = op
 
 
 def _warn_of_untyped_fields(lists: Lists, selected: Types, images: Sequence[str]) -> None:
@@ -206,8 +212,7 @@ def _check_crops(lists: Lists, selected: Types) -> None:
     known = [name for name, type in selected.items() if type.is_image or type.can_crop]
     for op in _each(lists, FixedCrop):
         for name in op.fields or ():
-            if name not in known:
-                raise _not_selected(op, name, "image or array", known)
+            _claim({}, op, name, "image or array", known)
 
 
 def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Types) -> None:
@@ -257,12 +262,8 @@ def _sanitizers(lists: Lists, selected: Types) -> dict[str, SanitizeBoxes]:
         keys = {key for key, ops in lists.items() if op in ops}
         affected = [name for name, of in boxes.items() if keys & {"", name, of}]
         for name in op.fields or affected:
-            if name not in affected:
-                wanted = "field of boxes of the image in whose list it is"
-                raise _not_selected(op, name, wanted, affected)
-            if name in found:
-                raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
-            found[name] = op
+            wanted = "field of boxes of the image in whose list it is"
+            _claim(found, op, name, wanted, affected)
     return found
 
 
@@ -300,10 +301,6 @@ def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
 def _column_operations(lists: Lists, selected: Types) -> dict[str, ColumnOperation]:
     found: dict[str, ColumnOperation] = {}
     for op in _each(lists, ColumnOperation):
-        if op.field not in selected:
-            raise _not_selected(op, op.field, "field", [*selected])
-        if op.field in found:
-            raise RecipeError(f'Two {op.__class__.__name__} for "{op.field}": keep one.')
+        _claim(found, op, op.field, "field", selected)
         op.check_types(selected)
-        found[op.field] = op
     return found

@@ -62,8 +62,6 @@ class Resize(GeometricOperation):
     def sizes(self, sizes: ImageRange) -> ImageRange:
         if isinstance(self.size, tuple):
             return fixed_size(self.size)
-        if sizes.fixed:
-            return fixed_size(short_side(self.size, height=sizes.fixed[0], width=sizes.fixed[1]))
         short = self.size
         return ImageRange(
             min_height=max(short, short * sizes.min_height // sizes.max_width),
@@ -71,13 +69,6 @@ class Resize(GeometricOperation):
             min_width=max(short, short * sizes.min_width // sizes.max_height),
             max_width=max(short, short * sizes.max_width // sizes.min_height),
         )
-
-
-def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
-    """Return height and width after a resize of the short side, rounded as torchvision rounds."""
-    if height <= width:
-        return short, short * width // height
-    return short * height // width, short
 
 
 def fixed_size(size: tuple[int, int]) -> ImageRange:
@@ -275,59 +266,49 @@ class RandomResizedCrop(GeometricOperation):
         is placed at random; if none fits, it is the middle of the image with the nearest allowed
         ratio. Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
         """
-        last = 2 * RESIZED_CROP_ATTEMPTS
-        first = uniform.numbered((0, 1, last, last + 1))
-        rows, columns = self._attempts(height, width, first[0], first[1])
-        fits = _fits(rows, columns, height, width)
+        size, last = np.array((height, width)), 2 * RESIZED_CROP_ATTEMPTS
+        draws = uniform.numbered((0, 1, last, last + 1))
+        window = self._attempts(size, draws[0], draws[1])
+        fits = _fits(window, size)
         if not fits.all():
             failed = np.flatnonzero(~fits)
-            draws = uniform.of(failed).numbered([*range(2, last, 2), *range(3, last, 2)])
-            rows[failed], columns[failed], fits[failed] = self._first_fit(
-                height[failed], width[failed], draws
-            )
-        room = np.array([height - rows, width - columns])
-        top, left = np.where(fits, (first[2:] * (room + 1)).astype(np.int64), room >> 1)
-        return top, left, rows, columns
+            more = uniform.of(failed).numbered([*range(2, last, 2), *range(3, last, 2)])
+            window[:, failed], fits[failed] = self._first_fit(size[:, failed], more)
+        room = size - window
+        top, left = np.where(fits, (draws[2:] * (room + 1)).astype(np.int64), room >> 1)
+        return top, left, window[0], window[1]
 
-    def _attempts(
-        self, height: Ints, width: Ints, area: Floats, ratio: Floats
-    ) -> tuple[Ints, Ints]:
+    def _attempts(self, size: Ints, area: Floats, ratio: Floats) -> Ints:
         """Return heights and widths of windows that may not fit, from draws in [0, 1)."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         share = self.scale[0] + (self.scale[1] - self.scale[0]) * area
-        side = np.sqrt(share * (height * width))
+        side = np.sqrt(share * (size[0] * size[1]))
         # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
         root = np.exp(low / 2 + (high - low) / 2 * ratio)
-        return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)
+        return np.rint([side / root, side * root]).astype(np.int64)
 
-    def _first_fit(self, height: Ints, width: Ints, draws: Floats) -> tuple[Ints, Ints, Bools]:
+    def _first_fit(self, size: Ints, draws: Floats) -> tuple[Ints, Bools]:
         """Return the height and width of the first fitting window of several attempts, or of the
         middle one, and True if one fitted.
 
         draws: shape (2 * attempts, n); first those of the areas.
         """
-        attempts = len(draws) // 2
-        rows, columns = self._attempts(height, width, draws[:attempts], draws[attempts:])
-        fits = _fits(rows, columns, height, width)
-        first, found = fits.argmax(axis=0), np.logical_or.reduce(fits)
-        sample = np.arange(len(height))
+        attempts, (height, width) = len(draws) // 2, size
+        windows = self._attempts(size[:, None], draws[:attempts], draws[attempts:])
+        fits = _fits(windows, size[:, None])
+        chosen = windows[:, fits.argmax(axis=0), np.arange(len(height))]
         # The largest window of the image with an allowed ratio, at least one pixel.
         (least, most), whole = self.ratio, width / height
-        tall = np.where(whole < least, np.rint(width / least).astype(np.int64), height)
-        wide = np.where(whole > most, np.rint(height * most).astype(np.int64), width)
-        return (
-            np.where(found, rows[first, sample], np.clip(tall, 1, height)),
-            np.where(found, columns[first, sample], np.clip(wide, 1, width)),
-            found,
-        )
+        tall = np.where(whole < least, np.rint(width / least), height)
+        wide = np.where(whole > most, np.rint(height * most), width)
+        found = np.logical_or.reduce(fits)
+        return np.where(found, chosen, np.clip([tall, wide], 1, size).astype(np.int64)), found
 
 
-def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> Bools:
+def _fits(window: Ints, size: Ints) -> Bools:
     # One comparison for both bounds: as unsigned, 0 - 1 is larger than any image.
-    most_y, most_x = (height - 1).view(np.uint64), (width - 1).view(np.uint64)
-    inside = (rows - 1).view(np.uint64) <= most_y
-    inside &= (columns - 1).view(np.uint64) <= most_x
-    return inside
+    inside = (window - 1).view(np.uint64) <= (size - 1).view(np.uint64)
+    return np.asarray(inside[0] & inside[1])
 
 
 class FlipOperation(GeometricOperation):

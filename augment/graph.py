@@ -42,7 +42,7 @@ from penstock.augment.decode_failures import (
 )
 from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs
 from penstock.augment.verify import bad_headers, read_header
-from penstock.cache import ClosedError, ConfigError, DeviceError, PenstockError
+from penstock.cache import ClosedError, ConfigError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
@@ -121,14 +121,7 @@ class DaliPipeline(EncodedPipeline):
 
     def __init__(self, plan: GraphPlan) -> None:
         self._plan = plan
-        super().__init__(
-            lambda encoded: define_outputs(plan, encoded),
-            batch_size=plan.batch_size,
-            threads=plan.threads,
-            device_id=plan.device_id,
-            pixels=plan.pixels,
-            resident=plan.resident and plan.is_cuda,
-        )
+        super().__init__(plan, lambda encoded: define_outputs(plan, encoded))
         self._constant = self.empty(plan.batch_size).zero_() if plan.constant else None
 
     def take(self, samples: int) -> torch.Tensor:
@@ -261,18 +254,13 @@ class Graph:
         self._last = flight = self._flights.popleft()
         samples = len(flight.batch.encoded)
         images: torch.Tensor | None = None
-        failed: list[list[int]] = []
+        failed: list[tuple[list[int], RuntimeError]] = []
         taken: list[torch.Tensor] = []
-        broken: DeviceError | None = None
         for rows, _ in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(rows)))
             except RuntimeError as error:
-                failed.append(rows)
-                try:
-                    check_machine(error, remedy=_LESS_MEMORY)
-                except DeviceError as machine:
-                    broken = broken or machine
+                failed.append((rows, error))
                 continue
             if len(rows) == samples:
                 return DecodedBatch(taken[0], {})
@@ -280,10 +268,10 @@ class Graph:
             images[rows] = taken[-1]
         if failed:
             self._careful = SMALL_RUN_BATCHES
-        if broken is not None:
-            raise broken
+        for _, failure in failed:
+            check_machine(failure, remedy=_LESS_MEMORY)
         images = pipe.empty(samples) if images is None else images
-        return self._completed(flight, failed, images, taken)
+        return self._completed(flight, [rows for rows, _ in failed], images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """Decode a few samples immediately, as `outputs_marked`; batches in flight aren't
@@ -397,20 +385,14 @@ class FullImageDecoder:
         device_id: int | None = None,
         deterministic: bool = False,
     ) -> None:
-        number = checked_device(device, device_id)
         plan = GraphPlan(
             recipe=recipe,
             batch_size=RUN_SAMPLES,
             threads=threads,
-            device_id=number,
+            device_id=checked_device(device, device_id),
             deterministic=deterministic,
         )
-        self.pipeline = EncodedPipeline(
-            lambda encoded: [decoded(plan, encoded)],
-            batch_size=RUN_SAMPLES,
-            threads=threads,
-            device_id=number,
-        )
+        self.pipeline = EncodedPipeline(plan, lambda encoded: [decoded(plan, encoded)])
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]

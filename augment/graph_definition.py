@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.augment import resample_operator
-from penstock.augment.dali_library import fn, types
+from penstock.augment.dali_library import PipelinePlan, fn, types
 from penstock.augment.dali_nodes import if_else, source
 from penstock.augment.draws import input_kinds
 
@@ -22,29 +22,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphPlan:
+class GraphPlan(PipelinePlan):
     """The checked arguments of a `Graph`, from which its pipeline is built.
 
-    device_id: CUDA ordinal; None: the CPU. constant: as `constant_decode` of the graph. pixels:
-    samples are already decoded: RGB, uint8, shape (height, width, 3). resident: they were decoded
-    by `decoded`. compiled: resize on the CPU by `resample_kernels`.
+    constant: as `constant_decode` of the graph. pixels: RGB, shape (height, width, 3). resident:
+    pixels come from `decoded`. compiled: resize on the CPU by `resample_kernels`.
     """
 
     recipe: CheckedRecipe
-    batch_size: int
-    threads: int
-    device_id: int | None = None
     deterministic: bool = False
     check_headers: bool = False
     constant: bool = False
-    pixels: bool = False
     compiled: bool = False
-    resident: bool = False
-
-    @property
-    def is_cuda(self) -> bool:
-        """True if images are decoded on a GPU."""
-        return self.device_id is not None
 
     @property
     def device(self) -> str:

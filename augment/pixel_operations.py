@@ -471,14 +471,12 @@ class RandomAffine(_Warp):
         # One draw for each number, used or not: so the angle stays the same if scale= is added.
         angle, across, down, factor, shear_x, shear_y = uniform(6)
         share_x, share_y = self.translate or (0.0, 0.0)
-        across, down = (
-            (2 * across - 1) * share_x * shape.width,
-            (2 * down - 1) * share_y * shape.height,
-        )
+        across = np.rint((2 * across - 1) * share_x * shape.width)
+        down = np.rint((2 * down - 1) * share_y * shape.height)
         low_x, high_x, low_y, high_y = (*cast("Any", self.shear or (0.0, 0.0)), 0.0, 0.0)[:4]
         matrix = affine(
             between(self.degrees, angle),
-            translate=(np.rint(across), np.rint(down)),
+            translate=(across, down),
             scale=between(self.scale or (1.0, 1.0), factor),
             shear=(between((low_x, high_x), shear_x), between((low_y, high_y), shear_y)),
             height=shape.height,

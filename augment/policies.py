@@ -47,7 +47,7 @@ from penstock.augment.operation import (
 from penstock.augment.pixel_operations import matrices, rotation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -120,7 +120,7 @@ class Policy(ImageOperation):
 
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return for each round K the operation's index in KINDS, kindK; its matrix from output to
-        input pixels, matrixK, (2, 3); and its value, valueK (see `_VALUES`)."""
+        input pixels, matrixK, (2, 3); and its value, valueK (see `_KINDS`)."""
         tables = _tables(self, shape.height, shape.width)
         values: Values = {}
         for number, cell in enumerate(self.choose(uniform, shape)):
@@ -138,7 +138,8 @@ class Policy(ImageOperation):
     def _split(self, given: dict[str, Any], low: int, high: int) -> Any:
         """Apply to each sample its operation, which is one of KINDS[low:high]."""
         if high - low == 1:
-            return _NODES[KINDS[low]](given["images"], given["matrix"], given["value"], self.fill)
+            node, _ = _KINDS[KINDS[low]]
+            return node(given["images"], given["matrix"], given["value"], self.fill)
         middle = (low + high) // 2
         return nodes.if_else(
             given,
@@ -163,32 +164,29 @@ def _sharpness(images: Any, _matrix: Any, factor: Any, _fill: float) -> Any:
     return fn.filter(images, kernel)
 
 
-_NODES: dict[str, Callable[[Any, Any, Any, float], Any]] = {
-    "identity": lambda x, *_: x,
-    "affine": _affine,
-    "brightness": lambda x, _, value, __: fn.brightness_contrast(x, brightness=value),
-    "contrast": lambda x, _, value, __: nodes.contrast(x, value, nodes.luma(x)),
-    "color": lambda x, _, value, __: fn.saturation(x, saturation=value),
-    "sharpness": _sharpness,
-    "posterize": lambda x, _, value, __: x & nodes.level(x, value),
-    "solarize": lambda x, _, value, __: nodes.solarize(x, nodes.level(x, value)),
-    "autocontrast": lambda x, *_: nodes.autocontrast(x),
-    "equalize": lambda x, *_: fn.equalize(x),
-}
+def _factor(strength: Floats) -> Floats:
+    """Return the factor of torchvision's adjust_* functions: 1 leaves the image as it is."""
+    return 1 + strength
 
-KINDS = tuple(_NODES)
-"""The kinds of pixel operations. Shears, translations and rotations are "affine"."""
 
-_VALUES: Mapping[str, Callable[[Floats], Floats]] = {
-    # Factors of torchvision's adjust_* functions: 1 leaves the image as it is.
-    **dict.fromkeys(
-        ("brightness", "contrast", "color", "sharpness"), lambda strength: 1 + strength
-    ),
+_KINDS: dict[str, tuple[Callable[[Any, Any, Any, float], Any], Callable[[Floats], Floats]]] = {
+    "identity": (lambda x, *_: x, np.zeros_like),
+    "affine": (_affine, np.zeros_like),
+    "brightness": (lambda x, _, value, __: fn.brightness_contrast(x, brightness=value), _factor),
+    "contrast": (lambda x, _, value, __: nodes.contrast(x, value, nodes.luma(x)), _factor),
+    "color": (lambda x, _, value, __: fn.saturation(x, saturation=value), _factor),
+    "sharpness": (_sharpness, _factor),
     # The mask that keeps the upper bits.
-    "posterize": lambda bits: 256 - 2.0 ** (8 - bits),
+    "posterize": (lambda x, _, mask, __: x & nodes.level(x, mask), lambda n: 256 - 2.0 ** (8 - n)),
     # Values of at least the threshold are inverted, so it is rounded up.
-    "solarize": np.ceil,
+    "solarize": (lambda x, _, value, __: nodes.solarize(x, nodes.level(x, value)), np.ceil),
+    "autocontrast": (lambda x, *_: nodes.autocontrast(x), np.zeros_like),
+    "equalize": (lambda x, *_: fn.equalize(x), np.zeros_like),
 }
+"""By kind the node of (images, matrix, value, fill), and the value of a strength."""
+
+KINDS = tuple(_KINDS)
+"""The kinds of pixel operations. Shears, translations and rotations are "affine"."""
 
 _NEAREST = arg.one_of("nearest")
 _BINS = arg.whole_number(2, 1000)
@@ -355,7 +353,7 @@ def _tables(op: Policy, height: int, width: int) -> dict[str, NDArray[Any]]:
     space, bins = op.space(height, width), op.num_magnitude_bins
     given = [(name, _kind(name), strengths(name, last, bins)) for name, last in space.items()]
     matrix = [_matrices(name, strength, height, width) for name, _, strength in given]
-    values = [_VALUES.get(kind, np.zeros_like)(strength) for _, kind, strength in given]
+    values = [_KINDS[kind][1](strength) for _, kind, strength in given]
     return {
         "kind": np.array([KINDS.index(kind) for _, kind, _ in given], np.int32),
         "matrix": np.array(matrix)[..., :2, :].astype(np.float32),

@@ -29,7 +29,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs, fn, types
+from penstock.augment.dali_library import (
+    RUN_SAMPLES,
+    EncodedPipeline,
+    PipelinePlan,
+    decode_runs,
+    fn,
+    types,
+)
 from penstock.augment.dali_nodes import source
 from penstock.augment.decode_failures import failing_rows
 from penstock.cache import MissingDependencyError, ordered
@@ -102,7 +109,8 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
             too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
             if is_2000 and too_large is not None:
                 return too_large
-            if codec == "tiff" and _has_alpha_plane(image.tag_v2):
+            tags: Any = image.tag_v2 if codec == "tiff" else {}
+            if tags.get(_PLANES) == _SEPARATE and tags.get(_SAMPLES_PER_PIXEL, 1) > 3:
                 return Rejection(
                     "a TIFF of separate planes with an alpha channel, which DALI blends in: "
                     "convert it to PNG, or drop its alpha channel"
@@ -119,10 +127,6 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
                 f"({type(error).__name__}: {reason})"
             )
     return None
-
-
-def _has_alpha_plane(tags: Any) -> bool:
-    return bool(tags.get(_PLANES) == _SEPARATE and tags.get(_SAMPLES_PER_PIXEL, 1) > 3)
 
 
 def _check_openjpeg() -> None:
@@ -207,9 +211,11 @@ def verify_images(
     MissingDependencyError; never raises for a bad sample.
     """
     workers = usable_cores() if threads is None else threads
-    pipeline = functools.partial(EncodedPipeline, batch_size=RUN_SAMPLES, threads=workers)
-    full = pipeline(lambda encoded: [_full(encoded).shape()])
-    windows = functools.cache(lambda: pipeline(lambda encoded: [_window(encoded).shape()]))
+    plan = PipelinePlan(batch_size=RUN_SAMPLES, threads=workers)
+    full = EncodedPipeline(plan, lambda encoded: [_full(encoded).shape()])
+    windows = functools.cache(
+        lambda: EncodedPipeline(plan, lambda encoded: [_window(encoded).shape()])
+    )
     verdicts = [_capped_header(sample, max_pixels=max_pixels) for sample in samples]
     good = {row: each for row, each in enumerate(verdicts) if isinstance(each, ImageFacts)}
 

@@ -224,9 +224,9 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSetting
             lambda op, of: is_array_crop(op, of, schema, names),
         )
         crops = check_array_crops(operations, schema, stored_fields(names, schema))
-        checked = check_maps(maps, cropped_schema(schema, crops))
+        placed, _ = check_maps(maps, cropped_schema(schema, crops))
         # A field that a Map returns isn't in the dataset, so it can't be measured on its own.
-        made = {name for each in checked.maps for name in each.returns}
+        made = {name for each in placed for name in each.returns}
         fields = [name for name in dataset.fields if name not in made]
         if not made or image_fields(dataset.schema, fields):
             ranges = dataset.contents.images

@@ -280,12 +280,12 @@ def _mapper(
     dataset: Source, options: NativeOptions, mapped: MappedFields, meter: Meter, *, seed: int
 ) -> Mapper | None:
     """Make the caller of the recipe's Maps; None without Maps."""
-    if mapped.maps is None:
+    if not mapped.maps:
         return None
     from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
 
     timeout_s = options.timeout_s or STALL_TIMEOUT_S
-    mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
+    mapper = Mapper(mapped.maps, mapped.schema, seed=seed, names=dataset.names, timeout_s=timeout_s)
     meter.map = mapper.facts
     return mapper
 

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment import CheckedMaps, PlacedMap
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.augment import PlacedMap
+    from penstock.readers.fieldtypes import Column, FieldType, Schema
 
     Collectors = Mapping[str, Collector]
 
@@ -314,7 +314,8 @@ class Mapper:
 
     def __init__(
         self,
-        maps: CheckedMaps,
+        maps: Sequence[PlacedMap],
+        schema: Schema,
         *,
         seed: int,
         names: Callable[[list[int]], list[str]],
@@ -325,8 +326,8 @@ class Mapper:
         Raises NotPicklableError for a function that can't be sent to processes.
         """
         self._names = names
-        self.schema = maps.schema
-        self._stages = [_map_stage(each, seed=seed, timeout_s=timeout_s) for each in maps.maps]
+        self.schema = schema
+        self._stages = [_map_stage(each, seed=seed, timeout_s=timeout_s) for each in maps]
 
     @property
     def is_random(self) -> bool:

@@ -16,7 +16,7 @@ from penstock.readers.fieldtypes import base_name, image_fields, stored_fields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.augment import ArrayCrop, CheckedMaps, FieldLists
+    from penstock.augment import ArrayCrop, FieldLists, PlacedMap
     from penstock.pipeline.options import NativeOptions
     from penstock.readers import Source
     from penstock.readers.fieldtypes import Schema
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class MappedFields:
     """The fields that batches have after the Maps of a recipe.
 
-    maps: in order; None if the recipe has none. schema: of samples after the Maps; it also has
+    maps: in order. schema: of samples after the Maps; it also has
     fields that aren't selected. fields: of a batch, those that Maps add at the end. reads: the
     dataset's fields that are read for them. augment: the recipe without Maps. crops: of arrays, by
     field; only the cropped parts are read. salts: of the draws, by field.
     """
 
-    maps: CheckedMaps | None
+    maps: tuple[PlacedMap, ...]
     schema: Schema
     fields: tuple[str, ...]
     reads: tuple[str, ...]
@@ -43,8 +43,7 @@ class MappedFields:
     @property
     def encoded_images(self) -> list[str]:
         """The image fields whose encoded bytes a Map's function gets."""
-        maps = () if self.maps is None else self.maps.maps
-        taken = [name for each in maps for name in each.takes]
+        taken = [name for each in self.maps for name in each.takes]
         return list(image_fields(self.schema, taken))
 
 
@@ -56,7 +55,7 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     schema = dataset.schema
     if options.augment is None:
         return MappedFields(
-            maps=None,
+            maps=(),
             schema=schema,
             fields=dataset.fields,
             reads=stored_fields(dataset.fields, schema),
@@ -77,10 +76,10 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
         maps, augment = split_maps(recipes, lambda op, of: is_array_crop(op, of, schema, fields))
         crops = check_array_crops(augment, schema, fields, salts)
         schema = cropped_schema(schema, crops)
-    checked = check_maps(maps, schema)
+    placed, schema = check_maps(maps, schema)
     made: dict[str, None] = {}
     read = [*dataset.fields]
-    for each in checked.maps:
+    for each in placed:
         read += [field for field in each.takes if base_name(field) not in made]
         made |= dict.fromkeys(each.returns)
     unread = [name for name in made if name in dataset.schema and name not in read]
@@ -90,8 +89,8 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
             "leaves out. Add it to fields=, or give the returned value another name."
         )
     return MappedFields(
-        maps=checked if checked.maps else None,
-        schema=checked.schema,
+        maps=placed,
+        schema=schema,
         fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
         reads=stored_fields(read, dataset.schema),
         augment=augment,

@@ -123,18 +123,18 @@ class TestFields:
                 Map(abs, ("tokens", "id", "label"), returns={"label": Value("float32")}),
             ]
         )
-        checked = check_maps(maps, SCHEMA)
-        assert list(checked.schema) == [*SCHEMA, "tokens", "n"]
-        assert checked.schema["label"] == Value("float32")
-        assert [each.index for each in checked.maps] == [0, 1, 2]
-        assert checked.maps[2].takes["tokens"] == Tokens("int32")
-        assert checked.maps[0].returns == {"caption": Text()}
+        placed, schema = check_maps(maps, SCHEMA)
+        assert list(schema) == [*SCHEMA, "tokens", "n"]
+        assert schema["label"] == Value("float32")
+        assert [each.index for each in placed] == [0, 1, 2]
+        assert placed[2].takes["tokens"] == Tokens("int32")
+        assert placed[0].returns == {"caption": Text()}
 
     def test_which_samples_have_a_field_can_be_asked(self) -> None:
         maps, _ = split_maps(
             [Map(upper, ("caption", "caption.present"), returns={"caption": Text()})]
         )
-        assert check_maps(maps, SCHEMA).maps[0].takes["caption.present"] == Value("bool")
+        assert check_maps(maps, SCHEMA)[0][0].takes["caption.present"] == Value("bool")
 
     @pytest.mark.parametrize(
         ("op", "words"),

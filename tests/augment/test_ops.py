@@ -44,7 +44,6 @@ from penstock.augment import (
     imagenet_eval,
     imagenet_train,
     input_kinds,
-    short_side,
 )
 from penstock.cache import ConfigError, RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
@@ -177,7 +176,8 @@ def test_a_wide_crop_fits_where_all_images_are_wide():
 def test_resize_of_the_short_side_rounds_as_torchvision(short, height, width):
     long = int(short * max(height, width) / min(height, width))
     wanted = (short, long) if height <= width else (long, short)
-    assert short_side(short, height=height, width=width) == wanted
+    image = ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
+    assert Resize(short).sizes(image).fixed == wanted
 
 
 ANY: Any = penstock  # calls aren't type-checked

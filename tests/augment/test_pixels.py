@@ -21,7 +21,6 @@ from penstock.augment import (
     check_recipe,
     draw,
     imagenet_eval,
-    short_side,
 )
 from penstock.readers import EncodedBatch, ImageRange
 
@@ -58,6 +57,12 @@ def noise(number, *, height, width):
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def short_side(size, height, width):
+    """Return height and width after Resize(size)."""
+    image = ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
+    return Resize(size).sizes(image).fixed
 
 
 def pillow(file, mode="RGB"):
@@ -117,7 +122,7 @@ def test_evaluation_agrees_with_pillow_and_torchvisions_resize(resize, size):
     theirs = []
     for file in files:
         picture = pillow(file)
-        height, width = short_side(resize, height=picture.height, width=picture.width)
+        height, width = short_side(resize, picture.height, picture.width)
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
         x, y = round((width - size) / 2), round((height - size) / 2)
         theirs.append(picture.crop((x, y, x + size, y + size)))
@@ -168,7 +173,7 @@ def test_a_crop_behind_a_resize_shows_the_resized_image_within_1():
     ours, _ = run((Resize(50), CenterCrop((50, 48))), files)
     for file, got in zip(files, ours, strict=True):
         pixels = np.asarray(pillow(file))
-        size = short_side(50, height=pixels.shape[0], width=pixels.shape[1])
+        size = short_side(50, pixels.shape[0], pixels.shape[1])
         whole = _interpolated(pixels, size, antialias=True)
         top, left = round((size[0] - 50) / 2), round((size[1] - 48) / 2)
         assert np.abs(got - whole[:, top : top + 50, left : left + 48]).max() <= 1

@@ -195,7 +195,7 @@ class TestRefused:
                 RecipeError,
                 'returns "label", a field of the dataset .* leaves out',
             ),
-            ([Map(length, "image")], {}, RecipeError, "replace the Image bytes"),
+            ([Map(length, "image")], {}, RecipeError, "only stored bytes"),
             ([Resize(8), Map(length, "label")], {}, RecipeError, "comes after Resize"),
             ([Map(length)], {}, RecipeError, "such as fields="),
             ([Map(lambda x: x, "label", processes=1)], {}, NotPicklableError, "can't be sent"),

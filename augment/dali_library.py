@@ -1,11 +1,8 @@
-"""Load DALI at its first use, keep its decoders from writing to standard error, and survive a fork.
+"""Load DALI at its first use, with quiet decoders, and survive a fork.
 
 libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, again in
-each epoch. None of them exports its error handler, and descriptor 2 belongs to the user: other
-threads write there. So OpenCV and nvImageCodec get a log level from environment variables, which
-are set only while they are loaded. And in nvImageCodec's libraries the addresses of C's `stderr`
-and C++'s `std::cerr` are replaced by those of streams that drop all output, wherever the dynamic
-loader wrote them. With another system the libraries still print.
+each epoch. OpenCV and nvImageCodec read a log level from environment variables, which are set only
+while they are loaded. The others offer no switch, and some of their lines reach standard error.
 """
 
 from __future__ import annotations
@@ -13,14 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import mmap
 import sys
-import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from penstock.cache import MissingDependencyError, keep_forever, watch
 from penstock.cache.base import refuse_shortage
@@ -54,89 +46,21 @@ _LEVELS = {
     b"DALI_NVIMGCODEC_LOG_LEVEL": b"0",
     b"PYNVIMGCODEC_VERBOSITY": b"0",
 }
-_LIBRARIES = "/nvimgcodec/"
-_NEW_OSTREAM = "_ZNSoC1EPSt15basic_streambufIcSt11char_traitsIcEE"
-_OSTREAM_BYTES = 1024  # more than any libstdc++ needs
-
-_load_lock = threading.Lock()
-_kept_alive: list[Any] = []  # objects to which the libraries have pointers
 
 
+@functools.cache
 def _load_decoders_quietly() -> None:
-    """Load the decoders' libraries once, and silence them."""
-    with _load_lock:
-        if _kept_alive:
-            return
-        libc = ctypes.CDLL(None)
-        libc.getenv.restype = ctypes.c_char_p
-        unset = [name for name in _LEVELS if libc.getenv(name) is None]
+    """Load the decoders' libraries once, with the log levels that they read then."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_char_p
+    unset = [name for name in _LEVELS if libc.getenv(name) is None]
+    for name in unset:
+        libc.setenv(name, _LEVELS[name], 0)
+    try:
+        _load_decoders()
+    finally:
         for name in unset:
-            libc.setenv(name, _LEVELS[name], 0)
-        try:
-            _load_decoders()
-        finally:
-            for name in unset:
-                libc.unsetenv(name)
-        _kept_alive.append(libc)
-        streams = _silent_streams(libc)
-        for begin, end in _data_segments():
-            segment = (ctypes.c_char * (end - begin)).from_address(begin)
-            words = np.frombuffer(memoryview(segment), np.uint64)
-            for loud, silent in streams:
-                for place in np.flatnonzero(words == loud).tolist():
-                    _write(libc, begin + 8 * place, silent)
-
-
-def _silent_streams(libc: Any) -> list[tuple[int, int]]:
-    """Return the address of each stream, and that of its silent replacement."""
-    libc.fopen.restype = ctypes.c_void_p
-    sink = ctypes.c_void_p(libc.fopen(b"/dev/null", b"w"))
-    streams: list[tuple[int, int]] = []
-    if sink.value:
-        _kept_alive.append(sink)
-        streams.append((_address(libc, "stderr"), ctypes.addressof(sink)))
-    try:
-        cxx = ctypes.CDLL("libstdc++.so.6")
-        stream = ctypes.create_string_buffer(_OSTREAM_BYTES)
-        make = getattr(cxx, _NEW_OSTREAM)
-        make.restype, make.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
-        make(stream, None)  # without a buffer it drops all output
-        _kept_alive.append(stream)
-        streams.append((_address(cxx, "_ZSt4cerr"), ctypes.addressof(stream)))
-    except (OSError, AttributeError, ValueError):
-        pass
-    return streams
-
-
-def _address(library: Any, name: str) -> int:
-    return ctypes.addressof(ctypes.c_char.in_dll(library, name))
-
-
-def _data_segments() -> list[tuple[int, int]]:
-    """Return begin and end of each data segment of nvImageCodec's libraries, and of the part in
-    front of it that the dynamic loader filled with addresses and made read-only."""
-    found: list[tuple[int, int]] = []
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return found
-    data = 0  # where the last data segment begins
-    for line in reversed(lines):
-        place, mode, *_, path = line.split(maxsplit=5)
-        begin, end = (int(each, 16) for each in place.split("-"))
-        is_data = mode == "rw-p"
-        if _LIBRARIES in path and (is_data or (mode == "r--p" and end == data)):
-            found.append((begin, end))
-            data = begin if is_data else 0
-    return found
-
-
-def _write(libc: Any, slot: int, value: int) -> None:
-    """Write an address into a page that the dynamic loader made read-only."""
-    page = slot - slot % mmap.PAGESIZE
-    size = ctypes.c_size_t(mmap.PAGESIZE)
-    if libc.mprotect(ctypes.c_void_p(page), size, mmap.PROT_READ | mmap.PROT_WRITE) == 0:
-        ctypes.c_uint64.from_address(slot).value = value
+            libc.unsetenv(name)
 
 
 def load_dali() -> Any:

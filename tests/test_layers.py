@@ -83,7 +83,6 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.files.atomic",
     "penstock.readers.blob_source",
     "penstock.readers.formats.dataset_arguments",
-    "penstock.readers.formats.pack.fetched_columns",
     "penstock.readers.index.building",
     "penstock.readers.index.candidate_checks",
     "penstock.readers.index.index_folders",

@@ -1,22 +1,25 @@
-"""Read and check the samples that a pack is made from.
+"""Read and check the samples that a pack is made from, and plan which is packed into which shard.
 
 They come from data without an index of its own, or from any dataset, a part of one, or several
-joined.
+joined. The plan is made from names and sizes, before any data is read. So every rank knows the
+entire plan, a killed run can resume, and the result depends on neither. Bad samples are left out of
+their shard, and no other sample moves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 from abc import ABC, abstractmethod
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from crc32c import crc32c
 
-from penstock.cache import ConfigError, ordered
+from penstock.cache import ConfigError, IndexChangedError, keep_open, ordered
+from penstock.cache.base import keyed_hash
 from penstock.readers.dataset import Dataset, copy_keeping, open_shard
 from penstock.readers.fieldtypes import (
     PLAIN,
@@ -31,27 +34,124 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import printable
+from penstock.readers.formats import Grouping, part_bounds
 from penstock.readers.formats.pack import PackSample, PackShard, pack_forms
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
-from penstock.readers.packing.pack_plan import WINDOW_BYTES, plan_candidates, plan_samples
 from penstock.readers.reading import OPENERS
 from penstock.readers.types import Facts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.formats import Candidates, Contents, Format
-    from penstock.readers.index import IndexOpener
+    from penstock.readers.index import DatasetDescription, IndexOpener
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
-    from penstock.readers.packing.pack_plan import PackPlan, PlannedShard
+    from penstock.readers.serialized_source import SerializedSource
     from penstock.readers.sources import Source
     from penstock.readers.types import Verify
 
     Ints = NDArray[np.int64]
     Samples = Iterator[tuple[bytes, PackSample | Rejection]]
+
+
+WINDOW_BYTES = 2**29
+"""The bytes of samples in chunks that a shuffled pack mixes at a time: 8 shards of the default
+size. It is the same on every machine, because ranks must agree. Decoded chunks may use more memory
+if there is more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedShard:
+    """A shard of a pack before it is written. positions: of its samples in the source. source_ids:
+    their ids in the source's index if no file were bad. Both are int64, shape (n,)."""
+
+    number: int
+    positions: Ints
+    source_ids: Ints
+
+
+PackPlan = list[PlannedShard]
+"""The shards of a pack, by number."""
+
+
+def _planned(grouping: Grouping, source_ids: Ints) -> PackPlan:
+    groups = enumerate(map(grouping.positions, range(grouping.shards)))
+    return [PlannedShard(number, mine, source_ids[mine]) for number, mine in groups]
+
+
+def plan_candidates(
+    candidates: Candidates, *, shuffle: bool, seed: int, shard_bytes: int
+) -> PackPlan:
+    """Plan a pack of data that has no index. Unshuffled, the ids are those of its index; the shards
+    are those of its index too if these have the same size."""
+    grouping = candidates.shards
+    order = grouping.order
+    source_ids = np.empty(len(order), np.int64)
+    source_ids[order] = np.arange(len(order))
+    if shuffle or shard_bytes != candidates.shard_bytes:
+        order = order[shuffled(len(order), seed)] if shuffle else order
+        grouping = cut_evenly(order, candidates.sizes, shard_bytes)
+    return _planned(grouping, source_ids)
+
+
+def plan_samples(
+    sizes: Ints,
+    *,
+    shuffle: bool,
+    seed: int,
+    shard_bytes: int,
+    units: Sequence[Ints] | None = None,
+    window_bytes: int = WINDOW_BYTES,
+    source_ids: Ints | None = None,
+) -> PackPlan:
+    """Plan a pack of samples. If they lie in decode units, the units are shuffled, then the samples
+    of a window of units, so that each unit is decoded once and at most one window is in memory.
+
+    sizes: bytes, int64, shape (n,). units: rows of each, by shard. window_bytes: of the units that
+    are mixed. source_ids: of the samples, by position; None means the positions.
+    """
+    ids = order = np.arange(len(sizes), dtype=np.int64)
+    if shuffle and units is not None:
+        windows = _windows(np.concatenate(list(units)), sizes, seed, window_bytes)
+        order = np.lexsort((keyed_hash(seed, ids), windows)).astype(np.int64)
+    elif shuffle:
+        order = shuffled(len(sizes), seed)
+    grouping = cut_evenly(order, sizes, shard_bytes)
+    return _planned(grouping, ids if source_ids is None else source_ids)
+
+
+def _windows(rows: Ints, sizes: Ints, seed: int, window_bytes: int) -> Ints:
+    """Return the number of each sample's window. rows: of each unit."""
+    order = shuffled(len(rows), seed)
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    unit_bytes = np.diff(before[np.concatenate(([0], np.cumsum(rows)))])[order]
+    cuts = part_bounds(unit_bytes, target_bytes=window_bytes)
+    window = np.empty(len(rows), np.int64)
+    window[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    return np.repeat(window, rows)
+
+
+def shuffled(count: int, seed: int) -> Ints:
+    """Return a permutation of range(count), int64, from a keyed hash, so that it doesn't depend on
+    the version of numpy."""
+    keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def cut_evenly(order: Ints, sizes: Ints, shard_bytes: int) -> Grouping:
+    """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes, or
+    fewer if samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
+    before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
+    total = int(before[-1])
+    count = max(1, -(-total // shard_bytes))
+    # Python ints: k * total passes 2^63 for large sets.
+    targets = np.array([-(-k * total // count) for k in range(1, count)], np.int64)
+    cuts = np.searchsorted(before[:-1], targets, side="left")
+    bounds = np.unique(np.concatenate(([0], cuts, [len(order)]))).astype(np.int64)
+    return Grouping(order=order, bounds=bounds)
 
 
 class PackSource(ABC):
@@ -82,6 +182,11 @@ class PackSource(ABC):
         """Plan which sample is packed into which shard."""
 
     @abstractmethod
+    def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
+        """Return a function that opens the source of a shard in an executor's worker, and the shard
+        by its positions in that source. The function can be pickled, without secrets."""
+
+    @abstractmethod
     def samples(
         self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
     ) -> Samples:
@@ -89,41 +194,45 @@ class PackSource(ABC):
         the sample or its rejection. verify: decodes images; None means the installed decoder.
         Samples that were verified before aren't verified again."""
 
-    def _sample(
+    def _samples(
         self,
-        facts: Mapping[str, Facts],
+        names: Sequence[bytes],
+        results: Sequence[Mapping[str, Facts] | Rejection],
         contents: Contents,
-        row: int,
         *,
         columns: Mapping[str, Column],
         present: Mapping[str, NDArray[np.bool_]],
-        place: int,
-    ) -> PackSample:
-        """Make a good sample. facts: of the fields that were examined; contents: their bytes, in
-        this row. columns: the values of all other fields, in this place."""
-        values: dict[str, NDArray[Any]] = {}
-        kept: dict[str, Facts] = {}
-        for name, each in facts.items():
-            data, type = contents[name][row], self.schema[name]
-            if not isinstance(data, np.ndarray):
+        places: Sequence[int],
+    ) -> Samples:
+        """Yield samples that were read and checked together.
+
+        results: of each sample, the facts of the fields that were examined, or why it is bad.
+        contents: the bytes of these fields. columns: the values of all other fields; they are in
+        `places`, and missing where `present` is False.
+        """
+        for row, (name, place, found) in enumerate(zip(names, places, results, strict=True)):
+            if isinstance(found, Rejection):
+                yield name, found
                 continue
-            payload = data[each.start : each.start + each.size]
-            if type.is_encoded:
-                values[name] = payload
-                kept[name] = replace(each, start=0) if each.start else each
-            elif type.form is not None:
-                array = decode_array(payload, each.codec, each.shape)
-                values[name] = array.astype(type.form.dtype, copy=False)
-        for name, column in columns.items():
-            if name in present and not present[name][place]:
-                continue
-            if isinstance(column, EncodedColumn):
-                values[name] = payload = column.sample(place)
-                codec = self.schema[name].codec
-                kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
-            else:
-                values[name] = column.sample(place)
-        return PackSample(values=values, facts=kept)
+            values: dict[str, NDArray[Any]] = {}
+            facts: dict[str, Facts] = {}
+            for field, each in found.items():
+                data, type = contents[field][row], self.schema[field]
+                if not isinstance(data, np.ndarray):
+                    continue
+                payload = data[each.start : each.start + each.size]
+                if type.is_encoded:
+                    values[field], facts[field] = payload, replace(each, start=0)
+                elif type.form is not None:
+                    array = decode_array(payload, each.codec, each.shape)
+                    values[field] = array.astype(type.form.dtype, copy=False)
+            for field, column in columns.items():
+                if field in present and not present[field][place]:
+                    continue
+                values[field] = value = column.sample(place)
+                if isinstance(column, EncodedColumn):
+                    facts[field] = Facts.of(value, codec=self.schema[field].codec)
+            yield name, PackSample(values=values, facts=facts)
 
 
 class CandidateSource(PackSource):
@@ -133,9 +242,16 @@ class CandidateSource(PackSource):
 
     has_ids = False
 
-    def __init__(self, origin: Origin, candidates: Candidates, *, fingerprint: str) -> None:
-        """candidates: settled, see `list`."""
-        self._origin, self.candidates = origin, candidates
+    def __init__(
+        self,
+        origin: Origin,
+        candidates: Candidates,
+        *,
+        fingerprint: str,
+        sent: DatasetDescription | None = None,
+    ) -> None:
+        """candidates: settled, see `list`. sent: describes the files to workers."""
+        self._origin, self._candidates, self._sent = origin, candidates, sent
         self.url, self.fingerprint, self.schema = origin.url, fingerprint, candidates.schema
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
         self.has_stray_files = candidates.has_stray_files
@@ -144,7 +260,13 @@ class CandidateSource(PackSource):
 
     @classmethod
     def list(
-        cls, opener: IndexOpener, format: Format, *, fields: Sequence[str] | None, workers: int
+        cls,
+        opener: IndexOpener,
+        format: Format,
+        *,
+        fields: Sequence[str] | None,
+        workers: int,
+        sent: DatasetDescription | None,
     ) -> CandidateSource:
         """List the candidates of a dataset of this format."""
         origin, listing = opener.origin, format.list(opener.origin)
@@ -155,39 +277,50 @@ class CandidateSource(PackSource):
         found = _settle_arrays(origin, found, workers=workers)
         check_units(found)
         identity = f"{listing.snapshot().fingerprint}{origin.variant}"
-        return cls(origin, found, fingerprint=hashlib.sha256(identity.encode()).hexdigest())
+        fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+        return cls(origin, found, fingerprint=fingerprint, sent=sent)
 
     @cached_property
     def sizes(self) -> Ints:
-        return self.candidates.sizes
+        return self._candidates.sizes
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        found = self._candidates
+        return plan_candidates(found, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
+        assert self._sent is not None
+        mine = self._candidates.take(shard.positions)
+        open = partial(_open_candidates, self._sent, mine, self.fingerprint)
+        return open, replace(shard, positions=np.arange(len(shard.positions)))
 
     def samples(
         self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
     ) -> Samples:
-        found, wanted = self.candidates, (shard.positions for shard in shards)
+        found, wanted = self._candidates, (shard.positions for shard in shards)
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
         for batch in read_candidate_batches(self._origin, found, wanted, workers=workers):
-            results = batch.examine(found, decoder)
-            for row, (place, facts) in enumerate(
-                zip(batch.positions.tolist(), results, strict=True)
+            places = batch.positions.tolist()
+            for name, sample in self._samples(
+                [found.names[place] for place in places],
+                batch.examine(found, decoder),
+                batch.contents,
+                columns=found.values,
+                present=found.present,
+                places=places,
             ):
-                if isinstance(facts, Rejection):
-                    yield found.names[place], facts
-                    continue
-                sample = self._sample(
-                    facts,
-                    batch.contents,
-                    row,
-                    columns=found.values,
-                    present=found.present,
-                    place=place,
-                )
-                for name in facts:
-                    self._units.add(name, self.schema[name], sample.values[name])
-                yield found.names[place], sample
+                for field, value in sample.values.items() if isinstance(sample, PackSample) else ():
+                    if field in found.spans:
+                        self._units.add(field, self.schema[field], value)
+                yield name, sample
+
+
+def _open_candidates(
+    data: DatasetDescription, candidates: Candidates, fingerprint: str
+) -> CandidateSource:
+    """Open the source of these candidates in a worker."""
+    origin, _ = data.open_files()
+    return CandidateSource(origin, candidates, fingerprint=fingerprint)
 
 
 def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
@@ -255,9 +388,11 @@ class RowSource(PackSource):
         fields: Sequence[str] | None = None,
         verify: Verify | None = None,
         workers: int,
+        sent: SerializedSource | None = None,
     ) -> None:
-        """verify, workers: for a dataset that has no index yet. Raises the errors of opening it."""
-        self.url = source.url
+        """verify, workers: for a dataset that has no index yet. sent: the source, for workers.
+        Raises the errors of opening it."""
+        self.url, self._sent = source.url, sent
         self._copy: Dataset | None = None
         self._pack: Dataset | None = None
         if isinstance(source, Dataset):
@@ -345,6 +480,10 @@ class RowSource(PackSource):
             source_ids=self._ids,
         )
 
+    def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
+        assert self._sent is not None
+        return partial(_open_rows, self._sent, tuple(self.schema), self.fingerprint), shard
+
     def samples(
         self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
     ) -> Samples:
@@ -369,17 +508,16 @@ class RowSource(PackSource):
                 if type.is_encoded
             }
             names, results = self._examine(positions, contents, decoder)
-            columns = {name: each for name, each in batch.columns.items() if name not in contents}
-            for row, (name, facts) in enumerate(zip(names, results, strict=True)):
-                if row in bad:
-                    yield name, Rejection(bad[row])
-                elif isinstance(facts, Rejection):
-                    yield name, facts
-                else:
-                    yield (
-                        name,
-                        self._sample(facts, contents, row, columns=columns, present=has, place=row),
-                    )
+            yield from self._samples(
+                names,
+                [Rejection(bad[row]) if row in bad else each for row, each in enumerate(results)],
+                contents,
+                columns={
+                    name: each for name, each in batch.columns.items() if name not in contents
+                },
+                present=has,
+                places=range(len(positions)),
+            )
 
     def _read(self, positions: Ints) -> tuple[Ints, SampleBatch, dict[int, str]]:
         """Return samples as they are stored, and why some of them are bad, by row."""
@@ -418,3 +556,15 @@ class RowSource(PackSource):
                 for place, each in zip(places, shard.facts(stored, mine), strict=True):
                     facts[place][field] = each
         return names, facts
+
+
+def _open_rows(sent: SerializedSource, fields: tuple[str, ...], fingerprint: str) -> RowSource:
+    """Open a source in a worker, once per process."""
+    key = hashlib.sha256(pickle.dumps((sent, fields))).hexdigest()
+    opened = keep_open(f"pack {key}", lambda: RowSource(sent.load(), fields=fields, workers=1))
+    if opened.fingerprint != fingerprint:
+        raise IndexChangedError(
+            f"{opened.url}: its index differs from that of the driver. Check that all machines see "
+            "the same files."
+        )
+    return opened

@@ -44,16 +44,21 @@ from penstock.readers.origin import (
     quarantine_lines,
     show,
 )
-from penstock.readers.packing.pack_folder import PackFolder, shard_name
 from penstock.readers.packing.pack_sources import CandidateSource, RowSource
-from penstock.readers.packing.shard_writing import PackRules, write_by_executor, write_shards
+from penstock.readers.packing.shard_writing import (
+    PackFolder,
+    PackRules,
+    shard_name,
+    write_by_executor,
+    write_shards,
+)
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
 from penstock.readers.types import MAX_PIXELS, Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -63,9 +68,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
     from penstock.readers.index import Folder
     from penstock.readers.origin import Origin, QuarantineEntry, Url
-    from penstock.readers.packing.pack_folder import ShardRecord
-    from penstock.readers.packing.pack_plan import PackPlan, PlannedShard
-    from penstock.readers.packing.pack_sources import PackSource
+    from penstock.readers.packing.pack_sources import PackPlan, PackSource, PlannedShard
+    from penstock.readers.packing.shard_writing import ShardRecord
     from penstock.readers.types import Progress, Verify
 
     ShardRule = Callable[[NDArray[np.int64]], int]
@@ -181,11 +185,8 @@ class PackRun:
             **self.rules.transcode.settings(),
         }
 
-    def write(
-        self, source: PackSource, root: bytes, sent: DatasetDescription | SerializedSource | None
-    ) -> PackSummary:
-        """Write this rank's share, and the manifest if all shares are finished. sent: the source
-        for an executor's workers."""
+    def write(self, source: PackSource, root: bytes) -> PackSummary:
+        """Write this rank's share, and the manifest if all shares are finished."""
         self.rules.transcode.check(source.schema)
         pack_forms(source.schema)
         settings = self.settings(source)
@@ -200,23 +201,19 @@ class PackRun:
             shuffle=self.shuffle, seed=self.seed, shard_bytes=settings["shard_bytes"]
         )
         folder.begin()
-        rank = b"driver" if sent is not None else b"%06d-of-%06d" % (self.rank, self.size)
-        own = os.path.join(folder.own, b"ranks", rank)
+        rank = b"driver" if self.executor is not None else b"%06d-of-%06d" % (self.rank, self.size)
+        own = os.path.join(folder.ranks, rank)
         make_folder(own)
         busy = f"{printable(root)}: another process is packing into it. Wait for it, or stop it."
         with locked(own, busy=busy):
-            records = self._write_shards(source, plan, folder, sent)
+            records = self._write_shards(source, plan, folder)
         manifest = _complete(source, plan, folder, records)
         if manifest is None:
             return PackSummary.of_records(list(records.values()), self._seconds())
         return PackSummary.of_manifest(manifest, self._seconds())
 
     def _write_shards(
-        self,
-        source: PackSource,
-        plan: PackPlan,
-        folder: PackFolder,
-        sent: DatasetDescription | SerializedSource | None,
+        self, source: PackSource, plan: PackPlan, folder: PackFolder
     ) -> dict[int, ShardRecord]:
         """Write the shards of this rank that aren't finished. Return the records of all its shards.
 
@@ -239,15 +236,18 @@ class PackRun:
             _log.info("Resuming: %d of %d shards are finished", len(records), len(mine))
             report(np.concatenate([plan[number].positions for number in records]))
         left = [shard for shard in mine if shard.number not in records]
-        if self.executor is not None and sent is not None:
-            for shard, record in write_by_executor(
-                self.executor, left, source=source, sent=sent, folder=folder, rules=self.rules
-            ):
-                records[shard.number] = record
-                report(shard.positions)
-            return records
-        written = write_shards(source, left, folder, self.rules, report=report)
-        return records | {shard.number: record for shard, record in zip(left, written, strict=True)}
+        written: Iterator[tuple[PlannedShard, ShardRecord]]
+        if self.executor is None:
+            files = write_shards(source, left, folder.shard, self.rules, report=report)
+            written = zip(left, files, strict=True)
+        else:
+            written = write_by_executor(
+                self.executor, left, source=source, folder=folder, rules=self.rules, report=report
+            )
+        for shard, record in written:
+            folder.write_record(shard.number, record)
+            records[shard.number] = record
+        return records
 
     def _seconds(self) -> float:
         return time.monotonic() - self.began
@@ -421,8 +421,10 @@ def pack(
             if opener.open_own() is None:
                 found = opener.recognise()
                 if not isinstance(found, ChunkFormat):
-                    files = CandidateSource.list(opener, found, fields=names, workers=run.workers)
-                    return run.write(files, root, sent)
+                    files = CandidateSource.list(
+                        opener, found, fields=names, workers=run.workers, sent=sent
+                    )
+                    return run.write(files, root)
                 data = replace(data, format=found.name)
     # Packs, and samples in chunks, are read as a dataset does it.
     with closing(dataset_of(data)) as dataset:
@@ -437,9 +439,10 @@ def _pack_rows(
     if isinstance(src, Dataset):
         origin = src.open(verify=verify, workers=run.workers).origin
     root = _destination(dst, origin)
-    rows = RowSource(src, fields=names, verify=verify, workers=run.workers)
+    sent = None if run.executor is None else SerializedSource.of(src)
+    rows = RowSource(src, fields=names, verify=verify, workers=run.workers, sent=sent)
     with closing(rows):
-        return run.write(rows, root, None if run.executor is None else SerializedSource.of(src))
+        return run.write(rows, root)
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:

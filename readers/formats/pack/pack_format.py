@@ -19,7 +19,12 @@ from penstock.readers.byte_source import SourceSpans
 from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
 from penstock.readers.formats.format import Format
 from penstock.readers.formats.open_shard import OpenShard, StridedRows
-from penstock.readers.formats.pack.pack_columns import PackColumns, PackErrors, shard_errors
+from penstock.readers.formats.pack.pack_columns import (
+    PackColumns,
+    PackErrors,
+    fetch_columns,
+    shard_errors,
+)
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
 from penstock.readers.formats.shard_summary import sample_table
 from penstock.readers.types import Facts
@@ -165,12 +170,9 @@ class PackShard(OpenShard):
         with source.parsing():
             if source.is_whole:
                 with shard_errors(source.shown, source.remedy):
-                    columns = PackColumns(source.buffer(()), entry.layout.schema)
+                    self._columns = PackColumns(source.buffer(()), entry.layout.schema)
             else:
-                from penstock.readers.formats.pack.fetched_columns import fetch_columns
-
-                columns = fetch_columns(source, entry)
-            self._columns = columns
+                self._columns = fetch_columns(source, entry)
             self.table = sample_table(entry.layout, self._promised, samples=entry.samples)
         self._dense: dict[str, PackRows] = {}
         self._codecs: dict[str, list[str]] = {}
@@ -279,11 +281,7 @@ class PackShard(OpenShard):
 
     def _rows(self, dense: PackRows, rows: Ints, mode: ReadMode) -> list[NDArray[Any]]:
         """Return large rows of a shard that isn't whole on the local disk, after fetching them."""
-        spans = dense.needed(rows)
-        if self.source.is_kept:
-            self.source.buffer(spans)
-            return list(dense.each(rows))
-        wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
+        wanted = SourceSpans(self.source, *map(list, zip(*dense.needed(rows), strict=True)))
         return dense.samples(self.source.load([wanted], mode)[0])
 
 

@@ -181,12 +181,12 @@ def _numbers(row: tuple[int | None, ...], dtype: np.dtype[Any]) -> int:
 
 SOURCE, NAME = "penstock/source", "penstock/name"
 
-CRC, HEIGHT, WIDTH, CHANNELS, CODEC = "crc32c", "height", "width", "channels", "codec"
+CRC, CODEC, SIDES = "crc32c", "codec", ("height", "width", "channels")
 
 SHARD, SCHEMA = b"penstock.shard", b"penstock.schema"
 NAMES_SUM, BLOCK_SUMS = b"penstock.names.crc32c", b"penstock.blocks.crc32c"
 
-_PICTURE = {HEIGHT: pa.int32(), WIDTH: pa.int32(), CHANNELS: pa.int32(), CODEC: pa.string()}
+_PICTURE = {**dict.fromkeys(SIDES, pa.int32()), CODEC: pa.string()}
 _BLOCK_BYTES = 2**20
 
 

@@ -23,7 +23,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.cache import (
@@ -221,12 +220,15 @@ class ReadAhead:
 
 
 def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
-    """Yield the first step alone, then lists of `size` steps."""
+    """Yield lists of 1, 2, 4 and then up to `size` steps; none extends beyond an epoch's end."""
+    most = 1
+    turn: list[Step] = []
     for step in steps:
-        yield [step]
-        if size > 1:
-            break
-    while turn := list(islice(steps, size)):
+        turn.append(step)
+        if len(turn) == most or step.then.epoch != step.start.epoch:
+            yield turn
+            most, turn = min(2 * most, size), []
+    if turn:
         yield turn
 
 

@@ -1,15 +1,15 @@
-"""Read rows that lie in memory at equal distances with one index expression for each field.
+"""Read rows that lie in memory at equal distances by one call for each field.
 
 If samples are short (a sequence of tokens, a row of an array, a number), a batch takes 0.1 ms in
 total, and a few microseconds for each shard that it touches would double that. So the address of
-each shard's first row is recorded once, and a batch's rows are one index into memory, in any number
-of shards and files.
+each shard's first row is recorded once, and one call copies a batch's rows from any number of
+shards and files.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 
 MAX_MAPS = 2**12
 _MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
-_LARGE_ROW_BYTES = 2**15  # a call for each row costs less than the copy of an index expression
+_MAX_INDEXED_BYTES = 2**15  # larger rows are read faster one by one than by an index expression
+_LEAST_UNIT_BYTES = 64
+"""Rows that lie at multiples of such a unit are copied unit by unit, by `take`, which writes into
+the batch; smaller units take longer than an index expression, which makes a copy first."""
 _STEP_BYTES = 2**17
-"""Rows that are copied at once: the copy that an index expression makes stays in the processor's
-cache."""
+"""Rows that an index expression copies at once: its own copy stays in the processor's cache."""
 
 _MOST_SKIPPED = 1024
 """Batches after which rows that aren't plain, or that aren't checked yet, are tried again."""
@@ -145,6 +147,9 @@ class PlainRows:
             plain = shard.strided(name) if place is None else _cells(shard, place[0])
             if plain is None or plain.row_bytes > _MAX_ROW_BYTES:
                 return None
+            unit = _lowest_bit(plain.data.ctypes.data | plain.stride_bytes | plain.row_bytes)
+            if plain.row_bytes > _MAX_INDEXED_BYTES and unit < _LEAST_UNIT_BYTES:
+                return None
             like = self._plain.setdefault(name, plain)
             if plain.layout != like.layout:
                 return None
@@ -164,17 +169,17 @@ def _cells(shard: OpenShard, column: int) -> StridedRows | None:
     )
 
 
-class _Memory:
-    """This process's memory from an address on, as a numpy array with a row at each byte."""
-
-    def __init__(self, address: int, span: int, row_bytes: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, True),
-            "shape": (span,),
-            "strides": (1,),
-            "typestr": f"|V{row_bytes}",
-            "version": 3,
-        }
+def _memory(address: int, count: int, size_bytes: int, *, stride_bytes: int) -> NDArray[np.void]:
+    """Return this process's memory from an address on as elements of some bytes, one every
+    stride_bytes."""
+    interface = {
+        "data": (address, True),
+        "shape": (count,),
+        "strides": (stride_bytes,),
+        "typestr": f"|V{size_bytes}",
+        "version": 3,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def _gather(addresses: Ints, plain: StridedRows, out: NDArray[Any]) -> bool:
@@ -193,16 +198,25 @@ def _gather(addresses: Ints, plain: StridedRows, out: NDArray[Any]) -> bool:
 
 def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
     """Copy the bytes at some addresses, which must be mapped."""
-    if row_bytes >= _LARGE_ROW_BYTES:
-        into = out.ctypes.data
-        for address in addresses.tolist():
-            ctypes.memmove(into, address, row_bytes)
-            into += row_bytes
+    low = int(addresses.min())
+    places = addresses - low
+    end = int(places.max()) + row_bytes
+    unit = _lowest_bit(int(np.bitwise_or.reduce(places)) | row_bytes)
+    if unit == row_bytes or unit >= _LEAST_UNIT_BYTES:
+        places //= unit
+        parts = row_bytes // unit
+        wanted = places if parts == 1 else (places[:, None] + np.arange(parts)).reshape(-1)
+        memory = _memory(low, end // unit, unit, stride_bytes=unit)
+        memory.take(wanted, out=out.reshape(-1).view(memory.dtype), mode="clip")
         return
     rows = out.reshape(len(addresses), -1).view(f"V{row_bytes}")[:, 0]
-    low = int(addresses.min())
-    span = int(addresses.max()) - low + 1  # at most 2^47, so that span * row_bytes < 2^60
-    memory, places = np.asarray(_Memory(low, span, row_bytes)), addresses - low
+    # At most 2^47 elements of 2^15 bytes, whose product numpy can represent.
+    memory = _memory(low, end - row_bytes + 1, row_bytes, stride_bytes=1)
     step = max(1, _STEP_BYTES // row_bytes)
     for begin in range(0, len(rows), step):
         rows[begin : begin + step] = memory[places[begin : begin + step]]
+
+
+def _lowest_bit(bits: int) -> int:
+    """Return the largest power of two that divides all numbers whose bits were joined by `|`."""
+    return bits & -bits

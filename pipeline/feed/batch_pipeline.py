@@ -213,8 +213,8 @@ class BatchPipeline:
             decode_s=batch.decode_wait_s * share,
             size_bytes=size_bytes,
         )
-        bad = batch.bad_ids if batch.bad else {}
-        self.bad_count.count(batch.step.start, bad, begins_epoch=begins_epoch)
+        if batch.bad or begins_epoch:
+            self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
         if self.job_waits is not None:
             step = batch.step
             epoch = step.start.epoch

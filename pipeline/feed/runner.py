@@ -69,7 +69,8 @@ class ReadAhead:
     `pop` waits.
 
     A thread reads several small batches in one turn, because passing a batch between threads takes
-    longer than reading it. The first batch is read alone, because the training loop waits for it.
+    longer than reading it. The first batch is read alone, because the training loop waits for it,
+    and the turns grow from there.
     """
 
     def __init__(
@@ -266,7 +267,13 @@ class BatchDecoder:
         """Return the next batch, decoded. `replenish` and `BatchPipeline.finish` follow. Raises the
         error of its reading or decoding."""
         if self._pipeline.graphs is None:
-            return self._next_read()
+            stopping, began = self._stopping, time.perf_counter()
+            read = self._read_ahead.pop()
+            if stopping.is_set():
+                raise ClosedError("This batch was cancelled.")
+            assert read is not None, "no step is left"
+            read.read_wait_s = time.perf_counter() - began
+            return read
         read_wait_s = self._refill(wait=True)
         if not self._in_dali:
             failure, self._failure = self._failure, None
@@ -277,17 +284,6 @@ class BatchDecoder:
         self._in_dali.popleft()
         batch.read_wait_s, batch.decode_wait_s = read_wait_s, time.perf_counter() - waiting
         self._refill(wait=False)
-        return batch
-
-    def _next_read(self) -> Batch:
-        """Return the next batch that was read, if there is nothing to decode."""
-        stopping, began = self._stopping, time.perf_counter()
-        batch = self._read_ahead.pop()
-        if stopping.is_set():
-            raise ClosedError("This batch was cancelled.")
-        if batch is None:
-            raise AssertionError("no step is left")
-        batch.read_wait_s = time.perf_counter() - began
         return batch
 
     def replenish(self, batch: Batch) -> None:
@@ -413,7 +409,7 @@ class PipelineRunner:
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
         self._pipeline.finisher.begin()
-        if cursor is self._next or cursor == self._next:
+        if cursor == self._next:
             if cursor.position == 0:
                 if self._decodes_ahead:  # on the decoding thread, after the batch that it decodes
                     self._decoder.submit(self._decoding.begin_epoch, cursor)
@@ -452,13 +448,15 @@ class PipelineRunner:
 
     def _next_output(self, cursor: Cursor) -> Output:
         began = time.perf_counter()
-        self.start(cursor)
+        if cursor is not self._next or cursor.position == 0:
+            self.start(cursor)
         self._next = None  # if an interrupt comes from here on, the next call starts again
         if self._decodes_ahead:
             batch = self._decoded_ahead()
         else:
             batch = self._decoding.next_batch()
-            self._pipeline.finish(batch)
+            if batch.output is None:
+                self._pipeline.finish(batch)
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
@@ -586,9 +584,10 @@ MOST_UNIT_THREADS, UNIT_THREADS_WITH_IMAGES = 8, 2
 # 2.8 MB a sample, two threads read 2,500 samples/s and one 1,600; four are no faster.
 LARGE_SAMPLE_BYTES = 2**20
 
-# A thread reads several batches in one turn up to this size; more would only hold memory.
-TURN_BYTES = 2**21
-MOST_IN_A_TURN = 16
+# A thread reads several batches in one turn up to this size. Passing a turn to the training loop
+# costs as much as reading 10 batches of 64 kB; larger turns would only hold memory.
+TURN_BYTES = 2**22
+MOST_IN_A_TURN = 64
 
 # Large arrays are read one by one, but up to so many batches and bytes in one turn: starting a turn
 # takes the training loop's thread as long as receiving a batch. Batches of units are joined up to

@@ -141,8 +141,8 @@ class LocalFile(NamedTuple):
 class UnreadSpan(Protocol):
     """Bytes that are read later, directly into the memory in which they are needed."""
 
-    def read(self) -> Encoded:
-        """Return the bytes in memory of their own. Raises as `ByteSource` does."""
+    @property
+    def size_bytes(self) -> int: ...
 
     def copy(self, slot: Encoded, begin: int) -> int:
         """Fill a slot with the bytes from `begin` onwards and return their CRC-32C."""

@@ -21,7 +21,6 @@ from penstock.readers.byte_source import (
     LocalFile,
     changed_file_error,
     open_file,
-    read_up_to,
     unreadable_file_error,
 )
 from penstock.readers.files import below, printable
@@ -59,21 +58,6 @@ class FileSpan(NamedTuple):  # creating a frozen dataclass takes a microsecond m
     start: int
     size_bytes: int
     is_rest: bool = False
-
-    def read(self) -> Encoded:
-        """Return the bytes in memory of their own."""
-        slot = np.empty(self.size_bytes + 1, np.uint8)
-        fd = open_file(self.path, self.name)
-        try:
-            got = read_up_to(fd, slot if self.is_rest else slot[:-1], self.start)
-        except OSError as error:
-            raise unreadable_file_error(self.path, error) from error
-        finally:
-            os.close(fd)
-        if got != self.size_bytes:
-            raise self._changed("more" if got > self.size_bytes else self.start + got)
-        slot.flags.writeable = False
-        return slot[:-1]
 
     def copy(self, slot: Encoded, begin: int) -> int:
         """Fill a slot with the bytes from `begin` onwards and return their CRC-32C."""

@@ -3,17 +3,18 @@
 Before a batch is read, its schema must be the expected one, and the batch must be neither
 compressed nor encoded by a dictionary: otherwise a few bytes could become gigabytes. pyarrow
 doesn't report that without reading, so this module parses the two flatbuffer tables that do.
-Source: the Arrow columnar format, "IPC File Format"; Flatbuffers, "Internals".
+Source: the Arrow columnar format, "IPC File Format".
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from penstock.readers.files.flat_tables import BYTE, FlatTable, metadata_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -88,16 +89,13 @@ def _differing(columns: Sequence[tuple[str, str]], others: Sequence[tuple[str, s
 
 
 def footer_start(buffer: Any) -> int:
-    """Return the position of the footer in a buffer that holds at least the last 10 bytes of a
-    file. Raises ValueError."""
+    """Return the position of the footer in a buffer that ends with it. Raises ValueError."""
     view = memoryview(buffer)
-    try:
-        if bytes(view[-6:]) != _MAGIC:
-            raise ValueError("its end mark is missing")
-        start = len(view) - 10 - _number(view, "<i", len(view) - 10)
-    except struct.error as error:
-        raise ValueError(f"its footer points outside the file ({error})") from error
-    if not 0 <= start <= len(view) - 10:
+    end = len(view) - 10
+    if end < 0 or bytes(view[-6:]) != _MAGIC:
+        raise ValueError("its end mark is missing")
+    start = end - int.from_bytes(view[end:-6], "little", signed=True)
+    if not 0 <= start <= end:
         raise ValueError("its footer points outside the file")
     return start
 
@@ -106,68 +104,29 @@ def batch_head_end(buffer: Any) -> int:
     """Return the position at which the numbers of the only record batch begin, from a buffer that
     ends with the file's footer. The metadata before that position locates them. Raises
     ValueError."""
-    view = memoryview(buffer)
-    try:
-        start = _only_block(view)
-        end = _number(view, "<q", start) + _number(view, "<i", start + 8)
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"its footer points outside the file ({error})") from error
-    if not 0 <= end <= len(view):
-        raise ValueError("its footer points outside the file")
-    return end
+    return _only_head(memoryview(buffer))[1]
 
 
-def _only_block(view: memoryview) -> int:
-    """Return the position of the entry of the only record batch in the footer. Raises ValueError,
-    struct.error and IndexError."""
-    footer = footer_start(view)
-    root = footer + _number(view, "<I", footer)
-    if _vector(view, root, _FOOTER_DICTIONARIES)[1]:
+def _only_head(view: memoryview) -> tuple[int, int]:
+    """Return the start and the end of the metadata of the only record batch. Raises ValueError."""
+    footer = FlatTable(bytes(view[footer_start(view) : -10]))
+    if len(footer.longs(_FOOTER_DICTIONARIES, each=3)):
         raise ValueError("it has dictionaries")
-    start, count = _vector(view, root, _FOOTER_BATCHES)
-    if count != 1:
-        raise ValueError(f"{count} record batches, wanted 1")
-    return start
+    blocks = footer.longs(_FOOTER_BATCHES, each=3)
+    if len(blocks) != 1:
+        raise ValueError(f"{len(blocks)} record batches, wanted 1")
+    start, head = int(blocks[0, 0]), int(blocks[0, 1]) & 0xFFFFFFFF  # a 32-bit number, then padding
+    if not 0 <= start <= start + head <= len(view):
+        raise ValueError("its footer points outside the file")
+    return start, start + head
 
 
 def _refuse_packed(view: memoryview) -> None:
     """Reject compression and dictionaries. Raises ValueError."""
-    try:
-        message = _number(view, "<q", _only_block(view))
-        if _number(view, "<I", message) == 0xFFFFFFFF:  # absent in files of before Arrow 0.15
-            message += 4
-        message += 4
-        root = message + _number(view, "<I", message)
-        kind, header = _field(view, root, _MESSAGE_TYPE), _field(view, root, _MESSAGE_HEADER)
-        if kind is None or header is None or view[kind] != _RECORD_BATCH:
-            raise ValueError("its message isn't a record batch")
-        batch = header + _number(view, "<I", header)
-        if _field(view, batch, _BATCH_COMPRESSION) is not None:
-            raise ValueError("it is compressed")
-    except (struct.error, IndexError) as error:
-        raise ValueError(f"its footer points outside the file ({error})") from error
-
-
-def _number(view: memoryview, kind: str, at: int) -> int:
-    if at < 0:
-        raise IndexError("before the file's start")
-    (number,) = struct.unpack_from(kind, view, at)
-    return int(number)
-
-
-def _field(view: memoryview, table: int, number: int) -> int | None:
-    """Return the position of a field in a flatbuffer table, or None if it is absent."""
-    vtable = table - _number(view, "<i", table)
-    if 4 + 2 * number >= _number(view, "<H", vtable):
-        return None
-    offset = _number(view, "<H", vtable + 4 + 2 * number)
-    return table + offset if offset else None
-
-
-def _vector(view: memoryview, table: int, number: int) -> tuple[int, int]:
-    """Return the position of the first element and the length of a vector in a table."""
-    at = _field(view, table, number)
-    if at is None:
-        return 0, 0
-    start = at + _number(view, "<I", at)
-    return start + 4, _number(view, "<I", start)
+    start, end = _only_head(view)
+    message = FlatTable(metadata_of(bytes(view[start:end])))
+    batch = message.table(_MESSAGE_HEADER)
+    if batch is None or message.number(_MESSAGE_TYPE, BYTE) != _RECORD_BATCH:
+        raise ValueError("its message isn't a record batch")
+    if batch.table(_BATCH_COMPRESSION) is not None:
+        raise ValueError("it is compressed")

@@ -59,6 +59,5 @@ from .sidecar import Sidecar as Sidecar
 from .sidecar import make_chunked_sidecar as make_chunked_sidecar, make_sidecar as make_sidecar
 from .sidecar import read_sidecar as read_sidecar, sidecar_etag as sidecar_etag
 from .span_listing import SpanListing as SpanListing
-from .span_samples import SpanSamples as SpanSamples
 from .unindexed_files import Contents as Contents, DataFile as DataFile
 from .unindexed_files import open_data_file as open_data_file, read_candidates as read_candidates

@@ -2,20 +2,25 @@
 shards.
 
 `Candidates` is the result of listing a dataset in any format: the spans and values of each field,
-or, for formats in chunks, the shards as their metadata describe them.
+or, for formats in chunks, the shards as their metadata describe them. Formats of spans list samples
+and reject some; `without_rejected` and `grouped` then turn them into shards of good candidates.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import warnings
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.cache import ConfigError, PenstockWarning
+from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, Schema
+from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import SampleLayout
+from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -23,10 +28,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.readers.fieldtypes import Column, Schema
+    from penstock.readers.fieldtypes import Column, FieldType, TableFields
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import Storage
-    from penstock.readers.origin import Entry, LeftOut, QuarantineEntry
+    from penstock.readers.origin import Entry, LeftOut
+
+_log = logging.getLogger("penstock")
+
+_SHOWN = 5
 
 MISSING = -1
 """The file number of a field that the sample lacks."""
@@ -133,6 +142,15 @@ class Spans:
         )
 
 
+def left_out_sentences(what: str, entries: Sequence[QuarantineEntry]) -> list[str]:
+    """Return one sentence about quarantined data, with an example; none if nothing is."""
+    return [
+        f"{len(entries):,} {what} are left out, such as {printable(first.name)}: {first.reason}. "
+        "All are in the index's quarantine.jsonl."
+        for first in entries[:1]
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
     """The candidates for samples, as known from names, sizes and metadata.
@@ -150,6 +168,12 @@ class Candidates:
     or quarantined entries may be files that aren't part of the data, such as documentation.
     unnamed: samples that are left out without a quarantine entry, by reason. max_pixels: of an
     image or a mask.
+
+    A listing also has these, until `grouped` uses them. shard_of: the number of each sample's file,
+    which is its shard, ascending, int64, shape (n,); None groups the samples by a hash of their
+    names, into shards of about shard_bytes, by default 64 MiB. rejected: the reason for each
+    rejected sample, by number. notes: one sentence for each decision. hints: one for each decision
+    that may be wrong. unread: one for each thing that isn't read though it seems to be meant.
     """
 
     schema: Schema
@@ -167,9 +191,61 @@ class Candidates:
     has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
     max_pixels: int = MAX_PIXELS
+    shard_of: NDArray[np.int64] | None = None
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    hints: Sequence[str] = ()
+    unread: Sequence[str] = ()
+
+    @classmethod
+    def of_files(
+        cls,
+        columns: Mapping[str, Sequence[Entry | None]],
+        types: Mapping[str, FieldType],
+        **more: Any,
+    ) -> Candidates:
+        """Return candidates whose fields are whole files.
+
+        columns: the file of each sample by field, None if the sample lacks it. The first field is
+        the sample's own file, which names it. types: of all fields. more: further attributes.
+        """
+        file_of = {each.name: each for column in columns.values() for each in column if each}
+        number_of = {name: number for number, name in enumerate(file_of)}
+        sizes = np.array([*(each.size_bytes for each in file_of.values()), 0], np.int64)
+        spans = {}
+        for name, column in columns.items():
+            numbers = np.array([number_of[e.name] if e else MISSING for e in column], np.int64)
+            starts = np.zeros(len(numbers), np.int64)
+            spans[name] = Spans(files=numbers, starts=starts, sizes=sizes[numbers])
+        names = [each.name for each in next(iter(columns.values())) if each is not None]
+        files = list(file_of.values())
+        return cls(schema=Schema(types), names=names, files=files, spans=spans, **more)
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def with_table(self, found: TableFields, *, of: str) -> Candidates:
+        """Return these candidates with a table's fields added; fields that exist already are kept.
+
+        of: what the table's columns are, for messages, such as "keys of json".
+        """
+        old = {*self.spans, *self.values}
+        new = [name for name in found.types if name not in old]
+        taken = [name for name in found.types if name in old]
+        reasons = {**found.left_out, **dict.fromkeys(taken, "another field has this name")}
+        listed = "; ".join(f'"{n}": {why.rstrip(".")}' for n, why in [*reasons.items()][:_SHOWN])
+        more = f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+        remedy = "To read one, give its type in schema=."
+        unread = [f"{of} are left out: {listed}{more}. {remedy}"] if reasons else []
+        return replace(
+            self,
+            schema=Schema({**self.schema, **{name: found.types[name] for name in new}}),
+            values={**self.values, **{name: found.values[name] for name in new}},
+            present={**self.present, **{n: found.present[n] for n in new if n in found.present}},
+            rejected={**found.rejected, **self.rejected},
+            notes=(*self.notes, *found.notes),
+            unread=(*self.unread, *found.doubts, *unread),
+        )
 
     def take(self, positions: NDArray[np.int64]) -> Candidates:
         """Select some candidates for a worker: they form one shard, in this order."""
@@ -183,10 +259,83 @@ class Candidates:
             spans={name: each.take(positions) for name, each in self.spans.items()},
             values={name: column.take(positions) for name, column in self.values.items()},
             present={name: each[positions] for name, each in self.present.items()},
+            shard_of=None if self.shard_of is None else self.shard_of[positions],
             shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
             quarantined=(),
             passed_over={},
+            chunked=(),
             left_out={},
+        )
+
+    def without_rejected(self) -> Candidates:
+        """Return the candidates without the rejected ones, which are quarantined by name."""
+        if not self.rejected:
+            return self
+        bad = [
+            QuarantineEntry(name=self.names[row], reason=reason)
+            for row, reason in sorted(self.rejected.items())
+        ]
+        return replace(
+            self.take(np.setdiff1d(np.arange(len(self)), list(self.rejected))),
+            files=self.files,
+            passed_over=self.passed_over,
+            rejected={},
+            quarantined=[*self.quarantined, *bad],
+            unread=[*self.unread, *left_out_sentences("samples", bad)],
+        )
+
+    def report(self, url: str) -> None:
+        """Log the decisions, and warn of what is left out. url: of the dataset."""
+        for note in self.notes:
+            _log.info("%s: %s", url, note.removeprefix(f"{url}: "))
+        for hint in self.hints:
+            _log.warning("%s: %s", url, hint)
+        if self.unread:
+            text = " ".join(self.unread).replace(f"{url}: ", "")
+            warnings.warn(f"{url}: {text}", PenstockWarning, stacklevel=9)
+
+    def grouped(self, given: Mapping[str, FieldType], *, url: str) -> Candidates:
+        """Return the candidates of a listing in shards.
+
+        given: types from the user's schema, which are already those of the values. Raises
+        ConfigError for types of fields that don't exist or that can't lie in files.
+        """
+        for name, type in given.items():
+            if name not in self.schema:
+                first = next(iter(self.quarantined), None)  # it may have held the missing field
+                example = f" (left out: {printable(first.name)}: {first.reason})" if first else ""
+                raise ConfigError(
+                    f'schema: got "{name}", but {url} has {list(self.schema)}{example}. Give types '
+                    "of these fields, of a table's columns, or of the extensions of tar members."
+                )
+            if name in self.spans and not type.in_files:
+                raise ConfigError(
+                    f'schema["{name}"]: got {type!r}, but "{name}" lies in files of its own, which '
+                    "can't hold such values. Put the values into a table (manifest=), or use "
+                    "Text()."
+                )
+        shard_bytes = None
+        if self.shard_of is None:
+            # Of fetched bytes, if there are any: values lie in the index.
+            sizes = [each.sizes for each in self.spans.values()]
+            sizes = sizes or [column_bytes(column) for column in self.values.values()]
+            shard_bytes = self.shard_bytes or PART_BYTES
+            shards = virtual_shards(self.names, np.sum(sizes), shard_bytes=shard_bytes)
+        else:
+            bounds = np.searchsorted(self.shard_of, np.arange(len(self.files) + 1))
+            shards = Grouping(order=np.arange(len(self)), bounds=bounds)
+        types = {n: given.get(n, t) if n in self.spans else t for n, t in self.schema.items()}
+        return replace(
+            self,
+            schema=Schema(types),
+            shards=shards,
+            shard_bytes=shard_bytes,
+            quarantined=sorted(self.quarantined, key=lambda each: each.name),
+            present={name: each for name, each in self.present.items() if not each.all()},
+            shard_of=None,
+            notes=(),
+            hints=(),
+            unread=(),
         )
 
     @property

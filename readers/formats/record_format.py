@@ -46,11 +46,10 @@ from penstock.readers.fieldtypes import (
     joined_columns,
 )
 from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.candidates import MISSING, Spans
+from penstock.readers.formats.candidates import MISSING, Candidates, Spans, left_out_sentences
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.folder import list_folder
 from penstock.readers.formats.span_listing import SpanListing
-from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.origin import QuarantineEntry
 
@@ -181,7 +180,7 @@ class RecordListing(SpanListing):
             listed.sort(key=lambda entry: entry.name)
         super().__init__(origin, found, listed=listed)
 
-    def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+    def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the records of some files, file by file."""
         given, fields = self.given, self._format.schema(self.origin)
         schema = Schema({name: given.get(name, type) for name, type in fields.items()})
@@ -191,14 +190,14 @@ class RecordListing(SpanListing):
         numbers = np.repeat(np.arange(len(records)), list(map(len, records)))
         names = [name for entry, each in good for name in self._names(entry, each)]
         table = _table([each.values for each in records], names, schema, source=self.origin.url)
-        samples = SpanSamples(
+        return Candidates(
+            schema=schema,
             names=names,
             files=[entry for entry, _ in good],
             spans={
                 name: _joined([each.spans[name] for each in records], numbers)
                 for name in records[0].spans
             },
-            types={name: schema[name] for name in records[0].spans},
             shard_of=None if self._format.is_file_per_sample else numbers,
             shard_bytes=self._format.shard_bytes,
             rejected={
@@ -207,9 +206,8 @@ class RecordListing(SpanListing):
                 for row, reason in each.rejected.items()
             },
             quarantined=bad,
-            left_out=left_out_sentences("files", bad),
+            unread=left_out_sentences("files", bad),
         ).with_table(table, of="values of records")
-        return replace(samples, types={name: samples.types[name] for name in schema})
 
     def _records(
         self, files: Sequence[Entry], schema: Schema, *, workers: int

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.span_samples import SpanSamples
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
@@ -45,9 +44,9 @@ class SpanListing(ABC):
         self._candidates: Candidates | None = None
 
     @abstractmethod
-    def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
-        """Return the samples of some files, read on `workers` threads. Raises DatasetError,
-        ConfigError, IndexChangedError, FetchError."""
+    def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
+        """Return the listed samples of some files, which are read on `workers` threads. Raises
+        DatasetError, ConfigError, IndexChangedError, FetchError."""
 
     @property
     def given(self) -> dict[str, FieldType]:
@@ -89,13 +88,16 @@ class SpanListing(ABC):
             yield together, each
 
     def _of(self, files: Sequence[Entry], *, workers: int, is_reported: bool = False) -> Candidates:
-        samples = self.samples(files, workers=workers).without_rejected()
-        samples = replace(samples, quarantined=[*self._found.quarantined, *samples.quarantined])
-        if is_reported:
-            samples.report(self.origin.url)
-        found = samples.candidates(self.given, url=self.origin.url)
+        found = self.samples(files, workers=workers).without_rejected()
         most = self.origin.arrangement.max_pixels
-        return found if most is None else replace(found, max_pixels=most)
+        found = replace(
+            found,
+            quarantined=[*self._found.quarantined, *found.quarantined],
+            max_pixels=found.max_pixels if most is None else most,
+        )
+        if is_reported:
+            found.report(self.origin.url)
+        return found.grouped(self.given, url=self.origin.url)
 
     def read_each(
         self,

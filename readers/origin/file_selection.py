@@ -234,25 +234,21 @@ def _entries(tree: Tree, names: Sequence[str]) -> list[Entry | None]:
 
 
 def _matches(tree: Tree, pattern: str) -> list[Listed]:
-    *above, last = parts = pattern.split("/")
-    if _EVERYTHING in above:
-        above, last = above[: above.index(_EVERYTHING)], _EVERYTHING
+    parts = pattern.split("/")
+    is_deep = _EVERYTHING in parts
     folders, listed = [""], list[Listed]()
-    for part in above:
-        folders = _subfolders(tree, folders, part)
-    if last == _EVERYTHING:
+    for part in parts[: parts.index(_EVERYTHING) if is_deep else -1]:
+        if _is_magic(part):
+            names = zip(folders, _each(tree, tree.list_one, folders), strict=True)
+            found = [_joined(folder, name) for folder, (_, inside) in names for name in inside]
+            folders = [each for each in found if _is_match(each.rpartition("/")[2], [part])]
+        else:
+            folders = [_joined(folder, part) for folder in folders]
+    if is_deep:
         listed += (file for folder in folders for file in tree.list_below(folder))
-    elif _is_magic(last):
-        listed += (file for files, _ in _each(tree, tree.list_one, folders) for file in files)
     else:
-        names = [_joined(folder, last) for folder in folders]
-        found = zip(names, _entries(tree, names), strict=True)
-        listed += ((name, entry) for name, entry in found if entry is not None)
-    matching = [
-        each
-        for each in listed
-        if _fits(each[0].split("/"), parts) and unsafe_reason(os.fsencode(each[0])) is None
-    ]
+        listed += (file for files, _ in _each(tree, tree.list_one, folders) for file in files)
+    matching = [each for each in listed if _is_match(each[0], parts)]
     if len(matching) > MAX_NAMES:
         raise ConfigError(
             f"url: {pattern!r} matches {len(matching):,} files, wanted {MAX_NAMES:,} at most."
@@ -260,17 +256,8 @@ def _matches(tree: Tree, pattern: str) -> list[Listed]:
     return sorted(matching, key=lambda each: os.fsencode(each[0]))
 
 
-def _subfolders(tree: Tree, above: list[str], part: str) -> list[str]:
-    """Return the folders directly in some folders that match one part of a pattern."""
-    if not _is_magic(part):
-        return [_joined(folder, part) for folder in above]
-    listed = zip(above, _each(tree, tree.list_one, above), strict=True)
-    return [
-        _joined(folder, name)
-        for folder, (_, names) in listed
-        for name in names
-        if _fits([name], [part]) and unsafe_reason(os.fsencode(name)) is None
-    ]
+def _is_match(name: str, parts: list[str]) -> bool:
+    return _fits(name.split("/"), parts) and unsafe_reason(os.fsencode(name)) is None
 
 
 def _is_hidden(part: str) -> bool:

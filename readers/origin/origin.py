@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
@@ -19,7 +19,7 @@ from penstock.readers.origin.listed_files import Entry, RootNames, TopLevel
 from penstock.readers.origin.urls import NOT_FOUND, cannot_examine, status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
@@ -142,8 +142,19 @@ class Origin(ABC):
         if the folder doesn't exist. Raises ReadError and FetchError."""
 
     @abstractmethod
-    def list_below(self, folder: str) -> Iterable[Listed]:
-        """List all files below a folder. Raises the same errors as `list_one`."""
+    def list_below(
+        self, folder: str, *, directories: dict[bytes, int] | None = None
+    ) -> Iterable[Listed]:
+        """List all files below a folder, and links that lead back to a folder above them.
+
+        directories: gets the modification time in ns of each local folder that is listed, by name.
+        Raises the same errors as `list_one`.
+        """
+
+    @abstractmethod
+    def root_kind(self) -> Literal["file", "folder"] | None:
+        """Return what the root is, None if it doesn't exist, or if only its files could show that
+        it does. Raises ReadError and FetchError."""
 
     def close(self) -> None:
         """Close the connections. Safe to call twice."""
@@ -187,21 +198,46 @@ class LocalFolder(Origin):
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
     def list_one(self, folder: str) -> tuple[list[Listed], list[str]]:
-        for name, _, files, folders in self.walk(os.fsencode(folder)):
-            listed = [(os.fsdecode(os.path.join(name, file.name)), None) for file in files]
+        for name, _, files, folders in self._walk(os.fsencode(folder)):
+            listed = [(os.fsdecode(os.path.join(name, file)), None) for file in files]
             return list(listed), list(map(os.fsdecode, folders))
         return [], []
 
-    def list_below(self, folder: str) -> Iterator[Listed]:
-        for name, _, files, _ in self.walk(os.fsencode(folder), skip=is_passed_over):
+    def list_below(
+        self, folder: str, *, directories: dict[bytes, int] | None = None
+    ) -> Iterator[Listed]:
+        for name, mtime_ns, files, _ in self._walk(os.fsencode(folder), skip=is_passed_over):
+            if mtime_ns is None:
+                yield os.fsdecode(name), None
+            elif directories is not None:
+                directories[name] = mtime_ns
             for file in files:
-                yield os.fsdecode(os.path.join(name, file.name)), None
+                yield os.fsdecode(os.path.join(name, file)), None
 
-    def walk(
-        self, start: bytes = b"", *, skip: Callable[[bytes], bool] = lambda _: False
-    ) -> Iterator[LocalListing]:
-        """List a folder below the root, then the folders in it, following links. List nothing if it
-        doesn't exist.
+    def root_kind(self) -> Literal["file", "folder"] | None:
+        found = status_of(self.root)
+        return None if found is None else "folder" if stat.S_ISDIR(found.st_mode) else "file"
+
+    def changed_directories(self, directories: Mapping[bytes, int]) -> list[bytes]:
+        """Return the folders whose modification time isn't the recorded one: files were added,
+        removed or renamed there."""
+        changed = []
+        for name, mtime_ns in directories.items():
+            try:
+                is_same = os.stat(os.path.join(self.root, name)).st_mtime_ns == mtime_ns
+            except OSError:  # removed, or no longer accessible
+                is_same = False
+            if not is_same:
+                changed.append(name)
+        return changed
+
+    def _walk(
+        self, start: bytes, *, skip: Callable[[bytes], bool] = lambda _: False
+    ) -> Iterator[tuple[bytes, int | None, list[bytes], list[bytes]]]:
+        """Yield a folder below the root, then the folders in it, following links: its name, its
+        modification time in ns, and the names of the files and of the folders in it. The time is
+        None, and no name is listed, for a link that leads back to a folder above it. Yield nothing
+        if it doesn't exist.
 
         skip: returns True for the names of files and folders to leave out. Raises ReadError.
         """
@@ -214,7 +250,7 @@ class LocalFolder(Origin):
                 found = os.stat(path)
                 identity = (found.st_dev, found.st_ino)
                 if identity in above:
-                    yield LocalListing(folder, None, [], [])
+                    yield folder, None, [], []
                     continue
                 # The time is from before the scan, so that a file added during the scan changes it.
                 with os.scandir(path) as scanned:
@@ -223,23 +259,14 @@ class LocalFolder(Origin):
                 if not above and error.errno in NOT_FOUND:
                     return
                 raise cannot_examine(path, error, is_folder=True) from error
-            files = [each for each in inside if not leads_to_folder(each)]
-            folders = [each.name for each in inside if leads_to_folder(each)]
-            yield LocalListing(folder, found.st_mtime_ns, files, folders)
+            files, folders = list[bytes](), list[bytes]()
+            for each in inside:
+                (folders if _leads_to_folder(each) else files).append(each.name)
+            yield folder, found.st_mtime_ns, files, folders
             waiting += [(os.path.join(folder, name), above | {identity}) for name in folders]
 
 
-class LocalListing(NamedTuple):
-    """A folder below a local root, and the names directly in it. mtime_ns: None, and no name is
-    listed, for a link that leads back to a folder above it."""
-
-    folder: bytes
-    mtime_ns: int | None
-    files: list[os.DirEntry[bytes]]
-    folders: list[bytes]
-
-
-def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
+def _leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
     """Return True for a folder or a link to one, False for a link that loops."""
     try:
         return entry.is_dir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -122,8 +122,14 @@ class RemoteFolder(Origin):
         objects, folders = self.remote.fetcher.list_folder(folder)
         return [(found.path, _entry(found)) for found in objects], list(folders)
 
-    def list_below(self, folder: str) -> Iterator[Listed]:
+    def list_below(
+        self, folder: str, *, directories: dict[bytes, int] | None = None
+    ) -> Iterator[Listed]:
+        del directories
         return ((found.path, _entry(found)) for found in self.remote.fetcher.walk(folder))
+
+    def root_kind(self) -> Literal["file"] | None:
+        return None if self.remote.fetcher.info("") is None else "file"
 
     def read(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
         """Fetch byte ranges of several objects at once, without caching them. wanted: (entry, first

@@ -36,13 +36,7 @@ _NAMES: dict[Role, str] = {
 _ROLES: dict[str, Role] = {name: role for role, names in _NAMES.items() for name in names.split()}
 _PARTS = frozenset(_NAMES["part"].split())
 # The fields of data that belongs to images, by the start of the folder's name; the rest are masks.
-_FIELDS = {
-    "segmentationobject": "object_mask",
-    "depth": "depth",
-    "disp": "disparity",
-    "target": "target",
-    "outputs": "target",
-}
+_FIELDS = {"depth": "depth", "disp": "disparity", "target": "target"}
 
 
 def role_of(name: str) -> Role | None:
@@ -72,19 +66,44 @@ def _words(name: str) -> list[str]:
 
 
 REMEDY = (
-    "To train on it, read it in a torch dataset of your own and pass that to Penstock's DataLoader "
-    "(docs/datasets.md)."
+    "To train on it, convert it to Parquet, Zarr or files, or read it in a torch dataset of your "
+    "own and pass that to Penstock's DataLoader (docs/datasets.md)."
 )
 
+# Other formats by the extensions of their files, and by the folders and names that show them.
+_STORES = {
+    "TFRecords": "tfrec tfrecord tfrecords",
+    "RecordIO": "rec",
+    "ArrayRecord": "arrayrecord array_record",
+    "MDS shards of MosaicML Streaming": "mds",
+    "an FFCV file": "beton",
+    "HDF5": "h5 hdf5 he5",
+    "scientific data": "nc nc4 mat nii dcm fits",
+    "LMDB": "lmdb mdb",
+    "a database or a spreadsheet": "db sqlite sqlite3 xls xlsx",
+    "ORC": "orc",
+    "Avro": "avro",
+    "SafeTensors": "safetensors",
+    "pickled tensors, which can run any code and are never opened": "pt pth pkl pickle",
+    "a Zarr store in one zip file, which must be unpacked": "zarr",
+    "an archive, which must be unpacked": "zip 7z rar",
+    "a TileDB array": "tdb",
+    "a Lance dataset": "lance",
+}
+_STORE_OF = {each: store for store, listed in _STORES.items() for each in listed.split()}
+_MARKS = (
+    (re.compile(rb"(^|/)_delta_log/"), "a Delta table"),
+    (re.compile(rb"(^|/)metadata/[^/]*\.metadata\.json$"), "an Iceberg table"),
+    (re.compile(rb"(^|/)chunk-\d+-\d+[^/]*\.bin$"), "chunks of litData"),
+)
+_OF_FILES = ("a Delta table", "an Iceberg table")
+
 _LIST_TABLES = frozenset(("csv", "tsv", "jsonl", "ndjson"))
-_TABLES = _LIST_TABLES | {"json", "parquet", "xlsx", "xml"}
 _TABLE_FORMATS = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
+_TABLES = _LIST_TABLES | {"json", "parquet", "xlsx", "xml"}
 # Data of other kinds than images, and files that lie in any folder and are no data.
 _DATA = (KINDS.keys() - IMAGES) | _TABLES.union(
-    _TABLE_FORMATS,
-    ("npz", "zarr", "zarray", "zgroup", "zattrs", "h5", "hdf5", "he5", "tfrecord", "tfrecords"),
-    ("tfrec", "rec", "idx", "mds", "lmdb", "mdb", "pt", "pth", "pkl", "pickle", "safetensors"),
-    ("mat", "nii", "dcm", "bin"),
+    _TABLE_FORMATS, _STORE_OF.keys() - {"zip", "db"}, ("npz", "zarray", "zgroup", "idx", "bin")
 )
 _OTHER_FILES = frozenset(
     ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
@@ -100,8 +119,6 @@ _OF_OTHERS = (
     "not in a class folder",
     "its folder isn't a class",
     "the file of the same name isn't a sample",
-    "a symbolic link",
-    "can't be examined",
     "not a regular file",
 )
 _SIDES = frozenset(("left", "right"))
@@ -109,75 +126,26 @@ _ANYWAY = ' If they are classes nevertheless, pass schema={"label": ClassLabel()
 _MOST_KINDS = 5
 
 
-_LIST_FILES = "Give the Parquet files of its current version as a list: Dataset({})."
-_AS_PARQUET = "Write it as Parquet, which is read."
-_UNPACK = "Unpack it, and give the folder."
-# Stores of other formats by a path in them: its name, and the advice if it isn't REMEDY.
-_STORES = [
-    (re.compile(pattern, re.IGNORECASE), kind, advice or REMEDY)
-    for pattern, kind, advice in (
-        (rb"(^|/)__(schema|fragments|meta)/|\.tdb$", "a TileDB array", ""),
-        (rb"(^|/)_versions/[^/]*\.manifest$|\.lance$", "a Lance dataset", ""),
-        (rb"(^|/)_delta_log/", "a Delta table", _LIST_FILES.format("DeltaTable(path).file_uris()")),
-        (
-            rb"(^|/)metadata/[^/]*\.metadata\.json$",
-            "an Iceberg table",
-            _LIST_FILES.format("[each.file.file_path for each in table.scan().plan_files()]"),
-        ),
-        (rb"\.mds(\.\w+)?$", "MDS shards of MosaicML Streaming", ""),
-        (rb"(^|/)chunk-\d+-\d+[^/]*\.bin$", "chunks of litData", ""),
-        (rb"\.tf(rec|records?)([-._][^/]*)?$", "TFRecords", ""),
-        (rb"\.rec$", "RecordIO", ""),
-        (rb"\.(array_?record|riegeli|bagz)([-._][^/]*)?$", "ArrayRecord", ""),
-        (rb"\.beton$", "an FFCV file", ""),
-        (rb"\.(h5|hdf5|he5)$", "HDF5", ""),
-        (rb"\.nc4?$", "NetCDF", ""),
-        (rb"\.l?mdb$", "LMDB", ""),
-        (rb"\.(sqlite3?|db)$", "a database", ""),
-        (rb"\.orc$", "ORC", _AS_PARQUET),
-        (rb"\.avro$", "Avro", _AS_PARQUET),
-        (rb"\.vortex$", "Vortex", _AS_PARQUET),
-        (rb"\.xlsx?$", "a spreadsheet", "Write it as CSV or Parquet, which are read."),
-        (rb"\.safetensors$", "SafeTensors", "Write its arrays by np.savez or as Zarr."),
-        (
-            rb"\.(pt|pth|pkl|pickle)$",
-            "pickled tensors",
-            f"It can run any code when it is opened, so it is never opened. {REMEDY}",
-        ),
-        (rb"\.mat$", "MATLAB's arrays", ""),
-        (rb"\.nii(\.gz)?$", "NIfTI", ""),
-        (rb"\.dcm$", "DICOM", ""),
-        (rb"\.fits(\.gz)?$", "FITS", ""),
-        (rb"-idx\d-ubyte(\.gz)?$", "MNIST's own files", ""),
-        (rb"\.zarr(\.zip)?$", "a Zarr store in one zip file", _UNPACK),
-        (rb"\.(zip|7z|rar)$", "an archive", _UNPACK),
-    )
-]
-_N5 = "Write it as Zarr, which is read: N5Store of zarr 2 opens it, and zarr.copy copies it."
-
-
-def store_of(names: Sequence[bytes]) -> tuple[bytes, str, str] | None:
-    """Recognise files of another format: return a file that shows it, the format's name, and
-    advice. Return None if there are readable samples, or no file shows a format."""
-    found = [name for name in names if not is_prose(name)]
-    if any(kind_of(name) not in (None, "json") or extension(name) == "npz" for name in found):
-        return None
-    bases = [name.rpartition(b"/")[2] for name in found]
-    if b"attributes.json" in bases and all(b == b"attributes.json" or b.isdigit() for b in bases):
-        return found[bases.index(b"attributes.json")], "an N5 store", _N5
-    for pattern, kind, advice in _STORES:
-        if (shown := next(filter(pattern.search, names), None)) is not None:
-            return shown, kind, advice
-    return None
-
-
 def check_store(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetNotFoundError for a store of another format, which is no folder of samples."""
-    if (found := store_of(names)) is not None:
-        raise DatasetNotFoundError(
-            f"{url}: this is {found[1]} ({printable(found[0])}), which Penstock doesn't read. "
-            f"{found[2]}"
-        )
+    found = (name for name in names if not is_prose(name))
+    if any(kind_of(name) not in (None, "json") or extension(name) == "npz" for name in found):
+        return
+    if advice := next(filter(None, map(_store_advice, names)), ""):
+        raise DatasetNotFoundError(f"{url}: {advice}")
+
+
+def _store_advice(name: bytes) -> str:
+    """Return the advice for a file that shows another format, "" for any other."""
+    ending = name.rpartition(b"/")[2].lower().partition(b".")[2].decode("utf-8", "replace")
+    stores = [_STORE_OF[part] for part in re.split(r"[.\-]", ending) if part in _STORE_OF]
+    stores += [store for mark, store in _MARKS if mark.search(name)]
+    if not stores:
+        return ""
+    remedy = REMEDY
+    if stores[0] in _OF_FILES:
+        remedy = "Give the Parquet files of its current version as a list (docs/datasets.md)."
+    return f"{printable(name)} shows {stores[0]}. Penstock doesn't read it. {remedy}"
 
 
 def may_be_image(name: bytes) -> bool:
@@ -204,15 +172,11 @@ def is_prose(name: bytes) -> bool:
 def remedy_for(name: bytes) -> str:
     """Return the advice for a file or folder of an unsupported kind; "" for any other."""
     found, kind = extension(name.rstrip(b"/")), kind_of(name)
-    if (store := store_of([name])) is not None:
-        return f"This is {store[1]}, which Penstock doesn't read. {store[2]}"
     if kind in ("audio", "video"):
         return (
             f"Files of {kind} are read as bytes: give their folder and pass "
             f'schema={{"{kind}": Bytes()}}, then decode them in a Map (docs/fields.md).'
         )
-    if found in _TABLE_FORMATS:
-        return f'Pass format="{_TABLE_FORMATS[found]}".'
     if found in _LIST_TABLES:
         return (
             "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "
@@ -221,20 +185,23 @@ def remedy_for(name: bytes) -> str:
     if found == "bin":
         return (
             "To read token ids (nanoGPT's train.bin), describe them: "
-            f'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). {REMEDY}'
+            'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md).'
         )
-    return f"Annotations alone aren't read. {REMEDY}" if found in ("json", "xml") else ""
+    return _store_advice(name) or (REMEDY if found in ("json", "xml") else "")
 
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:
     """Raise DatasetError for folders that can't be classes. names: of all files."""
     folders, root = _folders(names), url.rstrip("/")
     if len(folders) == 1 and (table := _table(names)) is not None:
-        inside = f"{root}/{folders[0]}"
+        kind, inside = extension(table), f"{root}/{folders[0]}"
+        how = f'pass manifest="{printable(table)}", with paths relative to the URL'
+        if kind not in _LIST_TABLES:
+            how = f'pass format="{_TABLE_FORMATS[kind]}"' if kind in _TABLE_FORMATS else REMEDY
         raise DatasetError(
             f"{url}: {printable(table)} shows that the only folder, {folders[0]!r}, isn't a class, "
-            f"which would make every label 0. {_read_table(table, inside)}"
-            f"For the images alone give {inside}."
+            f"which would make every label 0. For the files in it give {inside}. For the table, "
+            f"{how}."
         )
     roles = {folder: role_of(folder) for folder in folders}
     companions = [folder for folder, role in roles.items() if role == "companion"]
@@ -287,21 +254,6 @@ def _table(names: Sequence[bytes]) -> bytes | None:
     tables = [name for name in names if extension(name) in _TABLES and name.count(b"/") <= 1]
     images = {stem(name) for name in names if kind_of(name) == "image"} if tables else ()
     return next((name for name in tables if stem(name) not in images), None)
-
-
-def _read_table(table: bytes, folder: str) -> str:
-    if table == b"dataset_dict.json":
-        return f"Splits are datasets of their own: give one of them: {folder}. "
-    if (format := _TABLE_FORMATS.get(extension(table))) is not None:
-        where = f"give that folder, {folder}, or " if b"/" in table else ""
-        return f'If the rows of the tables are the samples, {where}pass format="{format}". '
-    if extension(table) not in _LIST_TABLES:
-        return f"The table isn't read. {REMEDY} "
-    return (
-        f'If each row of the table names a file, pass manifest="{printable(table)}": paths in a '
-        'column "path", relative to the URL. If they are relative to that folder, give it as the '
-        "URL and the table by its full path. "
-    )
 
 
 def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[str]) -> str:

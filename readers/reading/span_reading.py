@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from itertools import chain, compress, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from crc32c import crc32c
@@ -115,39 +115,58 @@ class _Spans:
         return list(chain.from_iterable(runs))
 
 
-def _read(unread: Sequence[Unread], marks: dict[int, str] | None) -> list[Encoded]:
-    """Read the spans that are left unread. marks: collects the reasons against unreadable files, by
-    span, instead of raising."""
-    samples: list[Encoded] = []
+def _read_checked(
+    unread: Sequence[Unread],
+    are_copied: Sequence[bool],
+    marks: dict[int, str] | None,
+    blocks: Blocks,
+) -> tuple[list[Encoded], list[int]]:
+    """Return the bytes of each span and their CRC-32C.
+
+    Views that are copied, and files, are read into one block, and each is summed just after that:
+    memory is read once, and the bytes that were summed are those that are decoded, even if the file
+    changes meanwhile. marks: collects the reasons against unreadable files, by span, instead of
+    raising.
+    """
+    if {*map(type, unread)} <= {np.ndarray}:
+        views = cast("list[Encoded]", unread)
+        return views, _copy_and_sum(views, are_copied, blocks)
+    sizes = [0 if isinstance(each, np.ndarray) else each.size_bytes for each in unread]
+    room, shown = blocks.take(sum(sizes))
+    payloads: list[Encoded] = []
+    crcs, at = list[int](), 0
     for span, each in enumerate(unread):
         if isinstance(each, np.ndarray):
-            samples.append(each)
+            payloads.append(each.copy() if are_copied[span] else each)
+            crcs.append(crc32c(payloads[-1]))
             continue
+        end = at + sizes[span]
         try:
-            samples.append(each.read())
+            crcs.append(each.copy(room[at:end], 0))
+            payloads.append(shown[at:end])
         except DatasetError as error:  # not a FetchError, which is raised
             if marks is None:
                 raise
             marks[span] = str(error)
-            samples.append(NO_BYTES)
-    return samples
+            crcs.append(0)
+            payloads.append(NO_BYTES)
+        at = end
+    return payloads, crcs
 
 
-def _checksums(encoded: list[Encoded], are_copied: Sequence[bool], blocks: Blocks) -> list[int]:
-    """Compute the CRC-32C of each span. Those that are copied are replaced by copies in one block,
-    each just before it is summed: memory is read once, and the bytes that were summed are those
-    that are decoded, even if the file changes meanwhile."""
-    sizes = list(map(len, encoded))
+def _copy_and_sum(views: list[Encoded], are_copied: Sequence[bool], blocks: Blocks) -> list[int]:
+    """Compute the CRC-32C of each view, and replace those that are copied."""
+    sizes = list(map(len, views))
     needed = sum(compress(sizes, are_copied))
     if not needed:
-        return list(map(crc32c, encoded))
+        return list(map(crc32c, views))
     room, shown = blocks.take(needed)
     sums, at = list[int](), 0
-    for i, sample in enumerate(encoded):
+    for i, sample in enumerate(views):
         if are_copied[i]:
             end = at + sizes[i]
             room[at:end] = sample
-            encoded[i] = sample = shown[at:end]
+            views[i] = sample = shown[at:end]
             at = end
         sums.append(crc32c(sample))
     return sums
@@ -186,8 +205,7 @@ class SpanReader:
         unread = spans.load(mode, self._opened)
         began = time.perf_counter()  # the network's time isn't the disk's
         if slots is None:
-            payloads = _read(unread, found)
-            crcs = _checksums(payloads, spans.are_copied(mode), blocks)
+            payloads, crcs = _read_checked(unread, spans.are_copied(mode), found, blocks)
         else:
             payloads, crcs = self._fill(slots, unread, spans, mode, found, blocks)
         if visit.shards and not visit.shards[0].source.is_fetched:
@@ -220,8 +238,8 @@ class SpanReader:
             return payloads, crcs
         are_copied = spans.are_copied(mode)
         found: dict[int, str] | None = None if marks is None else {}
-        some = _read([unread[span] for span in others], found)
-        sums = _checksums(some, [are_copied[span] for span in others], blocks)
+        mine = [unread[span] for span in others]
+        some, sums = _read_checked(mine, [are_copied[span] for span in others], found, blocks)
         for span, sample, crc in zip(others, some, sums, strict=True):
             payloads[span], crcs[span] = sample, crc
         if marks is not None and found:
@@ -274,8 +292,8 @@ class SpanReader:
     ) -> list[int]:
         """Read wrong spans again; return those that are still wrong. again: the spans of the sample
         of each."""
-        found, wrong = _read(again.load(mode, self._opened), None), list[int]()
-        crcs = _checksums(found, again.are_copied(mode), blocks)
+        unread, wrong = again.load(mode, self._opened), list[int]()
+        found, crcs = _read_checked(unread, again.are_copied(mode), None, blocks)
         for row, span in enumerate(bad):
             at = row * again.width + span % again.width
             slot = None if slots is None else slots.of_spans[span]

@@ -3,10 +3,6 @@
 The footer of a file lists its record batches, and the head of each batch has its number of rows. A
 stream has no footer, so its heads are read one after the other.
 
-Footers and messages are flatbuffers, of which this module reads only the parts that Arrow IPC uses.
-They are untrusted: every position is checked against the bytes that exist, and invalid ones raise
-ValueError.
-
 pyarrow (26) has no interface for the places of buffers. The addresses of a batch's buffers show
 them only if the whole body is in memory, uncompressed and without dictionaries; a remote file is
 listed without its bodies.
@@ -14,7 +10,6 @@ listed without its bodies.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
+from penstock.readers.files import BYTE, CONTINUES, FlatTable, metadata_of
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.tables import arrow_errors
 from penstock.readers.formats.unindexed_files import read_file_parts
@@ -31,73 +27,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.origin import Entry, Origin
 
-_BYTE, _U16, _I32, _I64 = (struct.Struct(f"<{kind}") for kind in "BHiq")
-
-
-class FlatTable:
-    """A table of a flatbuffer. A field that isn't set reads as 0, None or empty. Raises ValueError
-    for positions outside of the buffer."""
-
-    __slots__ = ("_at", "_data", "_fields")
-
-    def __init__(self, data: bytes, at: int | None = None) -> None:
-        """at: the table's place; None for the root."""
-        self._data = data
-        self._at = at = _unpack(_I32, data, 0) if at is None else at
-        back = at - _unpack(_I32, data, at)
-        size = _unpack(_U16, data, back)
-        if size < 4 or back + size > len(data) or size % 2:
-            raise ValueError("it has a table without fields")
-        self._fields = struct.unpack_from(f"<{(size - 4) // 2}H", data, back + 4)
-
-    def _place(self, field: int) -> int | None:
-        offset = self._fields[field] if field < len(self._fields) else 0
-        return self._at + offset if offset else None
-
-    def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
-        """Return the first byte of a vector's items, and their number."""
-        at = self._place(field)
-        if at is None:
-            return 0, 0
-        start = at + _unpack(_I32, self._data, at)
-        count = _unpack(_I32, self._data, start)
-        if not 0 <= count <= (len(self._data) - start - 4) // item_bytes:
-            raise ValueError(f"it has a vector of {count:,} items, more than its bytes can hold")
-        return start + 4, count
-
-    def number(self, field: int, kind: struct.Struct = _I64) -> int:
-        """Return a number, by default a long."""
-        at = self._place(field)
-        return 0 if at is None else _unpack(kind, self._data, at)
-
-    def table(self, field: int) -> FlatTable | None:
-        """Return a table inside this one."""
-        at = self._place(field)
-        return None if at is None else FlatTable(self._data, at + _unpack(_I32, self._data, at))
-
-    def tables(self, field: int) -> list[FlatTable]:
-        """Return the tables of a vector."""
-        start, count = self._vector(field, 4)
-        places = range(start, start + 4 * count, 4)
-        return [FlatTable(self._data, at + _unpack(_I32, self._data, at)) for at in places]
-
-    def longs(self, field: int, *, each: int) -> NDArray[np.int64]:
-        """Return a vector of structs of longs, int64, shape (n, each)."""
-        start, count = self._vector(field, 8 * each)
-        flat = np.frombuffer(self._data, "<i8", count * each, start)
-        return flat.reshape(count, each).astype(np.int64)
-
-
-def _unpack(kind: struct.Struct, data: bytes, at: int) -> int:
-    if not 0 <= at <= len(data) - kind.size:
-        raise ValueError("it points outside of its own bytes")
-    found: int = kind.unpack_from(data, at)[0]
-    return found
-
-
 MAGIC = b"ARROW1"
 TAIL_BYTES = 4 + len(MAGIC)
-CONTINUES = b"\xff\xff\xff\xff"
 MAX_METADATA_BYTES = 2**26
 _MAX_DEPTH, _MAX_ARRAYS = 64, 2**20
 SCHEMA, DICTIONARY, RECORDS = 1, 2, 3
@@ -161,10 +92,10 @@ def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
     """Parse the head of a record batch or dictionary. start: of the head in the file. Raises
     ValueError."""
     message = FlatTable(metadata_of(head))
-    kind, batch = message.number(1, _BYTE), message.table(2)
+    kind, batch = message.number(1, BYTE), message.table(2)
     number, is_delta = None, False
     if kind == DICTIONARY and batch is not None:
-        number, is_delta, batch = batch.number(0), bool(batch.number(2, _BYTE)), batch.table(1)
+        number, is_delta, batch = batch.number(0), bool(batch.number(2, BYTE)), batch.table(1)
     if kind not in (DICTIONARY, RECORDS) or batch is None:
         raise ValueError(f"a message at byte {start:,} is no record batch")
     rows, buffers, nodes = batch.number(0), batch.longs(2, each=2), batch.longs(1, each=2)
@@ -183,7 +114,7 @@ def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
     if len(nodes) and not (nodes.min() >= 0 and (nodes[:, 1] <= nodes[:, 0]).all()):
         raise ValueError(f"arrays of its record batch at byte {start:,} have an invalid length")
     compression = batch.table(3)
-    codec = 0 if compression is None else 1 + compression.number(0, _BYTE)
+    codec = 0 if compression is None else 1 + compression.number(0, BYTE)
     if codec >= len(CODECS):
         raise ValueError(f"its buffers are compressed by the unknown codec {codec - 1}")
     return BatchMetadata(
@@ -195,15 +126,6 @@ def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
         dictionary=number,
         is_delta=is_delta,
     )
-
-
-def metadata_of(head: bytes) -> bytes:
-    """Return a message's metadata without the length before it. Raises ValueError."""
-    at = 8 if head[:4] == CONTINUES else 4
-    size = int.from_bytes(head[at - 4 : at], "little", signed=True)
-    if not 0 < size <= len(head) - at:
-        raise ValueError("a message's metadata has an invalid size")
-    return head[at : at + size]
 
 
 _HEAD_READ_BYTES = 2**12
@@ -273,7 +195,7 @@ def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
             raise ValueError(
                 f"its message at byte {at:,} has {body:,} bytes, more than are left in the file"
             )
-        if message.number(1, _BYTE) == SCHEMA:
+        if message.number(1, BYTE) == SCHEMA:
             numbers = dictionary_numbers(message.table(2))
             with arrow_errors("its schema can't be read"):
                 schema = pa.ipc.read_schema(pa.py_buffer(head))

@@ -1,4 +1,3 @@
-from .folder_files import changed_directories as changed_directories
 from .folder_files import list_folder as list_folder
 from .folder_listing import with_masks as with_masks
 from .folder_format import FolderFormat as FolderFormat

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.files import kind_of
-from penstock.readers.formats.folder.folder_files import changed_directories, list_folder
+from penstock.readers.formats.folder.folder_files import list_folder
 from penstock.readers.formats.format import Format
 from penstock.readers.origin import LocalFolder
 
@@ -45,7 +45,7 @@ class FolderFormat(Format):
     ) -> bool:
         """Return True if no directory's time has changed, or for a remote dataset no file."""
         if isinstance(origin, LocalFolder) and origin.selection is None:
-            return not changed_directories(origin, snapshot.directories)
+            return not origin.changed_directories(snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
     def recognises(self, origin: Origin) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_TABLE_BYTES, is_mask_name, masks_by_name
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES, Schema, is_mask_name, masks_by_name
 from penstock.readers.files import (
     IMAGES,
     extension,
@@ -23,7 +23,7 @@ from penstock.readers.files import (
     stem,
     unsafe_reason,
 )
-from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.candidates import MISSING, Candidates
 from penstock.readers.formats.folder.listed_samples import (
     METADATA,
     UNREAD_METADATA,
@@ -46,12 +46,11 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence, Set
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.folder.listed_samples import ListedTable
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.span_samples import SpanSamples
     from penstock.readers.origin import Entry, Origin
 
 # An index records the modification times of at most this many tables, JSON files and texts. They
@@ -86,13 +85,13 @@ class FolderFiles(SpanListing):
         edited = (file for file in files if file.name.endswith(_EDITED))
         return list(itertools.islice(edited, _MAX_TIMED_FILES))
 
-    def samples(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+    def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return all samples. Reads tables and JSON files."""
         arrangement, schema, url = self.origin.arrangement, self.given, self.origin.url
         table = self._table(files, workers=workers)
         if table is not None:
             by_name = {file.name: file for file in files}
-            root = self.origin.root if isinstance(self.origin, LocalFolder) else b""
+            root = self.origin.folder or b""
             samples = listed_samples(url, by_name, table, schema, root=root)
         elif arrangement.places:
             samples = paired_samples(url, files, arrangement.places, schema)
@@ -129,7 +128,7 @@ class FolderFiles(SpanListing):
         tables = [(file.name, data) for file, data in zip(self._metadata, read, strict=True)]
         return metadata_table(tables, self.given)
 
-    def _by_folders(self, files: Sequence[Entry], *, workers: int) -> SpanSamples:
+    def _by_folders(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the samples by their names; the folders below the root are their classes."""
         origin, schema, url, folders = self.origin, self.given, self.origin.url, list[bytes]()
         if "label" not in schema:
@@ -146,7 +145,7 @@ class FolderFiles(SpanListing):
             allow_empty=origin.arrangement.allow_empty,
             url=url,
         )
-        types, names = samples.types, samples.names
+        types, names = samples.schema, samples.names
         main, classes = next(iter(types)), types["label"].class_names if "label" in types else ()
         considered = (*names, *(each.name for each in samples.quarantined))
         others = [name for name in considered if kind_of(name) != main]
@@ -158,8 +157,8 @@ class FolderFiles(SpanListing):
                 f"0. If it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is "
                 'one, pass schema={"label": ClassLabel()}.'
             ]
-        left_out = [*samples.left_out, *hints]
-        return replace(samples, passed_over=passed_over, left_out=left_out, has_stray_files=True)
+        unread = [*samples.unread, *hints]
+        return replace(samples, passed_over=passed_over, unread=unread, has_stray_files=True)
 
 
 def _read(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[bytes]:
@@ -191,22 +190,21 @@ def _manifest_entry(origin: Origin) -> Entry:
     return entry
 
 
-def with_masks(samples: SpanSamples, given: Mapping[str, FieldType]) -> SpanSamples:
-    """Return the samples with the types of fields in files settled: given ones, and masks by their
-    names."""
-    types = {name: given.get(name, samples.types[name]) for name in samples.spans}
+def with_masks(samples: Candidates, given: Mapping[str, FieldType]) -> Candidates:
+    """Return the samples with the masks among their fields in files, by the names of these."""
+    types = {name: samples.schema[name] for name in samples.spans}
     extensions = {
         name: {extension(samples.files[n].name) for n in set(spans.files.tolist()) - {MISSING}}
         for name, spans in samples.spans.items()
         if name not in given
     }
     masks, notes = masks_by_name(types, extensions, given=given)
-    types = {**samples.types, **types, **masks}
+    types |= masks
     return replace(
         samples,
-        types=types,
+        schema=Schema({**samples.schema, **types}),
         notes=[*samples.notes, *(f"{note}." for note in notes)],
-        hints=_pictures_of_numbers(types, extensions),
+        hints=_pictures_of_numbers(types, given),
     )
 
 
@@ -232,26 +230,15 @@ def _pairing_hints(names: Iterable[bytes]) -> list[str]:
 
 
 def _pictures_of_numbers(
-    types: Mapping[str, FieldType], extensions: Mapping[str, Set[str]]
+    types: Mapping[str, FieldType], given: Mapping[str, FieldType]
 ) -> list[str]:
-    """Return warnings about image fields whose names suggest numbers.
-
-    extensions: of the fields whose types weren't given.
-    """
+    """Return warnings about image fields whose names suggest numbers, unless their types are
+    given."""
     images = [name for name, type in types.items() if type.is_image]
-    hints = []
-    for name in images if len(images) > 1 else ():
-        found = extensions.get(name, set())
-        mask = f'pass schema={{"{name}": Mask(of="{next(n for n in images if n != name)}")}}.'
-        if found and is_mask_name(name, ()) and not is_mask_name(name, found):
-            hints.append(
-                f'"{name}" is read as pictures: only PNG, TIFF and BMP preserve class numbers, and '
-                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. To read masks, "
-                f"convert them and {mask}"
-            )
-        elif found and name.rpartition("_")[2] in _NUMBERS and not {"jpg", "jpeg"} & found:
-            hints.append(
-                f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored '
-                f"numbers {mask}"
-            )
-    return hints
+    return [
+        f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored numbers '
+        f'(of PNG, TIFF or BMP) pass schema={{"{name}": Mask(of="{other}")}}.'
+        for name in images
+        for other in [each for each in images if each != name][:1]
+        if name not in given and (is_mask_name(name, ()) or name.rpartition("_")[2] in _NUMBERS)
+    ]

@@ -20,13 +20,13 @@ from penstock.readers.fieldtypes import (
     fields_of,
     jsonl_table,
 )
-from penstock.readers.files import KINDS, encoded_name, extension, kind_of, printable, stem
+from penstock.readers.files import KINDS, encoded_name, extension, kind_of, printable
+from penstock.readers.formats.candidates import Candidates, left_out_sentences
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
-from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, left_out_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
@@ -48,16 +48,14 @@ class ListedTable:
     """A table of samples.
 
     folders: for each row, the folder to which its names are relative. files: the field of each
-    column that names files; the sample's own file comes first. is_named: the user named the fields,
-    and the table's columns have these names; otherwise the content decides the first field's name.
-    is_whole: the table is supposed to list all images of the dataset. labels: columns that are
-    classes unless the schema gives another type.
+    column that names files; the sample's own file comes first. is_whole: the table is supposed to
+    list all images of the dataset. labels: columns that are classes unless the schema gives another
+    type.
     """
 
     table: TextTable
     folders: Sequence[bytes]
     files: Mapping[str, str]
-    is_named: bool = False
     is_whole: bool = False
     labels: tuple[str, ...] = ()
 
@@ -88,7 +86,7 @@ def manifest_table(
     table, types = read_table(data, name=name), schema or {}
     folders = [b""] * len(table)
     if not places:
-        files = _file_columns(table, _PATHS, types)
+        files = _file_columns(table, types, paths=_PATHS)
         return ListedTable(table=table, folders=folders, files=files)
     columns = {field: _column_of(column, table) for field, column in places}
     unknown = [column for column in columns.values() if column not in table.columns]
@@ -96,25 +94,16 @@ def manifest_table(
         raise ConfigError(
             f'fields: got the column "{unknown[0]}", but {name} has {list(table.columns)[:_SHOWN]}.'
         )
-    files = {
-        field: field
+    table = replace(table, columns={f: table.columns[column] for f, column in columns.items()})
+    named = [
+        field
         for field, column in columns.items()
-        if field == "image"
-        or column in _PATHS
-        or column.endswith(_SUFFIX)
-        or (field in types and _is_of_files(table.columns[column], types[field]))
-    }
-    if not files:
-        raise ConfigError(
-            f"fields: got {columns}, and none of these columns names files. Columns of files are "
-            f"called {', '.join(_PATHS)}, or end in {_SUFFIX}. Call the field of the files "
-            f'"image", or give its type: schema={{"{places[0][0]}": Image()}}.'
-        )
+        if field == "image" or column in _PATHS or column.endswith(_SUFFIX)
+    ]
     return ListedTable(
-        table=replace(table, columns={f: table.columns[column] for f, column in columns.items()}),
+        table=table,
         folders=folders,
-        files=files,
-        is_named=True,
+        files=_file_columns(table, types, named=named),
         # Hugging Face's models take the column "label" under the name "labels".
         labels=tuple(f for f, column in columns.items() if column == LABEL and f in LABELS),
     )
@@ -156,113 +145,41 @@ def metadata_table(
     return ListedTable(
         table=table,
         folders=[n.rpartition(b"/")[0] for (n, _), t in lengths for _ in range(len(t))],
-        files=_file_columns(table, ("file_name",), schema),
+        files=_file_columns(table, schema, paths=("file_name",)),
         is_whole=True,
     )
 
 
-def listed_samples(
-    url: str,
-    found: Mapping[bytes, Entry],
-    listed: ListedTable,
+def _file_columns(
+    table: TextTable,
     schema: Mapping[str, FieldType],
     *,
-    root: bytes = b"",
-) -> SpanSamples:
-    """Return the rows as samples, in their order. Rows whose file doesn't exist are quarantined.
-
-    found: all files by name. root: of a local dataset; paths may start with it.
-
-    Raises DatasetNotFoundError (the table has no rows), DatasetError (a path outside of the
-    dataset, or none of the files exists).
-    """
-    table, columns, shown = listed.table, dict(listed.files), listed.table.source
-    names = {column: _names(table, column, listed.folders, root) for column in columns}
-    types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
-    main = next(iter(columns))
-    if columns[main] == _OWN_FILE and not listed.is_named:
-        columns[main] = _FIELDS.get(type(types[main]), "file")
-    if not len(table):
-        raise DatasetNotFoundError(f"{url}: {shown} has no rows, so it lists no samples.")
-    missing: dict[int, QuarantineEntry] = {}
-    for column, field in columns.items():
-        for row, name in enumerate(names[column]):
-            if (name is None and column != main) or name in found:
-                continue
-            where = f"{shown}, {table.place(row)}"
-            what = "the row names no file" if name is None else f"{field}: the file isn't there"
-            entry = QuarantineEntry(name=name or where.encode(), reason=f"{what} ({where})")
-            missing.setdefault(row, entry)
-    missing = dict(sorted(missing.items()))
-    if len(missing) == len(table):
-        raise DatasetError(
-            f"{url}: none of the {len(table):,} rows of {shown} names an existing file "
-            f"({printable(missing[0].name)}: {missing[0].reason}{_similar(missing[0].name, found)}"
-            f'). Paths in "{main}" have / and an extension, and are relative to the dataset\'s '
-            "root; those of a metadata file, to its folder."
-        )
-    kept = [row for row in range(len(table)) if row not in missing]
-    in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
-    given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
-    values = fields_of(
-        table.take(kept, without=columns),
-        {name: type for name, type in given.items() if name not in in_files},
-    )
-    rows = {field: [names[column][row] for row in kept] for column, field in columns.items()}
-    samples = SpanSamples.of_files(
-        {
-            field: [found[n] if n is not None else None for n in each]
-            for field, each in rows.items()
-        },
-        types=in_files,
-        quarantined=list(missing.values()),
-        left_out=[
-            *left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
-            *_hints(table, values.types, found, listed.folders),
-        ],
-    ).with_table(values, of=f"columns of {shown}")
-    # In the order of the table's columns, the sample's own file first.
-    order = [columns[main], *(columns.get(name, name) for name in table.columns)]
-    samples = replace(samples, types={n: samples.types[n] for n in order if n in samples.types})
-    if not listed.is_whole:
-        return samples
-    named = {name for each in names.values() for name in each}
-    unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
-    hints = [
-        f"{len(unlisted):,} images are left out because no row of {shown} names them, such as "
-        f"{printable(name)}."
-        for name in unlisted[:1]
-    ]
-    unnamed = left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1))
-    return replace(samples, left_out=[*samples.left_out, *hints], unnamed=unnamed)
-
-
-def _file_columns(
-    table: TextTable, paths: Sequence[str], schema: Mapping[str, FieldType]
+    paths: Sequence[str] = (),
+    named: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the field of each column that names files, the sample's own file first."""
+    """Return the field of each column that names files, the sample's own file first.
+
+    paths: columns of which one may name the sample's own file. named: columns that name the files
+    of the fields of the same names. Raises DatasetError.
+    """
     mains = [name for name in paths if name in table.columns]
-    others = [name for name in table.columns if name.endswith(_SUFFIX) and name != _SUFFIX]
-    others += [
-        name
-        for name, type in schema.items()
-        if name in table.columns
-        and name not in (*mains, *others)
-        and _is_of_files(table.columns[name], type)
-    ]
     if len(mains) > 1:
         raise DatasetError(
             f"{table.source}: got the columns {mains}, and each could be the path. Keep one of "
             "them, or rename the others."
         )
-    if not mains and not others:
+    columns = dict.fromkeys(mains, _OWN_FILE)
+    for name, values in table.columns.items():
+        if paths and name.endswith(_SUFFIX) and name != _SUFFIX:
+            columns[name] = name.removesuffix(_SUFFIX)
+        elif name in named or (name in schema and _is_of_files(values, schema[name])):
+            columns.setdefault(name, name)
+    if not columns:
         raise DatasetError(
             f"{table.source}: got the columns {list(table.columns)[:_SHOWN]}, wanted one that "
-            f"names each row's file: {', '.join(paths)}, or a name that ends in {_SUFFIX}. For a "
-            'manifest, you can name it with fields={"image": "its column", …}.'
+            f"names each row's file: {', '.join(paths or _PATHS)}, or a name that ends in "
+            f'{_SUFFIX}. For a manifest, you can name it with fields={{"image": "its column", …}}.'
         )
-    columns = dict.fromkeys(mains, _OWN_FILE)
-    columns |= {name: name.removesuffix(_SUFFIX) for name in others}
     fields = ["image" if field == _OWN_FILE else field for field in columns.values()]
     fields += [name for name in table.columns if name not in columns]
     repeated = [field for field, count in Counter(fields).items() if count > 1]
@@ -282,58 +199,121 @@ def _is_of_files(values: Sequence[object], type: FieldType) -> bool:
     return is_array and isinstance(first, str) and first.endswith(".npy")
 
 
-def _names(
-    table: TextTable, column: str, folders: Sequence[bytes], root: bytes
-) -> list[bytes | None]:
-    """Return the file that each row names, below the dataset's root."""
-
-    def below(row: int, value: object) -> bytes:
-        encoded = encoded_name(value) if isinstance(value, str) else None
-        if encoded is not None and b"\0" not in encoded:
-            folder = folders[row]
-            if root and encoded.startswith(root + b"/"):
-                encoded, folder = encoded[len(root) + 1 :], b""
-            path = posixpath.normpath(posixpath.join(folder, encoded))
-            if not (encoded[:1] == b"/" or path.startswith(b"../") or path in (b"..", b".")):
-                return path
-        raise DatasetError(
-            f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted a path '
-            "relative to the dataset's root that stays below it, without half of a character (a "
-            "lone surrogate). Give the folder that holds all files as the URL, and paths below it "
-            "in the table."
-        )
-
-    return [
-        None if value is None else below(row, value)
-        for row, value in enumerate(table.columns[column])
-    ]
-
-
-def _similar(name: bytes, found: Mapping[bytes, Entry]) -> str:
-    """Return a hint at an existing file that resembles a missing one; "" if there is none."""
-    base = name.replace(b"\\", b"/").rpartition(b"/")[2]
-    bases = ((each, each.rpartition(b"/")[2]) for each in found)
-    same = next((each for each, own in bases if base in (own, stem(own))), None)
-    return "" if same is None else f"; {printable(same)} exists"
-
-
-def _hints(
-    table: TextTable,
-    types: Mapping[str, FieldType],
+def listed_samples(
+    url: str,
     found: Mapping[bytes, Entry],
-    folders: Sequence[bytes],
-) -> list[str]:
-    """Return warnings about columns of text that name images: they aren't read unless asked for."""
-    hints = []
+    listed: ListedTable,
+    schema: Mapping[str, FieldType],
+    *,
+    root: bytes = b"",
+) -> Candidates:
+    """Return the rows as samples, in their order. Rows whose file doesn't exist are quarantined.
+
+    found: all files by name. root: of a local dataset; paths may start with it.
+
+    Raises DatasetNotFoundError (the table has no rows), DatasetError (a path outside of the
+    dataset, or none of the files exists).
+    """
+    table, columns, shown = listed.table, dict(listed.files), listed.table.source
+    if not len(table):
+        raise DatasetNotFoundError(f"{url}: {shown} has no rows, so it lists no samples.")
+    names = {column: _names(listed, column, root) for column in columns}
+    types = {column: type_by_names(filter(None, each)) for column, each in names.items()}
+    main = next(iter(columns))
+    if columns[main] == _OWN_FILE:
+        columns[main] = _FIELDS.get(type(types[main]), "file")
+    missing: dict[int, QuarantineEntry] = {}
+    for row in range(len(table)):
+        for column, field in columns.items():
+            name = names[column][row]
+            if name not in found and (name is not None or column == main):
+                where = f"{shown}, {table.place(row)}"
+                what = "the row names no file" if name is None else f"{field}: the file isn't there"
+                entry = QuarantineEntry(name=name or where.encode(), reason=f"{what} ({where})")
+                missing.setdefault(row, entry)
+    if len(missing) == len(table):
+        raise DatasetError(
+            f"{url}: none of the {len(table):,} rows of {shown} names an existing file "
+            f'({printable(missing[0].name)}: {missing[0].reason}). Paths in "{main}" have / and an '
+            "extension, and are relative to the dataset's root; those of a metadata file, to its "
+            "folder."
+        )
+    kept = [row for row in range(len(table)) if row not in missing]
+    in_files = {field: schema.get(field, types[column]) for column, field in columns.items()}
+    given = {**dict.fromkeys(listed.labels, ClassLabel()), **schema}
+    values = fields_of(
+        table.take(kept, without=columns),
+        {name: type for name, type in given.items() if name not in in_files},
+    )
+    unlisted: list[bytes] = []
+    if listed.is_whole:
+        named = {name for each in names.values() for name in each}
+        unlisted = [n for n in found if kind_of(n) == "image" and n not in named]
+    samples = Candidates.of_files(
+        {
+            field: [found.get(name) if (name := names[column][row]) else None for row in kept]
+            for column, field in columns.items()
+        },
+        in_files,
+        quarantined=list(missing.values()),
+        unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
+        unread=[
+            *left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
+            *_unread_files(listed, values.types, found),
+        ],
+    ).with_table(values, of=f"columns of {shown}")
+    # In the order of the table's columns, the sample's own file first.
+    order = dict.fromkeys([columns[main], *(columns.get(name, name) for name in table.columns)])
+    kept_names = tuple(name for name in order if name in samples.schema)
+    hints = [
+        f"{len(unlisted):,} images are left out because no row of {shown} names them, such as "
+        f"{printable(name)}."
+        for name in unlisted[:1]
+    ]
+    return replace(
+        samples, schema=samples.schema.only(kept_names), unread=[*samples.unread, *hints]
+    )
+
+
+def _names(listed: ListedTable, column: str, root: bytes) -> list[bytes | None]:
+    """Return the file that each row names, below the dataset's root. Raises DatasetError."""
+    table, found = listed.table, list[bytes | None]()
+    for row, value in enumerate(table.columns[column]):
+        name = None if value is None else _below(listed.folders[row], value, root)
+        if name is None and value is not None:
+            raise DatasetError(
+                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted a path '
+                "relative to the dataset's root that stays below it, without half of a character "
+                "(a lone surrogate). Give the folder that holds all files as the URL, and paths "
+                "below it in the table."
+            )
+        found.append(name)
+    return found
+
+
+def _below(folder: bytes, value: object, root: bytes = b"") -> bytes | None:
+    """Return the name of a file that a cell names, None if it isn't below the dataset's root."""
+    name = encoded_name(value) if isinstance(value, str) else None
+    if name is None or b"\0" in name:
+        return None
+    if root and name.startswith(root + b"/"):
+        name, folder = name[len(root) + 1 :], b""
+    path = posixpath.normpath(posixpath.join(folder, name))
+    is_outside = name[:1] == b"/" or path.startswith(b"../") or path in (b"..", b".")
+    return None if is_outside else path
+
+
+def _unread_files(
+    listed: ListedTable, types: Mapping[str, FieldType], found: Mapping[bytes, Entry]
+) -> Iterator[str]:
+    """Yield warnings about columns of text that name images: they aren't read unless asked for."""
+    table = listed.table
     for name in types:
-        row = next((i for i, v in enumerate(table.columns[name]) if isinstance(v, str)), None)
-        if row is None:
-            continue
-        value = encoded_name(str(table.columns[name][row])) or b""
-        path = posixpath.normpath(posixpath.join(folders[row], value))
-        if kind_of(value) == "image" and path in found:
-            hints.append(
+        cells = enumerate(table.columns[name])
+        row, value = next(((i, v) for i, v in cells if isinstance(v, str)), (0, None))
+        path = _below(listed.folders[row], value) or b""
+        if kind_of(path) == "image" and path in found:
+            yield (
                 f'the column "{name}" of {table.source} is text, and names files: to read them '
                 f'pass schema={{"{name}": Image()}}, or Mask(of="image").'
             )
-    return hints

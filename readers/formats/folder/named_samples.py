@@ -13,9 +13,10 @@ part that the star matches is the name that pairs: "masks/*_mask.png".
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,8 @@ from penstock.readers.fieldtypes import (
     object_table,
 )
 from penstock.readers.files import FIELDS_BY_KIND, encoded_name, extension, kind_of, printable, stem
+from penstock.readers.formats.candidates import Candidates, left_out_sentences
 from penstock.readers.formats.file_kinds import TYPES, type_by_names
-from penstock.readers.formats.span_samples import SpanSamples, left_out_sentences
 from penstock.readers.origin import QuarantineEntry, is_prose, may_be_image
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry
 
     Read = Callable[[Sequence[Entry]], Sequence[bytes]]
-    Companions = Mapping[Kind, Mapping[bytes, Entry]]
-    PairedFiles = Mapping[bytes, Sequence[Entry]]
 
 LARGEST_JSON_BYTES = 2**20
 """The largest JSON file of a sample that is read."""
@@ -66,7 +65,7 @@ def class_folder_samples(
     folders: Iterable[bytes] = (),
     allow_empty: bool = False,
     url: str = "",
-) -> SpanSamples:
+) -> Candidates:
     """Return the samples of a folder whose fields the user didn't name.
 
     found: all files. read: returns the bytes of files. schema: given types. folders: those directly
@@ -76,9 +75,8 @@ def class_folder_samples(
     DatasetNotFoundError (a class folder without samples).
     """
     found = list(found)
-    kinds = [kind_of(file.name) for file in found]
-    main = _main_kind(found, kinds)
-    files, companions = _split(found, kinds, main)
+    main = _main_kind(found)
+    files, companions = _split(found, main)
     files.sort(key=_class_order)
     classes, given = _classes(files, main), schema.get("label")
     # A given list of classes numbers them, whichever folders exist.
@@ -95,7 +93,6 @@ def class_folder_samples(
             left_out[file.name] = _NO_CLASS if top else _IN_ROOT
         else:
             samples.append(file)
-    stray = _quarantined(left_out)
     types: dict[str, FieldType] = {main: TYPES[main]}
     values: dict[str, Column] = {}
     if classes:
@@ -107,45 +104,35 @@ def class_folder_samples(
         if field and not mine.keys().isdisjoint(stems):
             types[field], columns[field] = TYPES[kind], [mine.get(each) for each in stems]
     known = set(stems)
-    alone = {
-        file.name: _NO_SAMPLE
-        for mine in companions.values()
-        for own, file in mine.items()
-        if own not in known
-    }
-    made = SpanSamples.of_files(
+    for mine in companions.values():
+        left_out |= {file.name: _NO_SAMPLE for own, file in mine.items() if own not in known}
+    quarantined = [QuarantineEntry(name=name, reason=why) for name, why in left_out.items()]
+    made = Candidates.of_files(
         columns,
-        types=types,
+        {name: type if name == "label" else schema.get(name, type) for name, type in types.items()},
         values=values,
-        quarantined=[*stray, *_quarantined(alone)],
-        left_out=left_out_sentences("images", [q for q in stray if kind_of(q.name) == "image"]),
+        quarantined=quarantined,
+        unread=left_out_sentences("images", [q for q in quarantined if kind_of(q.name) == "image"]),
     )
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
     return _with_json(made, rows, read, schema) if rows else made
 
 
-def _quarantined(reasons: Mapping[bytes, str]) -> list[QuarantineEntry]:
-    return [QuarantineEntry(name=name, reason=reason) for name, reason in reasons.items()]
-
-
-def _main_kind(files: Sequence[Entry], kinds: Sequence[Kind | None]) -> Kind:
+def _main_kind(files: Sequence[Entry]) -> Kind:
     """Return the kind of files that are samples: images if any file may be one by its name."""
     if any(may_be_image(file.name) for file in files):
         return "image"
-    counts = Counter(kinds)
-    both = zip(files, kinds, strict=True)
-    if counts["array"]:
-        return "array"
-    if any(kind == "text" and not is_prose(file.name) for file, kind in both):
-        return "text"
+    counts = Counter(kind_of(file.name) for file in files if not is_prose(file.name))
+    if counts["array"] or counts["text"]:
+        return "array" if counts["array"] else "text"
     if counts["audio"] or counts["video"]:
         return "audio" if counts["audio"] >= counts["video"] else "video"
     return "image"
 
 
 def _split(
-    files: Sequence[Entry], kinds: Sequence[Kind | None], main: Kind
+    files: Sequence[Entry], main: Kind
 ) -> tuple[list[Entry], dict[Kind, dict[bytes, Entry]]]:
     """Separate the samples' own files from their companions, which are returned by kind and stem.
 
@@ -153,18 +140,16 @@ def _split(
     it isn't a sample.
     """
     own = {None, "image"} if main == "image" else {main}
+    kinds = [kind_of(file.name) for file in files]
     stems = {stem(f.name) for f, kind in zip(files, kinds, strict=True) if kind in own}
     samples: list[Entry] = []
     companions: dict[Kind, dict[bytes, Entry]] = {}
     for file, kind in zip(files, kinds, strict=True):
-        if kind is None or kind in own or kind not in _COMPANIONS:
-            samples.append(file)
-            continue
-        mine, name = companions.setdefault(kind, {}), stem(file.name)
-        if name in stems and name not in mine:
-            mine[name] = file
-        else:
-            samples.append(file)
+        if kind is not None and kind not in own and kind in _COMPANIONS:
+            name = stem(file.name)
+            if name in stems and companions.setdefault(kind, {}).setdefault(name, file) is file:
+                continue
+        samples.append(file)
     return samples, companions
 
 
@@ -230,8 +215,8 @@ def _labels(
 
 
 def _with_json(
-    samples: SpanSamples, jsons: Mapping[int, Entry], read: Read, schema: Mapping[str, FieldType]
-) -> SpanSamples:
+    samples: Candidates, jsons: Mapping[int, Entry], read: Read, schema: Mapping[str, FieldType]
+) -> Candidates:
     """Add the values of JSON files, a field for each key. jsons: the files of some samples."""
     objects: list[dict[str, object] | None] = [None] * len(samples.names)
     rejected: dict[int, str] = {}
@@ -246,7 +231,7 @@ def _with_json(
     table = object_table(
         objects, rejected=rejected, source="json", places=samples.names, unit="file"
     )
-    given = {name: type for name, type in schema.items() if name not in samples.types}
+    given = {name: type for name, type in schema.items() if name not in samples.schema}
     found = fields_of(table, given, is_lenient=True)
     samples = samples.with_table(found, of="keys of json files")
     return replace(samples, rejected={**samples.rejected, **rejected})
@@ -262,23 +247,22 @@ def _class_order(file: Entry) -> tuple[bytes, bytes, bytes]:
     return file.name.partition(b"/")[0] if folder else b"", folder, base
 
 
-@dataclass(frozen=True, slots=True)
-class _FieldPlace:
-    """The place of a field: the prefix and the suffix of its files' names."""
+class _FieldPlace(NamedTuple):
+    """The place of a field. given: as the user wrote it. pattern: of its files' names; its group is
+    the part that the star matches, or a path below the folder. literal: the number of bytes that it
+    contains literally."""
 
     field: str
     given: str
-    prefix: bytes
-    suffix: bytes
-    is_pattern: bool
+    pattern: re.Pattern[bytes]
+    literal: int
 
     def pair(self, name: bytes) -> bytes | None:
         """Return the part of a name that pairs fields, or None if the file isn't of this field."""
-        enough = len(name) > len(self.prefix) + len(self.suffix)
-        if not (enough and name.startswith(self.prefix) and name.endswith(self.suffix)):
+        found = self.pattern.fullmatch(name)
+        if found is None:
             return None
-        middle = name[len(self.prefix) : len(name) - len(self.suffix)]
-        return middle if self.is_pattern else stem(middle)
+        return found[1] if "*" in self.given else stem(found[1])
 
 
 def parse_field_place(field: str, place: str) -> _FieldPlace:
@@ -294,10 +278,11 @@ def parse_field_place(field: str, place: str) -> _FieldPlace:
             f'fields["{field}"]: got {place!r}, wanted a folder below the dataset\'s root, or a '
             'pattern with one star such as "masks/*_mask.png".'
         )
-    if b"*" in path:
-        prefix, _, suffix = path.partition(b"*")
-        return _FieldPlace(field, place, prefix, suffix, is_pattern=True)
-    return _FieldPlace(field, place, path + b"/" if path else b"", b"", is_pattern=False)
+    if "*" not in place:
+        path = path + b"/*" if path else b"*"
+    prefix, _, suffix = path.partition(b"*")
+    pattern = re.compile(re.escape(prefix) + b"(.+)" + re.escape(suffix), re.S)
+    return _FieldPlace(field, place, pattern, len(path))
 
 
 def paired_samples(
@@ -305,14 +290,30 @@ def paired_samples(
     found: Iterable[Entry],
     places: Sequence[tuple[str, str]],
     schema: Mapping[str, FieldType],
-) -> SpanSamples:
+) -> Candidates:
     """Return a sample for each name that all fields have, in the order of the first field's files.
 
-    Files whose name a field lacks are quarantined. Raises ConfigError, and DatasetError if a field
-    has no file or if no name pairs.
+    A file belongs to the field whose place contains most of its name literally. Files whose name a
+    field lacks are quarantined. Raises ConfigError, and DatasetError if a field has no file or if
+    no name pairs.
     """
-    wanted = _parse_places(places)
-    files, others = _by_pair(found, wanted)
+    wanted = [parse_field_place(field, place) for field, place in places]
+    for i, place in enumerate(wanted):
+        if (same := next((p for p in wanted[:i] if p.pattern == place.pattern), None)) is not None:
+            raise ConfigError(
+                f'fields: "{same.field}" and "{place.field}" have the same place, {place.given!r}. '
+                'Distinguish them by patterns with a star, such as "*.jpg" and "*_mask.png".'
+            )
+    files: dict[str, dict[bytes, list[Entry]]] = {place.field: {} for place in wanted}
+    closest = sorted(wanted, key=lambda place: -place.literal)
+    passed_over: Counter[str] = Counter()
+    for file in found:
+        pairs = ((place.field, place.pair(file.name)) for place in closest)
+        field, pair = next((each for each in pairs if each[1] is not None), ("", None))
+        if pair is None:
+            passed_over[extension(file.name) or "(none)"] += 1
+        else:
+            files[field].setdefault(pair, []).append(file)
     for place in wanted:
         if not files[place.field]:
             tops = {f.name.partition(b"/")[0] for f in found if b"/" in f.name}
@@ -337,67 +338,26 @@ def paired_samples(
             for number, name in enumerate(names)
         )
     if not whole:
-        raise DatasetError(f"{url}: {_why_nothing_pairs(files, wanted)}")
+        firsts = [
+            min(file.name for same in files[p.field].values() for file in same) for p in wanted
+        ]
+        shown = " and ".join(map(printable, firsts))
+        raise DatasetError(
+            f"{url}: nothing pairs: no name is that of one file in each of "
+            f"{[place.given for place in wanted]} (such as {shown}). Names must be equal except "
+            "for the extension; if they differ otherwise, use a pattern such as "
+            '"masks/*_mask.png".'
+        )
     first = files[wanted[0].field]
     whole.sort(key=lambda pair: first[pair][0].name.rpartition(b"/"))
     columns = {field: [mine[pair][0] for pair in whole] for field, mine in files.items()}
-    return SpanSamples.of_files(
+    return Candidates.of_files(
         columns,
-        types={
+        {
             field: schema.get(field) or type_by_names(file.name for file in column)
             for field, column in columns.items()
         },
         quarantined=unpaired,
-        passed_over=Counter(extension(file.name) or "(none)" for file in others),
-        left_out=left_out_sentences("files", unpaired),
+        passed_over=passed_over,
+        unread=left_out_sentences("files", unpaired),
     )
-
-
-def _parse_places(places: Sequence[tuple[str, str]]) -> list[_FieldPlace]:
-    wanted = [parse_field_place(field, place) for field, place in places]
-    field_at: dict[tuple[bytes, bytes], str] = {}
-    for place in wanted:
-        other = field_at.setdefault((place.prefix, place.suffix), place.field)
-        if other != place.field:
-            raise ConfigError(
-                f'fields: "{other}" and "{place.field}" have the same place, {place.given!r}. '
-                'Distinguish them by patterns with a star, such as "*.jpg" and "*_mask.png".'
-            )
-    return wanted
-
-
-def _why_nothing_pairs(files: Mapping[str, PairedFiles], wanted: Sequence[_FieldPlace]) -> str:
-    """Explain why no sample is complete."""
-    if len(wanted) == 1:
-        return f"each name in {wanted[0].given!r} occurs several times, with several extensions."
-    a, b = wanted[:2]
-    shown = [
-        printable(min(file.name for same in files[place.field].values() for file in same))
-        for place in (a, b)
-    ]
-    return (
-        f"nothing pairs: no file in {a.given!r} (such as {shown[0]}) has the name of one in "
-        f"{b.given!r} (such as {shown[1]}). Names must be equal except for the extension; if they "
-        'differ otherwise, use a pattern such as "masks/*_mask.png".'
-    )
-
-
-def _by_pair(
-    found: Iterable[Entry], wanted: Sequence[_FieldPlace]
-) -> tuple[dict[str, dict[bytes, list[Entry]]], list[Entry]]:
-    """Return the files of each field by the name that pairs them, and the files of no field.
-
-    A file belongs to the field whose prefix and suffix match most of its name.
-    """
-    files: dict[str, dict[bytes, list[Entry]]] = {place.field: {} for place in wanted}
-    others: list[Entry] = []
-    closest = sorted(wanted, key=lambda place: -len(place.prefix) - len(place.suffix))
-    for file in found:
-        for place in closest:
-            pair = place.pair(file.name)
-            if pair is not None:
-                files[place.field].setdefault(pair, []).append(file)
-                break
-        else:
-            others.append(file)
-    return files, others

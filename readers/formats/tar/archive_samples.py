@@ -1,12 +1,17 @@
 """Collect the samples of one archive from its headers: keys, and the members that are fields.
 
-Labels and json are read in the same pass; all other members are only located. A sample consists of
-the members of one archive whose names share a key: the path up to the first dot of its last part
-(WebDataset's rule). Members of a key need not be adjacent.
+A sample consists of the members of one archive whose names share a key: the path up to the first
+dot of its last part, as in WebDataset. Members of a key need not be adjacent. After that dot, the
+last extension gives the kind of content, and the part before it is the field's name: "left.png" is
+the image "left". Without such a part, the field has the usual name of its kind.
+
+Labels and json are read in the same pass; all other members are only located. Members of unknown
+kinds are never opened: unpickling would run code.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter
@@ -14,49 +19,133 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import json_value
-from penstock.readers.files import printable, unsafe_reason
-from penstock.readers.formats.tar.member_fields import split_key
+from penstock.readers.fieldtypes import PRESENT, is_field_name, json_value
+from penstock.readers.files import FIELDS_BY_KIND, KINDS, printable, unsafe_reason
 from penstock.readers.formats.tar.tar_headers import archive_members
 from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from penstock.readers.formats.tar.member_fields import MemberField, RequestedFields
+    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.files import Kind
     from penstock.readers.formats.tar.tar_headers import TarMember
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry
 
-    # Members by extension, each with the content that was read.
-    _Group = dict[str, list[tuple[TarMember, Any]]]
-
 NO_KEY = "(no key)"
 """Counts members without an extension among the skipped ones."""
 
+_KEY = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 _SHOWN = 32
 _LABEL_BYTES, _JSON_BYTES = 256, 16 * 2**20
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = range(-(2**63), 2**63)
 
 
-class ArchiveSample(NamedTuple):
-    """The members of one key.
+def split_key(name: bytes) -> tuple[bytes, str] | None:
+    """Return (key, extension in lower case), or None for a name without an extension.
 
-    name: of the member after which the sample is named. start: that member's first byte, by which
-    samples are sorted. parts: the member of each field, or its content if it holds values.
+    The key is the path up to the first dot of its last part; the extension is the rest.
+    """
+    found = _KEY.fullmatch(name)
+    if found is None:
+        return None
+    return found[1], found[2].decode("utf-8", "surrogateescape").lower()
+
+
+class MemberField(NamedTuple):
+    """The field that a member is, or whose values it holds.
+
+    name: of the field; for json, the prefix of its keys' fields, or "".
     """
 
-    key: bytes
+    name: str
+    kind: Kind
+
+    @property
+    def is_value(self) -> bool:
+        """Return True if the member holds values, which are read when the archive is listed."""
+        return self.kind in ("class", "json")
+
+
+@functools.lru_cache(maxsize=256)
+def member_field(extension: str) -> MemberField | None:
+    """Return the default field of an extension (in lower case), or None if it is unknown."""
+    stem, _, suffix = extension.rpartition(".")
+    kind = "class" if suffix == "cls" else KINDS.get(suffix)
+    if kind is None:
+        return None
+    if not stem:
+        return MemberField(FIELDS_BY_KIND[kind], kind)
+    try:
+        stem.encode()
+    except UnicodeEncodeError:
+        return None
+    is_name = is_field_name(stem) and not stem.endswith(PRESENT)
+    return MemberField(stem, kind) if is_name else None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedFields:
+    """The fields that the user asked for.
+
+    types: given types, by field. names: fields by their source, which is an extension of members, a
+    key of json, or the usual name of a kind. If it isn't empty, only these are read.
+    """
+
+    types: Mapping[str, FieldType] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def field_of(self, extension: str) -> MemberField | None:
+        """Return the field of an extension (in lower case), or None if it isn't read."""
+        known = member_field(extension)
+        name = self.names.get(extension)
+        if name is None and known is not None and known.name:
+            name = self.names.get(known.name)
+        if name is not None:
+            return MemberField(name, "given" if known is None else known.kind)
+        if self.names:
+            # A source that isn't an extension of members may be a key of json.
+            is_json = known is not None and known.kind == "json"
+            return known if is_json and not all(map(member_field, self.names)) else None
+        if known is None and extension in self.types:
+            return MemberField(extension, "given")
+        return known
+
+    def wants_key(self, json: MemberField, key: str) -> bool:
+        """Return True if a key of json is, or holds, a requested field."""
+        if not self.names or json.name in self.names.values():
+            return True
+        full = f"{json.name}.{key}" if json.name else key
+        return any(f"{each}.".startswith(f"{full}.") for each in self.names)
+
+
+class Member(NamedTuple):
+    """A member that is read. start, end: its bytes in the archive, end exclusive. value: its
+    content, if it holds values, or a Rejection."""
+
+    field: MemberField
+    extension: str
     name: bytes
     start: int
-    parts: Mapping[MemberField, Any]
+    end: int
+    value: Any
+
+
+class ArchiveSample(NamedTuple):
+    """The members of one key. name, start: of the member after which the sample is named: its first
+    image, if it has one."""
+
+    name: bytes
+    start: int
+    members: Mapping[MemberField, Member]
 
 
 @dataclass(slots=True, kw_only=True)
 class ArchiveSamples:
-    """The samples of one archive.
+    """The samples of one archive, sorted by their first bytes.
 
     fields: the extensions of each field's members. passed_over: counts of skipped members, by
     extension.
@@ -76,6 +165,30 @@ class ArchiveSamples:
         """Quarantine the sample of a member."""
         self.quarantined.append(QuarantineEntry(name=self.path(name), reason=reason))
 
+    def add(self, members: Sequence[Member]) -> None:
+        """Add the members of one key as a sample, or quarantine them."""
+        own = next((each for each in members if each.field.kind == "image"), members[0])
+        by_name: dict[str, Member] = {}
+        for each in members:
+            other = by_name.setdefault(each.field.name, each)
+            if other is not each:
+                a, b = sorted(map(_shown, (other.extension, each.extension)))
+                self.refuse(
+                    own.name,
+                    f'two members of one key ({a}, {b}) would be the field "{each.field.name}": a '
+                    "key ends at the first dot of a name. Rename one, or name each field, "
+                    f'fields={{"{each.field.name}": "{a}", "other": "{b}"}}',
+                )
+                return
+        for each in members:
+            self.fields.setdefault(each.field, set()).add(each.extension)
+        bad = next((each.value for each in members if isinstance(each.value, Rejection)), None)
+        if bad is not None:
+            self.refuse(own.name, bad.reason)
+        else:
+            sample = ArchiveSample(own.name, own.start, {each.field: each for each in members})
+            self.samples.append(sample)
+
 
 def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) -> ArchiveSamples:
     """Read an archive's headers, labels and json.
@@ -84,81 +197,37 @@ def archive_samples(entry: Entry, opened: DataFile, requested: RequestedFields) 
     FetchError.
     """
     found = ArchiveSamples(entry=entry)
-    groups: dict[bytes, _Group] = {}
+    keys: dict[bytes, list[Member]] = {}
     is_empty = True
-    for member in archive_members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
+    for each in archive_members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
         is_empty = False
-        name = member.name
+        name = each.name
         while name.startswith(b"./"):  # as `tar -c .` writes names
             name = name[2:].lstrip(b"/")
-        reason = member.refused or unsafe_reason(name) or (None if name else "it has no name")
+        reason = each.refused or unsafe_reason(name) or (None if name else "it has no name")
         key, extension = split_key(name) or (b"", "")
         if reason is None and extension == "tar":
             reason = "a tar inside a tar: extract it, and add it as an archive of its own"
         if reason is not None:
-            found.refuse(member.name, reason)
+            found.refuse(each.name, reason)
         elif not key or (name.startswith(b"__") and name.endswith(b"__")):
             # No dot, a dot-file, or a name that WebDataset reserves.
             found.passed_over[NO_KEY] += 1
-        elif requested.wants(extension):
-            field = requested.field_of(extension)
-            part: Any = member
-            if field is not None and field.is_value:
-                # Here, because a remote archive buffers only the bytes around its position.
-                part = _read_value(member, field, opened, requested)
-            groups.setdefault(key, {}).setdefault(extension, []).append((member, part))
+        elif (field := requested.field_of(extension)) is not None:
+            # Values are read here, because a remote archive buffers only the bytes around its
+            # position.
+            value = _read_value(each, field, opened, requested) if field.is_value else None
+            member = Member(field, extension, each.name, each.start, each.end, value)
+            keys.setdefault(key, []).append(member)
+        elif not requested.names:
+            found.passed_over[_shown(extension)] += 1
     if is_empty:
         empty = QuarantineEntry(name=entry.name, reason="an archive without members")
         found.quarantined.append(empty)
-    for key, group in groups.items():
-        _add_sample(key, group, found, requested)
+    for members in keys.values():
+        found.add(members)
     found.samples.sort(key=lambda sample: sample.start)
     return found
-
-
-def _add_sample(
-    key: bytes, group: _Group, found: ArchiveSamples, requested: RequestedFields
-) -> None:
-    """Add one key's members as a sample, or quarantine them, or skip them."""
-    members: dict[str, tuple[MemberField, str, TarMember]] = {}
-    parts: dict[MemberField, Any] = {}
-    unread: list[str] = []
-    for extension, ((member, part), *others) in group.items():
-        if others:
-            what = f"two members of one key and extension ({_shown(extension)})"
-            found.refuse(member.name, what)
-            return
-        field = requested.field_of(extension)
-        if field is None:
-            unread.append(_shown(extension))
-            continue
-        if field.name in members:
-            other, first, named = members[field.name]
-            both = sorted((first, extension))
-            what = "members"
-            remedy = f"a key ends at the first dot of a name. Rename one, such as other.{extension}"
-            if other.kind == field.kind == "image":
-                what = "images"
-                remedy = f'name each field, fields={{"image": "{both[0]}", "mask": "{both[1]}"}}'
-            found.refuse(
-                named.name,
-                f"two {what} of one key ({', '.join(both)}), and both would be the field "
-                f'"{field.name}": {remedy}',
-            )
-            return
-        members[field.name] = field, extension, member
-        parts[field] = part
-    found.passed_over.update(unread)
-    for field, extension, _ in members.values():
-        found.fields.setdefault(field, set()).add(extension)
-    # Named after its first image.
-    order = sorted(members.values(), key=lambda each: each[0].kind != "image")
-    bad = next((part for part in parts.values() if isinstance(part, Rejection)), None)
-    if bad is not None:
-        found.refuse(order[0][2].name, bad.reason)
-    elif order:
-        own = order[0][2]
-        found.samples.append(ArchiveSample(key, own.name, own.start, parts))
 
 
 def _shown(extension: str) -> str:
@@ -175,9 +244,8 @@ def _read_value(
         return _label(text, field, requested)
     if size_bytes > _JSON_BYTES:
         return Rejection(f"its json has {size_bytes:,} bytes, wanted at most {_JSON_BYTES:,}")
-    text = opened.read_at(member.start, size_bytes)
     try:
-        found = json_value(text, what="its json")
+        found = json_value(opened.read_at(member.start, size_bytes), what="its json")
     except DatasetError as error:
         return Rejection(str(error))
     if not isinstance(found, dict):

@@ -9,29 +9,15 @@ import re
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.files import FIELDS_BY_KIND, IMAGES, is_passed_over, printable
+from penstock.readers.files import FIELDS_BY_KIND, is_passed_over, kind_of, printable
 from penstock.readers.formats.files_format import FilesFormat
-from penstock.readers.formats.tar.member_fields import split_key
-from penstock.readers.formats.tar.tar_headers import COMPRESSED, compressed_archive_error
 
 if TYPE_CHECKING:
     from penstock.readers.formats.tar.tar_listing import TarListing
     from penstock.readers.origin import Origin
 
-_COMPRESSED = tuple(suffix for _, suffixes, _, _ in COMPRESSED for suffix in suffixes)
+_COMPRESSED = re.compile(rb".*\.(tgz|tbz2?|txz|tzst|tar\.(gz|bz2|xz|zst|lz4))", re.S)
 _PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})")
-
-
-def is_archive_name(name: bytes) -> bool:
-    """Return True if a name is that of a tar file.
-
-    Compressed archives and parts of split ones count too, because none of them may be skipped
-    silently.
-    """
-    own = name.rpartition(b"/")[2].lower()
-    return not is_passed_over(own) and bool(
-        own.endswith((b".tar", *_COMPRESSED)) or _PART.fullmatch(own)
-    )
 
 
 class TarFormat(FilesFormat):
@@ -51,14 +37,14 @@ class TarFormat(FilesFormat):
         Raises ConfigError if the folder also holds images or sub-folders.
         """
         names = origin.names()
-        archives = [name for name in names.files if is_archive_name(name)]
-        others = [name for name in names.files if not is_archive_name(name)]
+        archives = [name for name in names.files if self.is_file(name)]
+        others = [name for name in names.files if not self.is_file(name)]
         if origin.selection is not None or not archives:
             return bool(archives) and not others
         if not any(name.lower().endswith(b".tar") for name in archives):
             return not names.folders and not others
         odd = [name for name in names.folders if not is_passed_over(name)]
-        odd += [n for n in others if (found := split_key(n)) is not None and found[1] in IMAGES]
+        odd += [name for name in others if kind_of(name) == "image"]
         if odd:
             raise ConfigError(
                 f"{origin.url}: holds tar files, and also {printable(odd[0])}. Choose the dataset "
@@ -68,22 +54,26 @@ class TarFormat(FilesFormat):
         return True
 
     def is_file(self, name: bytes) -> bool:
-        """Return True for tar files, compressed ones and parts of split ones."""
-        return is_archive_name(name)
+        """Return True for tar files, and for compressed archives and parts of split ones, because
+        none of them may be skipped silently."""
+        own = name.rpartition(b"/")[2].lower()
+        is_archive = own.endswith(b".tar") or _COMPRESSED.fullmatch(own) or _PART.fullmatch(own)
+        return bool(is_archive) and not is_passed_over(own)
 
     def list(self, origin: Origin) -> TarListing:
         """List all archives.
 
         Raises as `files` does, and DatasetError (a file is compressed, or a part of one).
         """
-        from penstock.readers.formats.tar.tar_listing import TarListing  # not for recognising
+        # Other datasets don't need these modules.
+        from penstock.readers.formats.tar.tar_headers import compressed_archive_error
+        from penstock.readers.formats.tar.tar_listing import TarListing
 
         archives = self.files(origin)
         for entry in archives.entries:
             name, shown = entry.name.lower(), printable(entry.name)
-            for _, suffixes, kind, command in COMPRESSED:
-                if name.endswith(suffixes):
-                    raise compressed_archive_error(shown, kind, command)
+            if _COMPRESSED.fullmatch(name):
+                raise compressed_archive_error(shown)
             if not name.endswith(b".tar"):
                 raise DatasetError(
                     f"{shown}: looks like one part of a split tar file. Join the parts (cat "

@@ -31,14 +31,7 @@ ReadAt = Callable[[int, int], bytes]
 
 _ZEROS = bytes(BLOCK)
 _SCAN_BYTES = 2**20
-COMPRESSED = (
-    (b"\x1f\x8b", (b".tar.gz", b".tgz"), "gzip", "gunzip"),
-    (b"BZh", (b".tar.bz2", b".tbz", b".tbz2"), "bzip2", "bunzip2"),
-    (b"\xfd7zXZ\0", (b".tar.xz", b".txz"), "xz", "unxz"),
-    (b"\x28\xb5\x2f\xfd", (b".tar.zst", b".tzst"), "zstd", "unzstd"),
-    (b"\x04\x22\x4d\x18", (b".tar.lz4",), "LZ4", "unlz4"),
-)
-"""First bytes, names' suffixes, the compression's name, the command that decompresses it."""
+_MAGICS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 
 _OCTAL = re.compile(rb"[ \0]*([0-7]*)[ \0]*")
 _RECORD = re.compile(rb"([0-9]{1,7}) ")
@@ -79,10 +72,8 @@ def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Ta
     at, name, extended = 0, None, _NO_PAX
     while True:
         block = read(at, BLOCK)
-        if at == 0:
-            for magic, _, method, command in COMPRESSED:
-                if block.startswith(magic):
-                    raise compressed_archive_error(shown, method, command)
+        if at == 0 and block.startswith(_MAGICS):
+            raise compressed_archive_error(shown)
         if len(block) < BLOCK:
             what = "it ends without an end mark, so it is truncated or still being written"
             if at > 0 and not block and at <= size_bytes:  # all its members are intact
@@ -96,7 +87,7 @@ def archive_members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Ta
         own_name, kind, size = _header(block, shown, at)
         start = at + BLOCK
         if kind == b"S" and block[482] != 0:
-            start = _after_sparse_map(read, start, shown)
+            raise _broken(shown, at, f"a long map of {_SPARSE}")
         length = size if extended.size is None else extended.size
         if kind in _WITHOUT_DATA or kind == _DIRECTORY:
             length = 0
@@ -165,17 +156,6 @@ def _number(field: bytes, shown: str, at: int, what: str) -> int:
     return int(found[1] or b"0", 8)
 
 
-def _after_sparse_map(read: ReadAt, at: int, shown: str) -> int:
-    """Skip the further blocks of a sparse map in GNU's old format; return the offset after them."""
-    while True:
-        block = read(at, BLOCK)
-        if len(block) < BLOCK:
-            raise _broken(shown, at, "it ends inside a sparse map")
-        at += BLOCK
-        if block[504] == 0:
-            return at
-
-
 class _Pax(NamedTuple):
     path: bytes | None = None
     size: int | None = None
@@ -210,11 +190,11 @@ def _pax(data: bytes, shown: str, start: int) -> _Pax:
     return _Pax(path=path, size=size, sparse=sparse)
 
 
-def compressed_archive_error(shown: str, kind: str, command: str) -> DatasetError:
+def compressed_archive_error(shown: str) -> DatasetError:
     """Return the error for a compressed archive, whose members can't be read in place."""
     return DatasetError(
-        f"{shown}: compressed with {kind}, but samples are read in place, by their offsets. "
-        f"Decompress it ({command} {shown}): compression gains nothing on encoded images."
+        f"{shown}: it is compressed, but samples are read in place, by their offsets. Decompress "
+        "it (gunzip, bunzip2, unxz, unzstd or unlz4): compression gains nothing on encoded images."
     )
 
 

@@ -249,4 +249,10 @@ def read_spans(
     """Return all samples of a shard."""
     wanted = byte_source.SourceSpans(shard.source, starts.tolist(), ends.tolist())
     (found,) = shard.source.load([wanted], mode)
-    return [each.read() if not isinstance(each, np.ndarray) else each for each in found]
+    data = [np.empty(end - start, np.uint8) for start, end in zip(starts, ends, strict=True)]
+    for slot, each in zip(data, found, strict=True):
+        if isinstance(each, np.ndarray):
+            slot[:] = each
+        else:
+            each.copy(slot, 0)
+    return data

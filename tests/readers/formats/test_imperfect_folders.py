@@ -108,7 +108,7 @@ def test_names_of_classes_in_tar_members_need_a_schema(tmp_path: Path) -> None:
         ({"f.0001.jpg": JPEG, "f.0002.jpg": JPEG}, "a key ends at the first dot of a name"),
         (
             {"1.jpg": JPEG, "2.jpg": JPEG, "2.png": MASK},
-            "1 keys or members are left out, such as 0.tar/2.jpg: two images",
+            "1 keys or members are left out, such as 0.tar/2.jpg: two members",
         ),
     ],
 )
@@ -147,19 +147,11 @@ def test_full_paths_below_the_root(tmp_path: Path) -> None:
         Dataset(root, manifest="list.csv").open(verify=images.verify)
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("a/1", r"a/1\.jpg exists\).* an extension"),
-        ("1.jpg", r"a/1\.jpg exists\).* relative to the dataset's root"),
-        (r"a\1.jpg", r"a/1\.jpg exists\).* have /"),
-        ("b/2.jpg", r"line 2\)\).*to its folder\.$"),
-    ],
-)
-def test_names_that_resemble_existing_files(tmp_path: Path, name: str, words: str) -> None:
+@pytest.mark.parametrize("name", ["a/1", "1.jpg", r"a\1.jpg", "b/2.jpg"])
+def test_names_of_files_that_dont_exist(tmp_path: Path, name: str) -> None:
     table = f"path,label\n{name},cat\n".encode()
     root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "list.csv": table})
-    with pytest.raises(DatasetError, match=words):
+    with pytest.raises(DatasetError, match=r"line 2\)\).* have / and an ext.*to its folder\.$"):
         Dataset(root, manifest="list.csv").open(verify=images.verify)
 
 
@@ -215,7 +207,6 @@ def test_masks_in_a_format_that_loses_numbers(
         dataset = Dataset(blurred, fields={"image": "images", "mask": "masks"})
         assert dataset.open(verify=images.verify).schema["mask"] == Image()
     assert '"mask" is read as pictures' in caplog.text
-    assert "its files are .jpg" in caplog.text
     # One JPEG among the masks is rejected, and doesn't turn the others into pictures.
     mixed = images.write_folder(
         tmp_path / "mixed", files | {f"masks/{i}.png": MASK for i in range(1, 20)}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats import Candidates, SpanSamples
+    from penstock.readers.formats import Candidates
 
 
 def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
@@ -47,9 +47,8 @@ def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
     ]
 
 
-def made(samples: SpanSamples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
-    settled = with_masks(samples, schema or {}).without_rejected()
-    return settled.candidates(schema or {}, url="data")
+def made(samples: Candidates, schema: Mapping[str, FieldType] | None = None) -> Candidates:
+    return with_masks(samples, schema or {}).without_rejected().grouped(schema or {}, url="data")
 
 
 def lying(*names: str, data: Mapping[str, bytes] | None = None, **schema: FieldType) -> Candidates:
@@ -263,7 +262,7 @@ def test_one_file_of_another_kind_leaves_masks_masks(kind: str) -> None:
 
 def test_one_field_needs_no_pair() -> None:
     assert files_of(pairs({"x": "a"}, "a/2.jpg", "a/1.jpg"), "x") == ["a/1.jpg", "a/2.jpg"]
-    with pytest.raises(DatasetError, match="occurs several times"):
+    with pytest.raises(DatasetError, match=r"in each of \['a'\] \(such as a/1\.jpg\)"):
         pairs({"x": "a"}, "a/1.jpg", "a/1.png")
 
 
@@ -337,10 +336,8 @@ def test_rows_whose_file_is_missing_are_named() -> None:
     }
     with pytest.raises(DatasetError, match=r"none of the 1 rows of list\.csv names an existing"):
         rows("path\nc.jpg\n", "a.jpg")
-    with pytest.raises(DatasetError, match=r"a\.jpg: .*isn't there .*; img/a\.jpg exists"):
+    with pytest.raises(DatasetError, match=r"a\.jpg: .*isn't there"):
         rows("path\na.jpg\n", "img/a.jpg")
-    with pytest.raises(DatasetError, match=r"17: .*isn't there .*; img/17\.jpg exists"):
-        rows("path\n17\n", "img/17.jpg")
     with pytest.raises(DatasetError, match="has no rows"):
         rows("path\n", "a.jpg")
 
@@ -397,7 +394,7 @@ def test_fields_name_a_manifests_columns() -> None:
     assert dict(found.schema) == {"image": Image(), "n": Text()}
     with pytest.raises(ConfigError, match=r'the column "no", but list\.csv has'):
         rows("path\n1.jpg\n", "1.jpg", places=[("image", "no")])
-    with pytest.raises(ConfigError, match="none of these columns names files"):
+    with pytest.raises(DatasetError, match="wanted one that names each row's file"):
         rows("path,n\n1.jpg,1\n", "1.jpg", places=[("n", "n")])
 
 

@@ -30,10 +30,10 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import IMAGES
 from penstock.readers.formats import MISSING
 from penstock.readers.formats.tar import (
-    ArchiveJoin,
     MemberField,
     RequestedFields,
     archive_samples,
+    join_archives,
     member_field,
 )
 from penstock.readers.origin import Entry
@@ -61,12 +61,12 @@ def joined(*archives, schema=None, fields=None):
         data = tars.archive(files)
         entry = Entry(name=b"%d.tar" % number, size_bytes=len(data), mtime_ns=0, version="")
         found.append(archive_samples(entry, Memory(data), asked))
-    return ArchiveJoin(found, asked, url="/set").join()
+    return join_archives(found, asked, url="/set")
 
 
 def candidates(*archives, **asked):
     samples = joined(*archives, **asked).without_rejected()
-    return samples.candidates(asked.get("schema") or {}, url="/set")
+    return samples.grouped(asked.get("schema") or {}, url="/set")
 
 
 def quarantine(found):
@@ -221,9 +221,9 @@ def test_two_members_for_one_field_are_quarantined():
         ]
     )
     refused = quarantine(found)
-    assert refused["0.tar/a.jpg"].startswith("two images of one key (jpg, png)")
-    assert "two members of one key and extension (jpg)" in refused["0.tar/b.jpg"]
-    assert '"caption"' in refused["0.tar/d.caption.txt"]
+    assert refused["0.tar/a.jpg"].startswith("two members of one key (jpg, png)")
+    assert "two members of one key (jpg, jpg)" in refused["0.tar/b.jpg"]
+    assert '"caption"' in refused["0.tar/d.jpg"]
     assert found.names == [b"0.tar/c.jpg"]
 
 
@@ -235,7 +235,7 @@ def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
     assert candidates(mask).schema["mask"] == Image()
     assert candidates([("a.jpg", b"1"), ("a.mask.jpg", b"m")]).schema["mask"] == Image()
     several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
-    assert several.types["mask"] == Image()
+    assert several.schema["mask"] == Image()
     assert 'Mask(of="left")' in several.notes[0]
     given = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
     assert given.schema["mask"] == Image()
@@ -271,8 +271,8 @@ def test_a_key_of_json_that_cant_be_a_field_is_left_out_alone():
             ("b.json", b'{"mixed": "x", "ok": 2, "id": 4}'),
         ]
     )
-    assert list(found.types) == ["image", "ok", "id"]
-    (left_out,) = found.left_out
+    assert list(found.schema) == ["image", "ok", "id"]
+    (left_out,) = found.unread
     assert '"mixed": ' in left_out
     assert "sample 0.tar/a.jpg" in left_out
     assert '"none"' not in left_out
@@ -315,7 +315,7 @@ def test_a_schema_gives_types_that_names_dont_imply():
 
 def test_the_only_image_of_each_key_is_the_image():
     found = joined([("a.jpg", b"1"), ("b.input.png", b"2"), ("b.seg.png", b"3")])
-    assert found.types == {"image": Image(), "seg": Mask(of="image")}
+    assert dict(found.schema) == {"image": Image(), "seg": Mask(of="image")}
     assert found.spans["image"].files.tolist() == [0, 0]
     assert 'is the field "image"' in found.notes[0]
     several = candidates([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), ("b.left.jpg", b"2")])
@@ -344,7 +344,9 @@ def test_fields_may_be_named_by_extension_or_key_and_nothing_else_is_read():
     whole = candidates(files, fields={"json": "meta"})
     assert list(whole.schema) == ["meta.k.n", "meta.k.m", "meta.w"]
     beside = [("a.jpg", b"1"), ("a.png", b"2")]
-    assert 'fields={"image": "jpg", "mask": "png"}' in quarantine(candidates(beside))["0.tar/a.jpg"]
+    assert (
+        'fields={"image": "jpg", "other": "png"}' in quarantine(candidates(beside))["0.tar/a.jpg"]
+    )
     both = candidates(beside, fields={"jpg": "image", "png": "mask"})
     assert dict(both.schema) == {"image": Image(), "mask": Mask(of="image")}
     with pytest.raises(ConfigError, match=r"ends in 'right\.png'"):

@@ -116,11 +116,8 @@ def test_links_and_devices_are_rejected_and_other_members_are_read(kind: bytes) 
 
 
 def test_sparse_and_unknown_members_are_rejected_and_skipped() -> None:
-    block = bytearray(header("s.jpg", 3, b"S"))
-    block[482] = 1  # a further block of the map follows
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    data = bytes(block) + bytes(512) + padded(b"abc") + header("q.jpg", 2, b"Q") + padded(b"hi")
+    block = header("s.jpg", 3, b"S")
+    data = block + padded(b"abc") + header("q.jpg", 2, b"Q") + padded(b"hi")
     record = b"22 GNU.sparse.major=1\n"
     data += header("pax", len(record), b"x") + padded(record) + header("p.jpg", 1) + padded(b"x")
     found = parse(data + header("b.jpg", 0) + END)
@@ -130,6 +127,12 @@ def test_sparse_and_unknown_members_are_rejected_and_skipped() -> None:
         (b"p.jpg", True),
         (b"b.jpg", False),
     ]
+    long = bytearray(block)
+    long[482] = 1  # a further block of the map follows
+    long[148:156] = b" " * 8
+    long[148:156] = b"%06o\0 " % sum(long)
+    with pytest.raises(DatasetError, match="--sparse"):
+        parse(bytes(long) + bytes(512) + padded(b"abc") + END)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])

@@ -586,12 +586,11 @@ LARGE_SAMPLE_BYTES = 2**20
 
 # A thread reads several batches in one turn up to this size. Passing a turn to the training loop
 # costs as much as reading 10 batches of 64 kB; larger turns would only hold memory.
-TURN_BYTES = 2**22
-MOST_IN_A_TURN = 64
+TURN_BYTES, MOST_IN_A_TURN = 2**22, 64
 
-# Large arrays are read one by one, but up to so many batches and bytes in one turn: starting a turn
-# takes the training loop's thread as long as receiving a batch. Batches of units are joined up to
-# this size: more of their samples share a unit, and of 3 MB each they take 10 % less CPU time.
+# Of large batches it reads a few: starting a turn takes the training loop's thread as long as
+# receiving a batch. Of batches of units, more samples then share a unit, and of 3 MB each they take
+# 10 % less CPU time.
 LARGE_TURN_BYTES, MOST_LARGE_IN_A_TURN = 2**24, 4
 
 # Local batches are read ahead up to this size, but at least two: one that waits and one being read.
@@ -638,25 +637,26 @@ class ReadScale:
             most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_WITH_IMAGES
             threads = min(most, options.world.threads(usable_cores()))
             if is_plain:
-                turn = _turn(batch_bytes)
-                if contents.units is not None:
-                    large = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes))
-                    turn = max(turn, min(large, most_ahead // (threads + 1)))
+                turn = _turn(batch_bytes, most_ahead)
         elif is_plain and sample_bytes >= LARGE_SAMPLE_BYTES:
-            most = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes), most_ahead // 2)
-            turn, is_joined = max(1, most), False
+            turn, is_joined = _turn(batch_bytes, most_ahead), False
             threads = max(2, min(READ_THREADS, options.world.threads(usable_cores())))
         elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
             threads = MAPPED_READ_THREADS
             # Not for image folders: threads that wait for files should wait for one batch each.
             mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
             if is_plain:
-                turn = _turn(mean_bytes * options.sizes.per_rank)
+                turn = _turn(mean_bytes * options.sizes.per_rank, most_ahead)
         return cls(threads=threads, turn=turn, is_joined=is_joined, most_ahead=most_ahead)
 
 
-def _turn(batch_bytes: float) -> int:
-    return max(1, min(MOST_IN_A_TURN, int(TURN_BYTES / max(1.0, batch_bytes))))
+def _turn(batch_bytes: float, most_ahead: int) -> int:
+    """Return the number of batches of a size that a thread reads at once. most_ahead: as in
+    `ReadScale`; there are two turns."""
+    batch_bytes = max(1.0, batch_bytes)
+    small = min(MOST_IN_A_TURN, int(TURN_BYTES / batch_bytes))
+    large = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes), most_ahead // 2)
+    return max(1, small, large)
 
 
 def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:

@@ -52,6 +52,7 @@ def epochs(
 ) -> tuple[list[Any], list[int]]:
     """Two epochs' batches, and how many of them each common read gave."""
     monkeypatch.setattr(runner, "MOST_IN_A_TURN", most)
+    monkeypatch.setattr(runner, "MOST_LARGE_IN_A_TURN", 1)
     read, sizes = BatchReader.read_together, list[int]()
 
     def counted(self: BatchReader, *arguments: Any, **more: Any) -> Any:

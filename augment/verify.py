@@ -21,8 +21,6 @@ pixels.
 from __future__ import annotations
 
 import functools
-import importlib
-import io
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,7 +40,7 @@ from penstock.augment.decode_failures import failing_rows
 from penstock.cache import MissingDependencyError, ordered
 from penstock.cache.base import machine_remedy, usable_cores
 from penstock.readers import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal
-from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, sniff, strict_pillow
+from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, open_with_plugin, sniff, strict_pillow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
     from penstock.readers import Encoded, EncodedBatch
 
 _JPEG2000_HEAD_BYTES = 8
-# Pillow's plug-ins of the kinds that it must decode before DALI may, by codec.
-_PLUGINS = {"tiff": "Tiff", "webp": "WebP", "bmp": "Bmp", "png": "Png", "jpeg2k": "Jpeg2K"}
 _HALVED_CODECS = ("bmp", "tiff", "webp")
 _REASON_CHARACTERS = 200
 _PNG_CHUNKS_BYTES = 2**16  # a PNG's chunk for animations comes within these, before its pixels
@@ -77,14 +73,14 @@ def _codec_for_pillow(sample: Encoded) -> str | None:
     """Return the codec of a file that Pillow must decode before DALI may, in about 1 us; None for
     others."""
     if is_jpeg2000(sample):
-        return "jpeg2k"
+        return "jpeg2000"
     codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
     if codec == "bmp":
         return None if sample[_BMP_COMPRESSION].any() else codec
     if codec == "png":
         is_animated = b"acTL" in sample[:_PNG_CHUNKS_BYTES].tobytes().partition(b"IDAT")[0]
         return codec if is_animated else None
-    return codec if codec in _PLUGINS else None
+    return codec if codec in ("tiff", "webp") else None
 
 
 def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejection | None:
@@ -97,15 +93,11 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
     codec = _codec_for_pillow(sample)
     if codec is None:
         return None
-    is_2000 = codec == "jpeg2k"
+    is_2000 = codec == "jpeg2000"
     if is_2000:
         _check_openjpeg()
-    stem = _PLUGINS[codec]
-    # The plugin itself: Image.open would let other formats try, and warn of large images.
-    plugin = getattr(importlib.import_module(f"PIL.{stem}ImagePlugin"), f"{stem}ImageFile")
-    messages: list[str] = []
     try:
-        with strict_pillow() as messages, plugin(io.BytesIO(sample.data)) as image:
+        with strict_pillow(), open_with_plugin(sample, codec) as image:
             too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
             if is_2000 and too_large is not None:
                 return too_large
@@ -119,11 +111,10 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
     except Exception as error:  # each layer of Pillow raises its own kinds
         if machine_remedy(error) is not None:
             raise
-        reason = " ".join("; ".join([str(error), *messages]).split())[:_REASON_CHARACTERS]
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
         if is_2000 or (isinstance(error, OSError) and _DAMAGE.search(reason)):
-            kind = "JPEG 2000" if is_2000 else stem
             return Rejection(
-                f"truncated or damaged: a {kind} file that Pillow can't decode "
+                f"truncated or damaged: a {codec} file that Pillow can't decode "
                 f"({type(error).__name__}: {reason})"
             )
     return None

@@ -42,6 +42,7 @@ from .schema import image_fields as image_fields, not_chosen as not_chosen
 from .schema import renamed_field as renamed_field, stored_fields as stored_fields
 from .sniff import IMAGE_HEAD_BYTES as IMAGE_HEAD_BYTES
 from .sniff import check_jpeg as check_jpeg, is_progressive as is_progressive
+from .sniff import open_with_plugin as open_with_plugin
 from .sniff import sniff as sniff, upright_sizes as upright_sizes
 from .table_fields import TableFields as TableFields
 from .table_fields import fields_of as fields_of

@@ -8,9 +8,6 @@ bits) are scaled back. Files that Pillow would invert or guess at are rejected.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,7 +19,8 @@ from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array, fi
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
-from penstock.readers.types import MAX_PIXELS, Facts, accepted, failure, pixel_refusal
+from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, open_with_plugin, sniff
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failure, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -40,18 +38,9 @@ TOO_WIDE = (
 """The reason if class numbers don't fit a field whose dtype is settled."""
 
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
-_SIGNATURES = {
-    MAGIC: "npy",
-    b"\x89PNG\r\n\x1a\n": "png",
-    b"II*\x00": "tiff",
-    b"MM\x00*": "tiff",
-    b"BM": "bmp",
-    b"P5": "pgm",
-}
+_CODECS = ("png", "tiff", "bmp", "pnm")
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 259, 262, 0
 _TIFF_JPEG = (6, 7, 34892)
-_PGM = re.compile(rb"P5(?:\s+(?:#[^\n]*\n\s*)*([0-9]{1,9})){3}\s")  # width, height, maximum
-_PGM_BYTES = 1024
 _PNG_BIT_DEPTH = 24  # its position, in IHDR
 _WIDE = ":i4"
 _INT32 = np.dtype(np.int32)
@@ -97,11 +86,8 @@ class Mask(FieldType):
 
         del field
         dtype = "uint8" if self.dtype == "uint8" else AUTO_DTYPE
-        with strict_pillow() as messages:
-            try:
-                classes = decode_mask(data, dtype, max_pixels=max_pixels)
-            except ValueError as error:
-                raise ValueError("; ".join((str(error), *messages))) from None
+        with strict_pillow():
+            classes = decode_mask(data, dtype, max_pixels=max_pixels)
         # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
         return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(_codec_of(data), classes))
 
@@ -197,10 +183,10 @@ def narrow(classes: NDArray[Any]) -> NDArray[Any]:
 
 def _codec_of(data: Encoded) -> str:
     """Return the codec of a mask ("npy" for an array). Raises ValueError for other bytes."""
-    head = data[:16].tobytes()
-    for magic, codec in _SIGNATURES.items():
-        if head.startswith(magic):
-            return codec
+    head = data[:IMAGE_HEAD_BYTES].tobytes()
+    codec = "npy" if head.startswith(MAGIC) else sniff(head)
+    if codec == "npy" or (codec in _CODECS and (codec != "pnm" or head.startswith(b"P5"))):
+        return str(codec)
     raise ValueError(
         f"no mask (its first bytes match no lossless format; JPEG, WebP and GIF change class "
         f"numbers): {_TO_PNG}"
@@ -212,83 +198,48 @@ def _codec_of(data: Encoded) -> str:
 def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
     """Decode a mask upright: uint8 if 8 bits hold it, else int32. Raises ValueError."""
     if codec == "npy":
-        return _npy_classes(data, max_pixels=max_pixels)
+        header = accepted(read_npy_header(data))
+        if header.codec.dtype.kind not in "biu" or len(header.shape) != 2:
+            raise ValueError(
+                f"a mask of {header.codec.name} of shape {header.shape}: wanted integers, (height, "
+                "width) of the image, one class a pixel"
+            )
+        accepted(pixel_refusal(*header.shape[::-1], max_pixels=max_pixels))
+        return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
     try:
-        with _open_image(io.BytesIO(data.data), codec) as image:
-            _check_pixels(image.size[1], image.size[0], max_pixels)
-            return _image_classes(image, data, codec)
-    except _UnfitMask:
-        raise
+        with open_with_plugin(data, codec) as image:
+            found = pixel_refusal(*image.size, max_pixels=max_pixels)
+            found = found or _image_classes(image, data, codec)
     except Exception as error:  # each layer of Pillow raises its own kinds
         raise ValueError(
             f"truncated or damaged: a mask that doesn't decode ({failure(error)})"
         ) from error
+    return narrow(accepted(found))
 
 
-class _UnfitMask(ValueError):
-    """An intact file that isn't a mask."""
-
-
-def _check_pixels(height: int, width: int, max_pixels: int) -> None:
-    too_large = pixel_refusal(width, height, max_pixels=max_pixels)
-    if too_large is not None:
-        raise _UnfitMask(too_large.reason)
-
-
-def _npy_classes(data: Encoded, *, max_pixels: int) -> NDArray[Any]:
-    header = accepted(read_npy_header(data))
-    if header.codec.dtype.kind not in "biu" or len(header.shape) != 2:
-        raise ValueError(
-            f"a mask of {header.codec.name} of shape {header.shape}: wanted integers, (height, "
-            "width) of the image, one class a pixel"
-        )
-    _check_pixels(*header.shape, max_pixels)
-    return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
-
-
-def _open_image(file: io.BytesIO, codec: str) -> Any:
-    """Open an image with the plugin of its codec. `Image.open` would warn about large images."""
-    from PIL import BmpImagePlugin, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
-
-    plugins: dict[str, Any] = {
-        "png": PngImagePlugin.PngImageFile,
-        "tiff": TiffImagePlugin.TiffImageFile,
-        "bmp": BmpImagePlugin.BmpImageFile,
-        "pgm": PpmImagePlugin.PpmImageFile,
-    }
-    return plugins[codec](file)
-
-
-def _image_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any]:
+def _image_classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+    """Decode the class numbers of an open image, or return why an intact file isn't a mask."""
     from PIL import ImageOps
 
-    mode = image.mode
+    mode, tags, reason = image.mode, image.tag_v2 if codec == "tiff" else {}, ""
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
         kind = "floats" if mode == "F" else f"several channels ({mode})"
-        raise _UnfitMask(f"a mask of {kind}, not of class numbers: {_TO_PNG}")
-    bits = 8
-    if codec == "pgm":
-        found = _PGM.match(data[:_PGM_BYTES].tobytes())
-        if found is None or int(found[1]) not in (255, 65535):  # Pillow scales others
-            raise _UnfitMask(f"a PGM whose maximum is neither 255 nor 65535: {_TO_PNG}")
-    elif codec == "png":
-        bits = int(data[_PNG_BIT_DEPTH])
-    elif codec == "tiff":
-        tags = image.tag_v2
-        bits = int(tags.get(_BITS_PER_SAMPLE, (1,))[0])
-        if tags.get(_COMPRESSION) in _TIFF_JPEG:
-            raise _UnfitMask(f"a mask in JPEG, which blurs class numbers: {_TO_PNG}")
-        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-            raise _UnfitMask(f"a TIFF in which 0 is white, which decoders invert: {_TO_PNG}")
-    image.load()
+        reason = f"a mask of {kind}, not of class numbers"
+    elif codec == "pnm" and image.tile[0][0] != "raw":  # Pillow scales the numbers
+        reason = "a PGM whose maximum is neither 255 nor 65535"
+    elif tags.get(_COMPRESSION) in _TIFF_JPEG:
+        reason = "a mask in JPEG, which blurs class numbers"
+    elif tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        reason = "a TIFF in which 0 is white, which decoders invert"
+    elif codec == "tiff" and image.is_animated:
+        reason = "several pictures in one file"
+    if reason:
+        return Rejection(f"{reason}: {_TO_PNG}")
     classes = np.array(ImageOps.exif_transpose(image))
-    if codec == "tiff":
-        with contextlib.suppress(EOFError):
-            image.seek(1)
-            raise _UnfitMask(f"several pictures in one file: {_TO_PNG}")
+    bits = data[_PNG_BIT_DEPTH] if codec == "png" else tags.get(_BITS_PER_SAMPLE, (8,))[0]
     if mode == "L" and bits in (2, 4):  # Pillow scales them to 0 to 255
-        classes = classes // (255 // (2**bits - 1))
-    return narrow(classes)
+        classes = classes // (255 // (2 ** int(bits) - 1))
+    return classes
 
 
 _LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "pgm"))

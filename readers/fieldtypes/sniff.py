@@ -1,7 +1,6 @@
-"""Recognise encoded images, sound and video by their bytes, without decoding them.
+"""Recognise encoded images by their bytes, without decoding them.
 
-The functions find the codec or container, the size of an image, and damage to the structure of a
-JPEG.
+The functions find the codec and the size of an image, and damage to the structure of a JPEG.
 
 DALI and libjpeg decode many damaged JPEG scans without an error, so `check_jpeg` checks the
 structure: in entropy-coded data 0xFF is followed by 0x00, a restart marker or another 0xFF (ITU-T
@@ -11,15 +10,16 @@ it.
 
 Where samples are indexed one by one, a decoder measures their images. Samples in chunks are not
 decoded before they are read, so their sizes come from this module: JPEG, PNG and WebP in
-microseconds (Pillow takes 0.3 ms for a WebP), other kinds from their headers by Pillow. Sound and
-video are not decoded yet: only their containers are recognised.
+microseconds (Pillow takes 0.3 ms for a WebP), other kinds from their headers by Pillow.
 """
 
 from __future__ import annotations
 
+import importlib
+import io
 import re
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,44 +36,24 @@ IMAGE_HEAD_BYTES = 64
 """The number of leading bytes that `sniff` needs."""
 
 _JPEG = b"\xff\xd8\xff"
-_MATROSKA, _ASF = rb"\x1aE\xdf\xa3", rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11"
-_IMAGES = {
-    "jpeg": _JPEG,
-    "png": rb"\x89PNG\r\n\x1a\n",
-    "tiff": rb"II[*+]\0|MM\0[*+]",
-    "bmp": rb"BM",
-    "jpeg2000": rb"\0\0\0\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51",
-    "webp": rb"RIFF....WEBP",
-    "pnm": rb"P[1-6][\s#]",
+_PNG = b"\x89PNG\r\n\x1a\n"
+# The first bytes of each kind of image, and its plugin of Pillow.
+_KINDS = {
+    "jpeg": (_JPEG, "Jpeg"),
+    "png": (_PNG, "Png"),
+    "tiff": (rb"II[*+]\0|MM\0[*+]", "Tiff"),
+    "bmp": (rb"BM", "Bmp"),
+    "jpeg2000": (rb"\0\0\0\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51", "Jpeg2K"),
+    "webp": (rb"RIFF....WEBP", "WebP"),
+    "pnm": (rb"P[1-6][\s#]", "Ppm"),
+    "GIF": (rb"GIF8", None),
+    "AVIF": (rb"....ftypavi[fs]", None),
+    "HEIC": (rb"....ftyp(?:hei[cxf]|hevc|mif1|msf1)", None),
 }
-_FOREIGN_IMAGES = {
-    "GIF": rb"GIF8",
-    "AVIF": rb"....ftypavi[fs]",
-    "HEIC": rb"....ftyp(hei[cxf]|hevc|mif1|msf1)",
-}
-_AUDIO = {
-    "wav": rb"(RIFF|RF64)....WAVE",
-    "flac": rb"fLaC",
-    "ogg": rb"OggS",
-    # After a tag, or at a sync word: the layer isn't 0, as it is in ADTS.
-    "mp3": rb"ID3|\xff[\xe2-\xe7\xea-\xef\xf2-\xf7\xfa-\xff]",
-    "aac": rb"\xff[\xf0\xf1\xf8\xf9]",
-    "au": rb"\.snd",
-    "wma": _ASF,
-    "webm": _MATROSKA,
-    "aiff": rb"FORM....AIF[FC]",
-    "mp4": rb"....ftyp",
-}
-_VIDEO = {
-    "mp4": rb"....(ftyp|moov|mdat|wide)",
-    "avi": rb"RIFF....AVI ",
-    "webm": _MATROSKA,
-    "ogg": rb"OggS",
-    "flv": rb"FLV",
-    "mpeg": rb"\0\0\x01[\xba\xb3]",
-    "wmv": _ASF,
-    "ts": rb"G.{187}G",
-}
+# Its last group is the name of the kind that matches.
+_ANY = re.compile(
+    b"|".join(b"(?P<%b>%b)" % (kind.encode(), magic) for kind, (magic, _) in _KINDS.items()), re.S
+)
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _EOI, _SOS = 0xD9, 0xDA
@@ -86,37 +66,24 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 def sniff(head: bytes) -> str | Rejection:
     """Return the codec of an image, or why the bytes are no image. head: its first IMAGE_HEAD_BYTES
     bytes."""
-    return "jpeg" if head[:3] == _JPEG else sniff_media("image", head)
+    if head[:3] == _JPEG:
+        return "jpeg"
+    found = _ANY.match(head)
+    if found is None:
+        reason = "not an image (its first bytes match no known image format)"
+        return Rejection(reason if head else "empty file")
+    kind = str(found.lastgroup)
+    if _KINDS[kind][1] is None:
+        return Rejection(f"{kind} can't be decoded by DALI: convert it to JPEG, PNG or WebP")
+    return kind
 
 
-def sniff_media(kind: str, head: bytes) -> str | Rejection:
-    """Return the codec or container of an encoded image, sound or video, or why the bytes are of
-    another kind. head: the first 192 of them."""
-    if not head:
-        return Rejection("empty file")
-    patterns, what, known = _KINDS[kind]
-    found = patterns.match(head)
-    if found is not None and found.lastgroup in _FOREIGN_IMAGES:
-        return Rejection(
-            f"{found.lastgroup} can't be decoded by DALI: convert it to JPEG, PNG or WebP"
-        )
-    if found is None or found.lastgroup is None:
-        return Rejection(f"not {what} (its first bytes match no known {known} format)")
-    return found.lastgroup
-
-
-def _any_of(patterns: dict[str, bytes]) -> re.Pattern[bytes]:
-    """Return a pattern whose last group is the name of the one that matches."""
-    # Only the names are groups.
-    named = [b"(?P<%b>%b)" % (k.encode(), v.replace(b"(", b"(?:")) for k, v in patterns.items()]
-    return re.compile(b"|".join(named), re.S)
-
-
-_KINDS = {
-    "image": (_any_of(_IMAGES | _FOREIGN_IMAGES), "an image", "image"),
-    "audio": (_any_of(_AUDIO), "sound", "sound"),
-    "video": (_any_of(_VIDEO), "a video", "video"),
-}
+def open_with_plugin(sample: Encoded, kind: str) -> Any:
+    """Open an image with Pillow's plugin of its kind. `Image.open` would let other plugins try, and
+    warn of large images."""
+    name = _KINDS[kind][1]
+    plugin = getattr(importlib.import_module(f"PIL.{name}ImagePlugin"), f"{name}ImageFile")
+    return plugin(io.BytesIO(sample.data))
 
 
 def check_jpeg(data: Encoded) -> Rejection | None:
@@ -160,9 +127,7 @@ Sides = tuple[int, int]
 UNKNOWN_SIZE: Sides = (0, 0)
 """The size of a sample that is no picture, or whose header is damaged."""
 
-_SIZE_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.S)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SIZE_NO_LENGTH = frozenset((0x01, *range(0xD0, 0xD9)))
 _EXIF, _ORIENTATION = b"Exif\0\0", 0x0112
 _TURNED = (5, 6, 7, 8)
 """Orientations that exchange height and width."""
@@ -175,22 +140,19 @@ def upright_sizes(samples: Sequence[Encoded]) -> NDArray[np.int32]:
 
 def upright_size(sample: Encoded) -> Sides:
     """Return the height and width of an upright picture, or UNKNOWN_SIZE if its header has none."""
-    head = sample[:32].tobytes()
+    head = sample[:IMAGE_HEAD_BYTES].tobytes()
+    kind, found = sniff(head), None
+    if isinstance(kind, Rejection):
+        return UNKNOWN_SIZE
     try:
-        if head[:2] == b"\xff\xd8":
+        if kind == "jpeg":
             return _jpeg_size(sample.data)
-        if head[:8] == b"\x89PNG\r\n\x1a\n":
-            width, height = struct.unpack(">II", head[16:24])
-            return _checked_size(height, width)
-        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            found = _webp_size(head)
-            if found is not None:
-                return found
+        if kind == "png":
+            return _checked_size(*reversed(struct.unpack(">II", head[16:24])))
+        found = _webp_size(head) if kind == "webp" else None
     except (struct.error, IndexError):
         return UNKNOWN_SIZE
-    if not head or isinstance(sniff(head), Rejection):
-        return UNKNOWN_SIZE
-    return _size_by_pillow(sample)
+    return _size_by_pillow(sample, kind) if found is None else found
 
 
 def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
@@ -200,18 +162,16 @@ def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
 
 
 def _jpeg_size(data: memoryview) -> Sides:
-    at, is_turned = 2, False
-    while found := _SIZE_MARKER.match(data, at):
-        marker, at = data[found.end() - 1], found.end()
-        if marker in _SIZE_NO_LENGTH:
-            continue
-        length = (data[at] << 8) + data[at + 1]
+    is_turned = False
+    for marker, at in _markers(data):
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 3)
+            height, width = struct.unpack_from(">HH", data, at + 5)
             return _checked_size(height, width, is_turned=is_turned)
-        if marker == 0xE1 and not is_turned and data[at + 2 : at + 8] == _EXIF:
-            is_turned = _orientation(bytes(data[at + 8 : at + length])) in _TURNED
-        at += length
+        if marker == 0xE1 and not is_turned and data[at + 4 : at + 10] == _EXIF:
+            length = int.from_bytes(data[at + 2 : at + 4], "big")
+            is_turned = _orientation(bytes(data[at + 10 : at + 2 + length])) in _TURNED
+        if marker in (_SOS, _EOI):
+            break
     return UNKNOWN_SIZE
 
 
@@ -245,15 +205,11 @@ def _webp_size(head: bytes) -> Sides | None:
     return None
 
 
-def _size_by_pillow(sample: Encoded) -> Sides:
-    import io
-
-    from PIL import Image
-
+def _size_by_pillow(sample: Encoded, kind: str) -> Sides:
     try:
-        with Image.open(io.BytesIO(sample.data)) as image:
+        with open_with_plugin(sample, kind) as image:
             turn = image.getexif().get(_ORIENTATION, 1)
             return _checked_size(image.height, image.width, is_turned=turn in _TURNED)
-    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+    except Exception as error:  # each layer of Pillow raises its own kinds
         failure(error)  # raises it again if the machine caused it
         return UNKNOWN_SIZE

@@ -1,14 +1,12 @@
 """Verify encoded images: check their structure, and decode them with the installed decoder.
 
 `readers` stands below `augment` and can't import it; the decoder is looked up by the entry point
-"image" of group "penstock.verify". `strict_pillow` makes Pillow raise for truncated data, and
-collects the messages of libtiff.
+"image" of group "penstock.verify". `strict_pillow` makes Pillow raise for truncated data.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import threading
 from dataclasses import replace
@@ -116,63 +114,24 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify | None) -> list[ImageFa
 
 _lock = threading.Lock()
 _inside: list[bool] = []  # the switch's value before each thread that is inside
-_messages = threading.local()  # texts: libtiff's messages in this thread, while they are collected
-_Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
-
-
-@functools.cache
-def _collect_libtiff_messages() -> Any:
-    """Make Pillow's libtiff add its messages to `_messages.texts` in the threads that have it,
-    instead of printing them. Return the handler, which has to stay alive; None if that library
-    can't be found."""
-    try:
-        with open("/proc/self/maps") as maps:
-            paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/libtiff" in line}
-        library = ctypes.CDLL(min(path for path in paths if "nvimgcodec" not in path))
-        library.TIFFSetErrorHandler.restype = ctypes.c_void_p
-    except (OSError, IndexError, ValueError, AttributeError):
-        return None
-    before: list[Any] = []
-
-    def collect(module: bytes | None, form: bytes, arguments: int) -> None:
-        """arguments: a va_list, which is a pointer in calls on x86_64 and aarch64."""
-        texts: list[str] | None = getattr(_messages, "texts", None)
-        if texts is not None:
-            text = ctypes.create_string_buffer(200)
-            ctypes.CDLL(None).vsnprintf(
-                text, ctypes.c_size_t(200), form, ctypes.c_void_p(arguments)
-            )
-            texts.append(text.value.decode(errors="replace").rstrip("."))
-        elif before:
-            before[0](module, form, arguments)
-
-    handler = _Handler(collect)
-    if found := library.TIFFSetErrorHandler(handler):
-        before.append(_Handler(found))
-    return handler
 
 
 @contextlib.contextmanager
-def strict_pillow() -> Iterator[list[str]]:
-    """Make Pillow raise for truncated data inside, and yield a list that collects libtiff's
-    messages about the file.
+def strict_pillow() -> Iterator[None]:
+    """Make Pillow raise for truncated data inside.
 
     Pillow ignores missing data if a program sets its module's switch, as many training scripts do.
     It offers no other way than this switch, which stays off until the last thread has left.
     """
     from PIL import ImageFile
 
-    _collect_libtiff_messages()
     with _lock:
         _inside.append(_inside[0] if _inside else ImageFile.LOAD_TRUNCATED_IMAGES)
         if ImageFile.LOAD_TRUNCATED_IMAGES:  # don't write it without need
             ImageFile.LOAD_TRUNCATED_IMAGES = False
-    texts: list[str] = []
-    _messages.texts = texts
     try:
-        yield texts
+        yield
     finally:
-        _messages.texts = None
         with _lock:
             if _inside.pop() and not _inside:
                 ImageFile.LOAD_TRUNCATED_IMAGES = True

@@ -151,9 +151,8 @@ def test_damaged_files_are_rejected() -> None:
     assert all(isinstance(each, Rejection) for each in verdicts)
 
 
-def test_masks_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_masks_too() -> None:
     schema = Schema({"image": ImageField(), "mask": Mask(of="image")})
     (verdict,) = check_files({"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema)["mask"]
     assert isinstance(verdict, Rejection)
-    assert "Decoding error" in verdict.reason
-    assert capfd.readouterr().err == ""
+    assert "doesn't decode" in verdict.reason

@@ -155,15 +155,14 @@ def warn_of_columns(
 
 
 def kind_of(values: Sequence[bytes]) -> FieldType:
-    """Return the type of binary values: images, sound or video if the first bytes of all of them
-    are of that kind, else bytes."""
-    from penstock.readers.fieldtypes import Audio, Image, Video
+    """Return the type of binary values: images if the first bytes of all of them are those of
+    images, else bytes."""
+    from penstock.readers.fieldtypes import Image
 
-    for type in (Image(), Audio(), Video()):
-        heads = [value[: type.head_bytes] for value in values if value]
-        if heads and all(type.check_head(head) is None for head in heads):
-            return type
-    return Bytes()
+    image = Image()
+    heads = [value[: image.head_bytes] for value in values if value]
+    is_image = heads and all(image.check_head(head) is None for head in heads)
+    return image if is_image else Bytes()
 
 
 def union_of_columns(

@@ -163,7 +163,7 @@ def _columns(
         names = {part.name for part in parts}
         is_valid = 0 < len(parts) == len(names) and depth < _MAX_DEPTH
         has_bytes = is_valid and "bytes" in names and is_binary(values.field("bytes").type)
-        is_media = feature is not None and feature.head_bytes
+        is_media = feature is not None and feature.is_encoded
         if has_bytes and (is_media or names <= _MEDIA_PARTS):
             arrow = values.field("bytes").type
             yield ArrowColumn(name=name, path=(*path, "bytes"), arrow=arrow, type=feature)

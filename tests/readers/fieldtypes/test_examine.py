@@ -153,7 +153,7 @@ MASKS = {
     "16 bit": (Picture.fromarray(CLASSES.astype(np.uint16) * 1000), "PNG", "png:i4"),
     "32 bit": (Picture.fromarray(CLASSES.astype(np.int32) * 10**8), "TIFF", "tiff:i4"),
     "bmp": (palette(CLASSES), "BMP", "bmp"),
-    "pgm": (Picture.fromarray(CLASSES), "PPM", "pgm"),
+    "pgm": (Picture.fromarray(CLASSES), "PPM", "pnm"),
 }
 
 
@@ -262,20 +262,9 @@ def test_boxes_of_a_table_are_checked_against_the_image():
     assert reason(short) == 'classes: 1 rows for the 2 boxes of "boxes"'
 
 
-def test_sound_and_video_are_recognised_by_their_first_bytes():
-    wav = b"RIFF\x24\0\0\0WAVEfmt "
-    assert one(Audio(), wav) == Facts(crc32c(wav), 0, len(wav), (), "wav")
-    heads = {b"fLaC": "flac", b"OggS": "ogg", b"ID3\x03": "mp3", b"\xff\xfb\x90": "mp3"}
-    for head, codec in {**heads, b"\xff\xf1": "aac"}.items():
-        assert one(Audio(), head + b"\0" * 40).codec == codec
-    for head, codec in {b"\0\0\0 ftypisom": "mp4", b"\x1aE\xdf\xa3": "webm"}.items():
-        assert one(Video(), head + b"\0" * 40).codec == codec
-    packets = (b"G" + b"\0" * 187) * 2
-    assert one(Video(), packets).codec == "ts"
-    for type in (Audio(), Video()):
-        assert reason(one(type, b"")) == "empty file"
-        assert "first bytes" in reason(one(type, b"Good morning" * 30))
-    assert one(Bytes(), b"anything").codec == "bytes"
+def test_sound_video_and_bytes_are_not_checked():
+    for type in (Audio(), Video(), Bytes()):
+        assert one(type, b"anything") == Facts(crc32c(b"anything"), 0, 8, (), "bytes")
 
 
 def test_only_images_need_a_decoder(monkeypatch):

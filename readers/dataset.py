@@ -218,12 +218,14 @@ class Dataset(Source):
             made[id(self)] = self._with(names=chosen, renames=renames)
         return made[id(self)]
 
-    def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
+    def open(self, *, verify: Verify | str | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; later calls cost nothing. verify, workers, and errors: as
         for `index`. Raises ConfigError for fields that the dataset lacks."""
         return self._open(verify=verify, workers=workers).index
 
-    def _open(self, *, verify: Verify | None = None, workers: int | None = None) -> SampleReader:
+    def _open(
+        self, *, verify: Verify | str | None = None, workers: int | None = None
+    ) -> SampleReader:
         if self._reader is not None and not self._closed:
             return self._reader
         with self._opening:

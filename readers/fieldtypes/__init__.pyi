@@ -14,7 +14,7 @@ from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
 from .columns import joined_batches as joined_batches, joined_columns as joined_columns
 from .columns import patched_column as patched_column, put_parts as put_parts
-from .examine import check_noted as check_noted, check_files as check_files
+from .examine import check_related as check_related, check_files as check_files
 from .examine import examine as examine, verify_for as verify_for
 from .field_type import DTYPES as DTYPES, FieldType as FieldType, Moves as Moves
 from .field_type import ID as ID, NUMBER as NUMBER, PRESENT as PRESENT

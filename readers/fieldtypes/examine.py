@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
 
 def verify_for(
-    schema: Schema, verify: Verify | None, *, workers: int, max_pixels: int | None = None
+    schema: Schema, verify: Verify | str | None, *, workers: int, max_pixels: int | None = None
 ) -> Verify | None:
-    """Return the decoder of a dataset's images: `verify`, else the installed one; None if there are
-    no images, so that none needs to be installed. max_pixels: of an image; None uses the default.
-    Raises MissingDependencyError."""
+    """Return the decoder of a dataset's images: `verify`, or the one of that name, else the
+    installed one; None if there are no images, so that none needs to be installed. max_pixels: of
+    an image; None uses the default. Raises MissingDependencyError."""
     if not any(type.is_image for type in schema.values()):
         return None
-    return verify or named_verify(workers=workers, max_pixels=max_pixels)
+    if callable(verify):
+        return verify
+    return named_verify(verify or "image", workers=workers, max_pixels=max_pixels)
 
 
 def check_files(
@@ -95,76 +97,61 @@ def examine(
     lie in files.
     """
     known = {**(checked or check_files(samples, schema, max_pixels=max_pixels))}
-    # Images come first: masks and boxes need their sizes.
-    names = sorted((n for n in schema if n in samples), key=lambda name: not schema[name].is_image)
-    for name in names:
+    for name in samples:
         if schema[name].is_image:
             known[name] = check_images(samples[name], verify, max_pixels=max_pixels)
-    tables = noted or {}
+    tables, names = noted or {}, [name for name in schema if name in samples]
+    is_alone = len(samples) + len(tables) == 1
 
     def sample(row: int) -> Mapping[str, Facts] | Rejection:
-        facts: dict[str, Facts] = {}
-        for name in names:
-            data, each = samples[name][row], known[name][row]
-            if isinstance(each, Facts) and isinstance(data, np.ndarray):
-                each = _check_owner(schema[name], data, each, facts) or each
-            if isinstance(each, Rejection):
-                is_alone = len(samples) + len(tables) == 1
-                return each if is_alone else Rejection(f"{name}: {each.reason}")
-            if each is not None:
-                facts[name] = each
+        found = {name: known[name][row] for name in names}
         values = {name: each[row] for name, each in tables.items()}
-        refusal = check_noted(values, facts, schema)
-        return refusal or {name: facts[name] for name in schema if name in facts}
+        facts: dict[str, Facts] = {}
+        for name, each in found.items():
+            if isinstance(each, Rejection):
+                return each if is_alone else Rejection(f"{name}: {each.reason}")
+            if each is None:
+                continue
+            facts[name], data = each, samples[name][row]
+            if schema[name].form is not None and schema[name].checks_values:
+                assert isinstance(data, np.ndarray), name
+                values[name] = decode_array(data[each.start :], each.codec, each.shape)
+        return check_related(values, facts, schema) or facts
 
     return [sample(row) for row in range(max(map(len, samples.values()), default=0))]
 
 
-def _check_owner(
-    type: FieldType, data: Encoded, own: Facts, facts: Mapping[str, Facts]
-) -> Rejection | None:
-    """Check the values of arrays, and whether a mask fits its image."""
-    size = _image_size(type, facts)
-    if type.form is not None and type.checks_values:
-        return type.check_values(decode_array(data[own.start :], own.codec, own.shape), size)
-    if not (type.has_sides and type.reference):
-        return None
-    if size is None:
-        return Rejection(f'a mask without its image ("{type.reference}")')
-    height, width = own.shape[:2]
-    if (height, width) == size:
-        return None
-    return Rejection(
-        f"it is {width} wide and {height} high, and its image is {size[1]} wide and {size[0]} high"
-    )
-
-
-def _image_size(type: FieldType, facts: Mapping[str, Facts]) -> tuple[int, int] | None:
-    """Return the height and width of the image to which a sample belongs, None if it is unknown."""
-    image = facts.get(type.reference or "") if type.refers_to == "image" else None
-    return None if image is None else (image.shape[0], image.shape[1])
-
-
-def check_noted(
+def check_related(
     values: Mapping[str, NDArray[Any] | None], facts: Mapping[str, Facts], schema: Schema
 ) -> Rejection | None:
-    """Return why the values that a table holds of one sample don't fit its image, or why arrays
-    that belong to boxes don't have one row per box; else None. values: None if the table holds
-    none."""
-    lengths = {name: each.shape[0] for name, each in facts.items() if each.shape}
-    for name, value in values.items():
-        if value is None:
-            continue
-        lengths[name] = len(value)
-        refusal = schema[name].check_values(value, _image_size(schema[name], facts))
-        if refusal is not None:
-            return Rejection(f"{name}: {refusal.reason}")
+    """Return why values of a sample are invalid or lie outside their image, why a mask doesn't have
+    the size of its image, or why arrays that belong to boxes don't have one row per box; else None.
+    values: those that a table holds or that have rules, None if the sample lacks the field. facts:
+    of its fields in files."""
+    shapes = {name: each.shape for name, each in {**facts, **values}.items() if each is not None}
+    lengths = {name: shape[0] for name, shape in shapes.items() if shape}
     for name, type in schema.items():
-        if type.refers_to != "boxes" or name not in lengths or type.reference not in lengths:
-            continue
-        if lengths[name] != lengths[type.reference]:
-            return Rejection(
-                f"{name}: {lengths[name]} rows for the {lengths[type.reference]} boxes of "
-                f'"{type.reference}"'
-            )
+        of, reason, value = type.reference or "", "", values.get(name)
+        image = facts.get(of) if type.refers_to == "image" else None
+        size = None if image is None else (image.shape[0], image.shape[1])
+        if value is not None:
+            refusal = type.check_values(value, size)
+            reason = "" if refusal is None else refusal.reason
+        elif name in facts and type.has_sides and type.reference:
+            height, width = facts[name].shape[:2]
+            if size is None:
+                reason = f'a mask without its image ("{of}")'
+            elif size != (height, width):
+                reason = (
+                    f"it is {width} wide and {height} high, and its image is {size[1]} wide and "
+                    f"{size[0]} high"
+                )
+        if (
+            type.refers_to == "boxes"
+            and {name, of} <= lengths.keys()
+            and lengths[name] != lengths[of]
+        ):
+            reason = f'{lengths[name]} rows for the {lengths[of]} boxes of "{of}"'
+        if reason:
+            return Rejection(f"{name}: {reason}")
     return None

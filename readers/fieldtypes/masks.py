@@ -208,8 +208,8 @@ def _classes(data: Encoded, codec: str, *, max_pixels: int) -> NDArray[Any]:
         return narrow(decode_array(data[header.start :], str(header.codec), header.shape))
     try:
         with open_with_plugin(data, codec) as image:
-            found = pixel_refusal(*image.size, max_pixels=max_pixels)
-            found = found or _image_classes(image, data, codec)
+            too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
+            found = too_large or _image_classes(image, data, codec)
     except Exception as error:  # each layer of Pillow raises its own kinds
         raise ValueError(
             f"truncated or damaged: a mask that doesn't decode ({failure(error)})"

@@ -72,26 +72,21 @@ def check_images(
 ) -> list[Facts | Rejection | None]:
     """Check the structure of each image, decode it fully, and return its facts or why it is bad.
     Samples that are missing or rejected already stay as they are."""
-    found: list[Facts | Rejection | None] = []
-    good: dict[int, Encoded] = {}
-    for row, sample in enumerate(samples):
-        refusal: Any = sample
+    found: list[Any] = [*samples]
+    for row, sample in enumerate(found):
         if isinstance(sample, np.ndarray):
-            refusal = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
-            if not isinstance(refusal, Rejection):
-                refusal = check_jpeg(sample) if refusal == "jpeg" else None
-            if refusal is None:
-                good[row] = sample
-        found.append(refusal)
-    verdicts = _verdicts([*good.values()], verify)
-    for (row, sample), verdict in zip(good.items(), verdicts, strict=True):
+            codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
+            wrong = check_jpeg(sample) if codec == "jpeg" else codec
+            found[row] = wrong if isinstance(wrong, Rejection) else sample
+    good = [row for row, sample in enumerate(found) if isinstance(sample, np.ndarray)]
+    images = [found[row] for row in good]
+    for row, image, verdict in zip(good, images, _verdicts(images, verify), strict=True):
+        found[row] = verdict
         if isinstance(verdict, ImageFacts):
             height, width = verdict.height, verdict.width
-            facts = Facts.of(sample, shape=(height, width, verdict.channels), codec=verdict.codec)
-            facts = replace(facts, is_progressive=is_progressive(sample))
+            facts = Facts.of(image, shape=(height, width, verdict.channels), codec=verdict.codec)
+            facts = replace(facts, is_progressive=is_progressive(image))
             found[row] = pixel_refusal(width, height, max_pixels=max_pixels) or facts
-        else:
-            found[row] = verdict
     return found
 
 
@@ -108,8 +103,7 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify | None) -> list[ImageFa
     except Exception as error:
         if len(encoded) == 1:
             return [Rejection(f"the decoder failed on it ({failure(error)})")]
-    half = len(encoded) // 2
-    return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
+    return [verdict for each in encoded for verdict in _verdicts([each], verify)]
 
 
 _lock = threading.Lock()

@@ -84,7 +84,7 @@ class IndexBuilder:
 
     places: IndexPlaces
     format: Format
-    verify: Verify | None
+    verify: Verify | str | None
     workers: int
     progress: Progress | None = None
     executor: IndexWorkers | None = None

@@ -25,9 +25,8 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     RaggedColumn,
     check_files,
-    check_noted,
+    check_related,
     examine,
-    named_verify,
     verify_for,
 )
 from penstock.readers.files import make_folder, write_bytes
@@ -251,16 +250,16 @@ def check_here(
     candidates: Candidates,
     shards: Sequence[Ints],
     *,
-    verify: Verify | None,
+    verify: Verify | str | None,
     workers: int,
     reporter: ProgressReporter | None = None,
 ) -> Iterator[Results]:
     """Check candidates on threads of this process. Yield the results of each shard, in order.
     shards: positions. verify: decodes images; None means the installed decoder. Raises errors of
     reading."""
-    sizes = candidates.sizes
+    sizes, decoder = candidates.sizes, None
     if not candidates.chunked:  # samples in chunks aren't decoded
-        verify = verify_for(
+        decoder = verify_for(
             candidates.schema, verify, workers=workers, max_pixels=candidates.max_pixels
         )
     batches = read_candidate_batches(origin, candidates, shards, workers=workers)
@@ -268,7 +267,7 @@ def check_here(
         found: Results = []
         while len(found) < len(positions):
             batch = next(batches)
-            found += batch.examine(candidates, verify)
+            found += batch.examine(candidates, decoder)
             if reporter is not None:
                 reporter.done(len(batch.positions), int(sizes[batch.positions].sum()))
         yield found
@@ -284,23 +283,19 @@ class CheckTask:
     shard: int
     candidates: Candidates
 
-    def decoder(self) -> Verify | None:
-        """Return the decoder of this process. Raises MissingDependencyError."""
-        return None if self.verify is None else named_verify(self.verify, workers=1)
-
 
 def check_worker(task: CheckTask) -> None:
     """Check that this process reaches the data and has a decoder. Raises an error that names what
     is missing."""
     task.data.open_files()
-    verify_for(task.candidates.schema, task.decoder(), workers=1)
+    verify_for(task.candidates.schema, task.verify, workers=1)
 
 
 def check_task(task: CheckTask) -> Results:
     """Check the samples of a task. Raises errors of reading."""
     origin, _ = task.data.open_files()
     shards = list(task.candidates.shards)
-    (checked,) = check_here(origin, task.candidates, shards, verify=task.decoder(), workers=1)
+    (checked,) = check_here(origin, task.candidates, shards, verify=task.verify, workers=1)
     return checked
 
 

@@ -77,7 +77,7 @@ class IndexOpener:
     scratch: Scratch
     format: str = AUTO
     index: Folder | None = None
-    verify: Verify | None = None
+    verify: Verify | str | None = None
     workers: int = 1
     progress: Progress | None = None
     executor: IndexWorkers | None = None
@@ -112,10 +112,6 @@ class IndexOpener:
             checker = IndexWorkers(
                 executor=executor, data=data.for_workers(), verify=verify_name(verify)
             )
-        if isinstance(verify, str):
-            from penstock.readers.fieldtypes import named_verify
-
-            verify = named_verify(verify)
         arrangement = data.arrangement()
         opener = cls(
             origin=data.locate(scratch, arrangement),

@@ -188,7 +188,7 @@ class PackSource(ABC):
 
     @abstractmethod
     def samples(
-        self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
+        self, shards: Iterable[PlannedShard], *, verify: Verify | str | None, workers: int
     ) -> Samples:
         """Read and check the samples of shards, in order. Yield the name of each in the source, and
         the sample or its rejection. verify: decodes images; None means the installed decoder.
@@ -295,7 +295,7 @@ class CandidateSource(PackSource):
         return open, replace(shard, positions=np.arange(len(shard.positions)))
 
     def samples(
-        self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
+        self, shards: Iterable[PlannedShard], *, verify: Verify | str | None, workers: int
     ) -> Samples:
         found, wanted = self._candidates, (shard.positions for shard in shards)
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
@@ -386,7 +386,7 @@ class RowSource(PackSource):
         source: Source,
         *,
         fields: Sequence[str] | None = None,
-        verify: Verify | None = None,
+        verify: Verify | str | None = None,
         workers: int,
         sent: SerializedSource | None = None,
     ) -> None:
@@ -485,7 +485,7 @@ class RowSource(PackSource):
         return partial(_open_rows, self._sent, tuple(self.schema), self.fingerprint), shard
 
     def samples(
-        self, shards: Iterable[PlannedShard], *, verify: Verify | None, workers: int
+        self, shards: Iterable[PlannedShard], *, verify: Verify | str | None, workers: int
     ) -> Samples:
         decoder = None
         if self._pack is None:

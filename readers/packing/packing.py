@@ -22,7 +22,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError, check_executor
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
-from penstock.readers.fieldtypes import Settling, verify_name
+from penstock.readers.fieldtypes import Settling, named_verify, verify_name
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
@@ -167,7 +167,8 @@ class PackRun:
                 "share the work, or one process sends it to an executor's workers. For an "
                 "executor, run one process, outside of torchrun and srun."
             )
-        self.rules.decoder()
+        if isinstance(self.rules.verify, str):
+            named_verify(self.rules.verify)
 
     def settings(self, source: PackSource) -> dict[str, Any]:
         """Return the settings that identify the pack; equal settings make equal packs."""
@@ -435,7 +436,7 @@ def _pack_rows(
     run: PackRun, src: Source, names: tuple[str, ...] | None, dst: Folder
 ) -> PackSummary:
     """Pack the samples that a source reads."""
-    origin, verify = None, run.rules.decoder()
+    origin, verify = None, run.rules.verify
     if isinstance(src, Dataset):
         origin = src.open(verify=verify, workers=run.workers).origin
     root = _destination(dst, origin)

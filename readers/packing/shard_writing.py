@@ -31,7 +31,7 @@ from penstock.cache import (
     ordered,
     run_tasks,
 )
-from penstock.readers.fieldtypes import named_verify, verify_for
+from penstock.readers.fieldtypes import verify_for
 from penstock.readers.files import (
     OWN_FOLDER,
     make_folder,
@@ -227,13 +227,6 @@ class PackRules:
     verify: Verify | str | None
     workers: int
 
-    def decoder(self) -> Verify | None:
-        """Return the decoder of this process; None means the installed one. Raises
-        MissingDependencyError."""
-        if isinstance(self.verify, str):
-            return named_verify(self.verify, workers=self.workers)
-        return self.verify
-
 
 def write_shards(
     source: PackSource,
@@ -258,7 +251,7 @@ def write_shards(
     def drafts() -> Iterator[tuple[PlannedShard, list[Found]]]:
         """Yield each shard with the names of its samples, and the samples, good and bad."""
         workers = rules.workers
-        samples = source.samples(shards, verify=rules.decoder(), workers=workers)
+        samples = source.samples(shards, verify=rules.verify, workers=workers)
         if rules.transcode.is_needed:
             ahead = workers + 2
             samples = ordered(transcoded, samples, workers=workers, ahead=ahead, name="transcode")
@@ -328,7 +321,7 @@ def check_worker(task: ShardTask) -> None:
     error that names what is missing."""
     if not os.path.isdir(task.run):
         raise task.unseen()
-    verify_for(task.open().schema, task.rules.decoder(), workers=task.rules.workers)
+    verify_for(task.open().schema, task.rules.verify, workers=task.rules.workers)
 
 
 def write_task(task: ShardTask) -> tuple[bytes, ShardRecord]:

@@ -59,13 +59,13 @@ from .pipeline.plan.world import World as World
 from .pipeline.report.statistics import Statistics as Statistics
 from .readers.concatenation import concat as concat
 from .readers.dataset import Dataset as Dataset
-from .readers.fieldtypes.arrays import Array as Array, Tokens as Tokens
+from .readers.fieldtypes.number_types import Array as Array, Tokens as Tokens
 from .readers.fieldtypes.boxes import Boxes as Boxes, Keypoints as Keypoints
-from .readers.fieldtypes.labels import ClassLabel as ClassLabel, MultiLabel as MultiLabel
-from .readers.fieldtypes.labels import Value as Value
+from .readers.fieldtypes.number_types import ClassLabel as ClassLabel, MultiLabel as MultiLabel
+from .readers.fieldtypes.number_types import Value as Value
 from .readers.fieldtypes.masks import Mask as Mask
 from .readers.fieldtypes.media import Image as Image
-from .readers.fieldtypes.texts import Bytes as Bytes, Text as Text
+from .readers.fieldtypes.media import Bytes as Bytes, Text as Text
 from .readers.index.opening import index as index
 from .readers.packing.packing import pack as pack
 

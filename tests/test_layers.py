@@ -79,7 +79,7 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.fieldtypes.cells",
     "penstock.readers.fieldtypes.masks",
     "penstock.readers.fieldtypes.sniff",
-    "penstock.readers.fieldtypes.table_fields",
+    "penstock.readers.fieldtypes.text_tables",
     "penstock.readers.files.atomic",
     "penstock.readers.blob_source",
     "penstock.readers.formats.dataset_arguments",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, explain_arguments
-from penstock.readers.fieldtypes.array_forms import ArrayForm
+from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
 from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
@@ -58,8 +58,6 @@ class _Points(FieldType):
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check the header of an .npy file; `check_values` checks the numbers."""
-        from penstock.readers.fieldtypes.npy_header import check_array
-
         del max_pixels
         facts = check_array(data, None, None, field=field)
         accepted(self._check_form(CODECS[facts.codec].dtype, facts.shape))
@@ -235,30 +233,25 @@ class BoxUnits:
         if name in self._settled or not isinstance(type, Boxes) or not len(boxes):
             return
         shown = stored = np.asarray(boxes).reshape(-1, 4)
-        if type.is_normalised:
-            wrong = (np.abs(stored) > 1 + _TOLERANCE).any(axis=1)
-            right = ~wrong & (stored > 0).any(axis=1)
-        else:
+        if not type.is_normalised:
             corners = to_xyxy(stored, type.format)
             shown = corners[(corners[:, 2:] > corners[:, :2]).all(axis=1)]
-            right = ((shown < -_TOLERANCE) | (shown > 1 + _TOLERANCE)).any(axis=1)
-            wrong = ~right & (shown != np.rint(shown)).any(axis=1)
+        exceeds = ((shown < -_TOLERANCE) | (shown > 1 + _TOLERANCE)).any(axis=1)
+        right, wrong = exceeds, ~exceeds & (shown != np.rint(shown)).any(axis=1)
+        if type.is_normalised:
+            right, wrong = ~exceeds & (stored > 0).any(axis=1), exceeds
+        seen = self._wrong[name] = self._wrong.get(name, 0) + int(wrong.sum())
         if right.any():
             self._settled.add(name)
-            return
-        seen = self._wrong[name] = self._wrong.get(name, 0) + int(wrong.sum())
-        if not seen or seen < self._enough:
-            return
-        found, wanted, plain = "fractions of the image", "pixels", type.format.removesuffix("_norm")
-        if type.is_normalised:
-            found, wanted = wanted, found
-        raise DatasetError(
-            f'"{name}": the first {seen} boxes, such as {_shown(shown[int(wrong.argmax())])}, seem '
-            f"to be in {found}, but format={type.format!r} wants {wanted}. Pass "
-            f'schema={{"{name}": Boxes(of="{type.of}", '
-            f'format="{plain if type.is_normalised else plain + "_norm"}")}}, or another form of '
-            '"xyxy", "xywh" and "cxcywh".'
-        )
+        elif seen >= self._enough:
+            plain = type.format.removesuffix("_norm")
+            other = plain if type.is_normalised else f"{plain}_norm"
+            raise DatasetError(
+                f'"{name}": the first {seen} boxes, such as {_shown(shown[int(wrong.argmax())])}, '
+                f"don't have the unit of format={type.format!r}. Pass "
+                f'schema={{"{name}": Boxes(of="{type.of}", format="{other}")}}, or another form of '
+                '"xyxy", "xywh" and "cxcywh".'
+            )
 
 
 def _shown(row: NDArray[Any]) -> str:

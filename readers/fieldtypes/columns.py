@@ -19,42 +19,55 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.types import Encoded
-
     Rows = Sequence[int] | NDArray[np.int64]
     Ints = NDArray[np.int64]
 
 
-def _picked(samples: list[Any], rows: Rows | slice) -> list[Any]:
-    return samples[rows] if isinstance(rows, slice) else [samples[row] for row in rows]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class EncodedColumn:
-    """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
+class _Samples:
+    """Samples in a list. A sample that is missing or bad is empty."""
 
-    dims: of images and masks, upright height and width, int32, shape (n, 2); None for others. A
-    sample that is missing or bad is empty.
-    """
-
-    samples: list[Encoded]
-    dims: NDArray[np.int32] | None = None
+    samples: list[Any]
 
     def __len__(self) -> int:
         return len(self.samples)
 
     @property
     def size_bytes(self) -> int:
-        return sum(map(len, self.samples))
+        return sum(len(each) for each in self.samples if hasattr(each, "__len__"))
 
-    def sample(self, row: int) -> Encoded:
-        """Return the bytes of one sample."""
+    def sample(self, row: int) -> Any:
+        """Return the value of one sample."""
         return self.samples[row]
+
+    def _picked(self, rows: Rows | slice) -> list[Any]:
+        samples = self.samples
+        return samples[rows] if isinstance(rows, slice) else [samples[row] for row in rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedColumn(_Samples):
+    """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
+
+    dims: of images and masks, upright height and width, int32, shape (n, 2); None for others.
+    """
+
+    dims: NDArray[np.int32] | None = None
 
     def take(self, rows: Rows | slice) -> EncodedColumn:
         """Return these rows, in this order."""
         dims = None if self.dims is None else self.dims[rows]
-        return EncodedColumn(_picked(self.samples, rows), dims)
+        return EncodedColumn(self._picked(rows), dims)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListColumn(_Samples):
+    """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks, what `decode`
+    returns for types of other packages."""
+
+    def take(self, rows: Rows | slice) -> ListColumn:
+        """Return these rows, in this order."""
+        return ListColumn(self._picked(rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,29 +157,6 @@ class RaggedColumn:
         return RaggedColumn(values, offsets - offsets[0], shapes)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ListColumn:
-    """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks, what `decode`
-    returns for types of other packages. A sample that is missing or bad is empty."""
-
-    samples: list[Any]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(each) for each in self.samples if hasattr(each, "__len__"))
-
-    def sample(self, row: int) -> Any:
-        """Return the value of one sample."""
-        return self.samples[row]
-
-    def take(self, rows: Rows | slice) -> ListColumn:
-        """Return these rows, in this order."""
-        return ListColumn(_picked(self.samples, rows))
-
-
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 
@@ -244,13 +234,13 @@ class SampleBatch:
         columns = {name: each for name, each in self.columns.items() if name not in names}
         return replace(self, columns=columns)
 
-    def take(self, rows: Rows | slice) -> SampleBatch:
-        """Return these rows, in this order."""
-        return replace(
-            self,
+    def take(self, rows: Rows | slice, *, bytes_read: int | None = None) -> SampleBatch:
+        """Return these rows, in this order. bytes_read: of them; None means of all rows."""
+        return SampleBatch(
             ids=self.ids[rows],
             columns={name: column.take(rows) for name, column in self.columns.items()},
             present={name: values[rows] for name, values in self.present.items()},
+            bytes_read=self.bytes_read if bytes_read is None else bytes_read,
         )
 
     def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:
@@ -258,12 +248,7 @@ class SampleBatch:
         that were read are divided by number of samples."""
         count = max(1, len(self))
         return [
-            SampleBatch(
-                ids=self.ids[a:b],
-                columns={name: each.take(slice(a, b)) for name, each in self.columns.items()},
-                present={name: each[a:b] for name, each in self.present.items()},
-                bytes_read=self.bytes_read * (b - a) // count,
-            )
+            self.take(slice(a, b), bytes_read=self.bytes_read * (b - a) // count)
             for a, b in pairwise(bounds)
         ]
 

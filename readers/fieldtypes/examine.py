@@ -2,8 +2,7 @@
 
 The schema determines the checks of a field; nothing is guessed from its bytes. Images are decoded
 by the installed decoder (`verify`), all of a batch at once; a type checks every other field itself.
-Tables and chunks aren't read when they are indexed: `value_checks.py` checks their values in a
-batch.
+Tables and chunks aren't read when they are indexed: `ValueChecks` checks their values in a batch.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ import numpy as np
 
 from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
+from penstock.readers.fieldtypes.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fieldtypes.verification import check_images, named_verify
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, UNFIT, Facts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes.columns import SampleBatch
     from penstock.readers.fieldtypes.field_type import FieldType
     from penstock.readers.fieldtypes.schema import Schema
     from penstock.readers.types import Encoded, Verify
@@ -146,12 +147,52 @@ def check_related(
                     f"it is {width} wide and {height} high, and its image is {size[1]} wide and "
                     f"{size[0]} high"
                 )
-        if (
-            type.refers_to == "boxes"
-            and {name, of} <= lengths.keys()
-            and lengths[name] != lengths[of]
-        ):
-            reason = f'{lengths[name]} rows for the {lengths[of]} boxes of "{of}"'
+        rows, boxes = lengths.get(name), lengths.get(of) if type.refers_to == "boxes" else None
+        if None not in (rows, boxes) and rows != boxes:
+            reason = f'{rows} rows for the {boxes} boxes of "{of}"'
         if reason:
             return Rejection(f"{name}: {reason}")
     return None
+
+
+class ValueChecks:
+    """Checks the values of fields whose type has rules for them, such as boxes. Safe on any
+    thread."""
+
+    def __init__(self, types: Mapping[str, FieldType], *, samples: int) -> None:
+        """samples: of the dataset."""
+        from penstock.readers.fieldtypes.boxes import BoxUnits
+
+        self._types = types
+        self._units = BoxUnits(enough=min(8, samples))
+
+    @classmethod
+    def of(
+        cls, schema: Mapping[str, FieldType], fields: Sequence[str], *, samples: int
+    ) -> ValueChecks | None:
+        """Return checks of those of the fields that have rules; None if there are none."""
+        types = {name: schema[name] for name in fields if name in schema}
+        types = {name: t for name, t in types.items() if t.checks_values and not t.is_encoded}
+        return cls(types, samples=samples) if types else None
+
+    def __call__(self, content: SampleBatch) -> dict[int, str]:
+        """Return why rows are bad, by row. content: as stored. Raises DatasetError if all boxes
+        have the wrong unit."""
+        found: dict[int, str] = {}
+        for name, type in self._types.items():
+            column = content.columns[name]
+            assert isinstance(column, DenseColumn | RaggedColumn), name
+            self._units.add(name, type, column.values)
+            image = content.columns.get(type.reference or "")
+            dims = image.dims if isinstance(image, EncodedColumn) else None
+            if isinstance(column, RaggedColumn) and column.shapes is None:
+                # Rows of several samples together are rows of a sample, too.
+                sizes = None if dims is None else np.repeat(dims, np.diff(column.offsets), axis=0)
+                if type.check_values(column.values, sizes) is None:
+                    continue
+            for row in np.flatnonzero(content.has(name)).tolist():
+                values: NDArray[Any] = column.sample(row)
+                size = None if dims is None else np.repeat(dims[row : row + 1], len(values), axis=0)
+                if (refusal := type.check_values(values, size)) is not None:
+                    found.setdefault(row, f"{name}: {refusal.reason}. {UNFIT}")
+        return found

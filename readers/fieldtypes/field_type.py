@@ -26,9 +26,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
-from penstock.readers.fieldtypes.array_forms import ArrayForm, unfit_numbers
+from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array, unfit_numbers
 from penstock.readers.fieldtypes.columns import ListColumn
-from penstock.readers.types import MAX_PIXELS, NUMBER_SIZES, Facts, Rejection, accepted, failure
+from penstock.readers.types import (
+    MAX_PIXELS,
+    NUMBER_SIZES,
+    UNFIT,
+    Facts,
+    Rejection,
+    accepted,
+    failure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -226,8 +234,6 @@ class FieldType:
         if self.is_encoded:
             self.decoder(max_pixels=max_pixels)(data)
             return Facts.of(data, codec=self.codec)
-        from penstock.readers.fieldtypes.npy_header import check_array
-
         return check_array(data, *self.known, field=field)
 
     def check_head(self, head: bytes) -> Rejection | None:
@@ -382,14 +388,31 @@ class FieldType:
     def may_not_fit(self, stored: np.dtype[Any]) -> bool:
         """Return True if some numbers of a stored dtype may not fit the type."""
         form = self.stored
-        if form is None or not {form.dtype.kind, stored.kind} <= {*"iuf"}:
-            return False
-        return not np.can_cast(stored, form.dtype)
+        is_cast = form is not None and not np.can_cast(stored, form.dtype)
+        return is_cast or (self.is_class and bool(self.class_names))
 
     def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
         """Mark the stored numbers that aren't values of the type: integers out of range, and
         fractions that would become infinite. dtype: of the values. Returns bools of their shape."""
         return unfit_numbers(dtype, numbers)
+
+    def put_fitting(
+        self, field: str, found: NDArray[Any], out: NDArray[Any], places: NDArray[np.int64] | slice
+    ) -> dict[int, str]:
+        """Write rows of stored numbers to out[places], with zeros for a row that doesn't fit.
+        Returns the reasons by row."""
+        unfit = self.unfit(found, out.dtype)
+        rows = unfit.reshape(len(found), -1).any(axis=1)
+        wrong = {}
+        for row in np.flatnonzero(rows).tolist():
+            value = found[row][unfit[row]].reshape(-1)[0].item()
+            wrong[row] = f"{field}: {value!r} {self.mismatch()}. {UNFIT}"
+        with np.errstate(all="ignore"):
+            if wrong:
+                found = found.copy()
+                found[rows] = 0
+            out[places] = found
+        return wrong
 
     def mismatch(self) -> str:
         """Describe why a number isn't a value of the type, as the end of a sentence."""
@@ -412,10 +435,8 @@ class FieldType:
 _MODULES = {
     kind: f"{__name__.rpartition('.')[0]}.{module}"
     for module, kinds in (
-        ("media", ("image", "audio", "video")),
-        ("texts", ("text", "bytes")),
-        ("arrays", ("array", "tokens")),
-        ("labels", ("value", "class_label", "multi_label")),
+        ("media", ("image", "audio", "video", "text", "bytes")),
+        ("number_types", ("value", "class_label", "multi_label", "array", "tokens")),
         ("masks", ("mask",)),
         ("boxes", ("boxes", "keypoints")),
     )

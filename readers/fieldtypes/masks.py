@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, explain_arguments
-from penstock.readers.fieldtypes.array_forms import AUTO_DTYPE, decode_array, fits
+from penstock.readers.fieldtypes.array_forms import (
+    AUTO_DTYPE,
+    MAGIC,
+    decode_array,
+    fits,
+    read_npy_header,
+)
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
-from penstock.readers.fieldtypes.npy_header import MAGIC, read_npy_header
 from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, open_with_plugin, sniff
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failure, pixel_refusal
 

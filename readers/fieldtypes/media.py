@@ -1,14 +1,89 @@
-"""Encoded images, sound and video. A recipe decodes images with DALI."""
+"""Data that are stored encoded: images, sound, video, texts, and bytes that are delivered
+unchanged. A recipe decodes images with DALI."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.cache import ConfigError, explain_arguments
 from penstock.readers.fieldtypes.field_type import FieldType
-from penstock.readers.fieldtypes.texts import Bytes
-from penstock.readers.types import Rejection
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Set
+
+    from penstock.readers.types import Encoded
+
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Text(FieldType):
+    """UTF-8 text, delivered as str."""
+
+    kind: ClassVar[str] = "text"
+    is_encoded: ClassVar[bool] = True
+    missing: ClassVar[Any] = ""
+    codec: ClassVar[str] = "utf-8"
+
+    @property
+    def in_tables(self) -> bool:
+        return True
+
+    @property
+    def column_kinds(self) -> Set[str]:
+        return {"text", "binary"}
+
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
+        """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
+        del field, max_pixels
+        head = data[: len(_BOM)].tobytes()
+        if head.startswith(_WIDE_BOMS):
+            raise ValueError("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
+        start = len(_BOM) if head == _BOM else 0
+        try:
+            str(data.data[start:], "utf-8")
+        except UnicodeDecodeError as error:
+            at = start + error.start
+            reason = f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it"
+            raise ValueError(reason) from None
+        return Facts.of(data, start=start, codec=self.codec)
+
+    def decode(self, payload: Encoded) -> str:
+        """Decode a text, with its line ends as stored."""
+        try:
+            return str(payload.data, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8 text at byte {error.start}") from error
+
+    def returned(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError("", "a str")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
+        return str(value)
+
+
+@explain_arguments(ConfigError)
+@dataclass(frozen=True, slots=True)
+class Bytes(FieldType):
+    """Bytes that are delivered unchanged."""
+
+    kind: ClassVar[str] = "bytes"
+    is_encoded: ClassVar[bool] = True
+
+    def decode(self, payload: Encoded) -> bytes:
+        return payload.tobytes()
+
+    def returned(self, value: Any) -> bytes:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise ValueError("", "bytes")
+        return bytes(value)
 
 
 @explain_arguments(ConfigError)

@@ -1,7 +1,10 @@
 """Describe a dataset's fields: their names, order and types, and which of them a batch has.
 
-`Schema` maps names to types. The fields of a batch are those that the user selects, else a default
-choice. `Naming` translates between the names that a user gave and those in the index.
+`Schema` maps names to types. `Settling` completes types that a schema leaves open, after all
+samples were seen: lengths that differ make a type ragged, and a dtype or a number of dimensions
+that differs is an error, as no batch could hold both. The fields of a batch are those that the user
+selects, else a default choice. `Naming` translates between the names that a user gave and those in
+the index.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache import ConfigError
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.field_type import (
     PRESENT,
     FieldType,
@@ -24,6 +27,7 @@ from penstock.readers.fieldtypes.field_type import (
     named_type,
     number_name,
 )
+from penstock.readers.types import Facts, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +113,57 @@ class Schema(Mapping[str, FieldType]):
             return cls(fields)
         except ConfigError as error:
             raise ValueError(str(error)) from error
+
+
+_NOTHING = Facts(0, 0, 0, (0,), "<f4")  # the sample of a field that no sample has
+
+
+class Settling:
+    """Settles the types of a schema from the facts of all good samples."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._open = schema.unsettled
+        self._found: dict[str, FieldType] = {}
+        self._first: dict[str, str] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Return True if the schema is settled already, so that no facts are needed."""
+        return not self._open
+
+    def add(self, facts: Mapping[str, Facts], *, sample: str) -> None:
+        """Add the facts of one good sample. sample: its name in messages. Raises DatasetError if a
+        field has two dtypes or numbers of dimensions."""
+        for name in self._open:
+            if name not in facts:
+                continue
+            each, type = facts[name], self._schema[name]
+            try:
+                self._found[name] = type.settled(self._found.get(name), each, field=name)
+            except ValueError as error:
+                raise DatasetError(
+                    f'The field "{name}" is {self._first[name]}, and {_described(each, sample)}: '
+                    "wanted one dtype and number of dimensions. Convert the others, or choose one "
+                    f"type and quarantine the others: {error}."
+                ) from None
+            if name not in self._first:
+                self._first[name] = _described(each, sample)
+
+    def schema(self) -> Schema:
+        """Return the settled schema. A field that no sample has becomes an empty float32 array, or
+        a uint8 mask."""
+        return Schema(
+            {
+                name: self._found.get(name) or type.settled(None, _NOTHING, field=name)
+                for name, type in self._schema.items()
+            }
+        )
+
+
+def _described(facts: Facts, sample: str) -> str:
+    codec = array_codec(facts.codec)
+    return f"{facts.codec if codec is None else codec.name} of shape {facts.shape} in {sample}"
 
 
 LABEL = "label"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.readers.fieldtypes import ColumnCrop, put_fitting
+from penstock.readers.fieldtypes import ColumnCrop
 from penstock.readers.formats.array_windows import PartCopier, PartRanges, place_numbers
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.open_shard import StridedRows
@@ -284,7 +284,7 @@ class ArrayReader(ChunkReader):
                 for place, reason in bad.items():
                     wrong.setdefault(int(at[place]), reason)
         if field in self._cast:
-            for row, reason in put_fitting(field, self._types[field], target, out, places).items():
+            for row, reason in self._types[field].put_fitting(field, target, out, places).items():
                 wrong.setdefault(row, reason)
 
     def read_rows(
@@ -315,9 +315,8 @@ class ArrayReader(ChunkReader):
                 reason = reader.reason(error)
             if name in self._cast and not reason:
                 found, array = array, np.zeros((1, *array.shape), empty.dtype)
-                reason = put_fitting(name, self._types[name], found[None], array, slice(0, 1)).get(
-                    0, ""
-                )
+                wrongs = self._types[name].put_fitting(name, found[None], array, slice(0, 1))
+                reason = wrongs.get(0, "")
                 array = empty if reason else array[0]
             if reason:
                 wrong |= {

@@ -174,8 +174,12 @@ def test_left_out_files_are_reported_once(tmp_path: Path, files: dict[str, bytes
 @pytest.mark.parametrize("name", ["x.wav", "x.mp4", "x.m4v"])
 def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path, name: str) -> None:
     root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
-    with pytest.raises(DatasetNotFoundError, match=r'schema=\{"(audio|video)": Bytes\(\)\}'):
-        open_index(root, verify=images.verify)
+    kind = "audio" if name == "x.wav" else "video"
+    with (
+        pytest.raises(ConfigError, match=r'schema=\{"(audio|video)": Bytes\(\)\}'),
+        Dataset(root, fields=(kind,)) as dataset,
+    ):
+        dataset.open()
     with pytest.raises(ConfigError, match=r'schema=\{"(audio|video)": Bytes\(\)\}'):
         open_index(root / name, verify=images.verify)
 

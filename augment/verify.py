@@ -223,7 +223,9 @@ def verify_images(
     places = list(good)
     for run in decode_runs(pixels, max_pixels):
         rows = [places[at] for at in run]
-        doubtful = [row for row in rows if _codec_for_pillow(samples[row]) not in (None, "jpeg2000")]
+        doubtful = [
+            row for row in rows if _codec_for_pillow(samples[row]) not in (None, "jpeg2000")
+        ]
         refusals = ordered(
             lambda row: pillow_refusal(samples[row]), doubtful, workers=workers, ahead=RUN_SAMPLES
         )

@@ -215,7 +215,7 @@ def reusable_facts(
     """Return the facts of a sample whose files are unchanged, checked against the current values of
     tables."""
     noted = {name: value for name, (value,) in noted_values(candidates, [position]).items()}
-    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+    return (check_related(noted, facts, candidates.schema) or facts) if noted else facts
 
 
 def results_to_json(results: Results) -> bytes:

@@ -115,7 +115,7 @@ class BatchReader:
     ) -> list[Batch] | None:
         """Read the batches of several steps of an epoch at once.
 
-        rows: of all slots. The batches share memory, which is at most `runner.TURN_BYTES`. finish:
+        rows: of all slots. The batches share memory, at most `runner.LARGE_TURN_BYTES`. finish:
         converts the samples between bounds to outputs, or returns None; batches with an output have
         no columns. None if they have to be read one by one, because a sample is bad.
         """

@@ -4,7 +4,6 @@ from . import chunk_files as chunk_files
 from . import format_registry as format_registry
 from .array_windows import ArrayWindows as ArrayWindows, ChunkGrid as ChunkGrid
 from .array_reader import ArrayReader as ArrayReader, ChunkDecoder as ChunkDecoder
-from .array_reader import CodecChain as CodecChain
 from .array_windows import (
     PartCopier as PartCopier,
     place_numbers as place_numbers,

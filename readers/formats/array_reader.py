@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+    Step = Callable[[Encoded, Encoded | None], Encoded]
+    """Decodes bytes: it returns new ones, or fills and returns the second argument, which has their
+    exact size. Raises ValueError if they are damaged."""
 
 _FILL = -1
 """Stands for the extent of a chunk that isn't stored."""
@@ -51,16 +54,54 @@ _READ_BYTES = 4 * 2**20
 """Chunks that are read before they are decoded, in decoded bytes."""
 
 
-class ChunkDecoder(Protocol):
-    """Decodes the chunks of one array. Several threads may use it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChunkDecoder:
+    """Decodes the chunks of one array. Several threads may use it.
 
-    @property
+    steps: in the order of decoding. stored: dtype of the numbers in the last step's output. shape:
+    of the chunk. order: its axes in the order in which they are stored, slowest first; None if they
+    are in order. checks_bools: True if bytes other than 0 and 1 may be stored for bools; such a
+    chunk is copied.
+    """
+
+    steps: Sequence[Step]
+    stored: np.dtype[Any]
+    shape: Shape
+    order: Shape | None = None
+    checks_bools: bool = True
+
+    @cached_property
+    def _are_checked(self) -> bool:
+        return self.checks_bools and self.stored.kind == "b"
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        """True if the last step's output has the delivered dtype and layout."""
+        is_row_major = self._axes == tuple(range(len(self.shape)))
+        return is_row_major and self.stored.isnative and not self._are_checked
+
+    @cached_property
     def is_raw(self) -> bool:
         """True if a chunk's bytes are its numbers, row by row, as they are delivered."""
+        return not self.steps and self._is_plain
 
-    @property
+    @cached_property
     def is_direct(self) -> bool:
-        """True if it decodes directly into a given array."""
+        """True if the last step may decode directly into a given array."""
+        return bool(self.steps) and self._is_plain
+
+    @cached_property
+    def _size_bytes(self) -> int:
+        return math.prod(self.shape) * self.stored.itemsize
+
+    @cached_property
+    def _layout(self) -> Shape:
+        return self.shape if self.order is None else tuple(self.shape[axis] for axis in self.order)
+
+    @cached_property
+    def _axes(self) -> Shape:
+        axes = range(len(self.shape))
+        return tuple(axes) if self.order is None else tuple(self.order.index(axis) for axis in axes)
 
     def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Decode a chunk to numbers, in the shape of a whole chunk. At the end of an array, a part
@@ -71,59 +112,6 @@ class ChunkDecoder(Protocol):
         read-only view of data, with any strides and byte order. Raises ValueError if the bytes are
         damaged.
         """
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CodecChain:
-    """The steps from a chunk's bytes to its numbers.
-
-    steps: in the order of decoding; each returns the decoded bytes, or fills the given ones, which
-    have their exact size, and raises ValueError if the bytes are damaged. stored: dtype of the
-    numbers in the last step's output. shape: of the chunk. order: its axes in the order in which
-    they are stored, slowest first. checks_bools: True if bytes other than 0 and 1 may be stored for
-    bools; such a chunk is copied.
-    """
-
-    steps: tuple[Callable[[Encoded, Encoded | None], Encoded], ...]
-    stored: np.dtype[Any]
-    shape: Shape
-    order: Shape
-    checks_bools: bool = True
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """True if the last step's output has the delivered dtype and layout."""
-        is_row_major = self.order == tuple(range(len(self.order)))
-        return is_row_major and self.stored.isnative and not self._are_checked
-
-    @cached_property
-    def _are_checked(self) -> bool:
-        return self.checks_bools and self.stored.kind == "b"
-
-    @cached_property
-    def is_raw(self) -> bool:
-        """True if there is nothing to decode."""
-        return not self.steps and self.is_plain
-
-    @cached_property
-    def is_direct(self) -> bool:
-        """True if the last step decodes directly into a given array."""
-        return bool(self.steps) and self.is_plain
-
-    @cached_property
-    def _size_bytes(self) -> int:
-        return math.prod(self.shape) * self.stored.itemsize
-
-    @cached_property
-    def _layout(self) -> Shape:
-        return tuple(self.shape[axis] for axis in self.order)
-
-    @cached_property
-    def _axes(self) -> Shape:
-        return tuple(self.order.index(axis) for axis in range(len(self.order)))
-
-    def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Decode a chunk; see `ChunkDecoder`."""
         last = out.reshape(-1).view(np.uint8) if out is not None and self.is_direct else None
         for step in self.steps[:-1]:
             data = step(data, None)
@@ -538,23 +526,15 @@ class _PartReader:
         stored = np.flatnonzero(extents != _FILL)
         if len(stored) < len(extents):
             out[places[extents == _FILL]] = self.part.fill
-        decode = self.decoder.decode
         step = max(1, _READ_BYTES // self._chunk_bytes)
         for first in range(0, len(stored), step):
             rows = stored[first : first + step]
-            numbers = extents[rows].tolist()
-            chunks = zip(rows.tolist(), numbers, places[rows].tolist(), strict=True)
-            read = self.encoded(numbers, data)
-            for (row, extent, place), encoded in zip(chunks, read, strict=True):
-                slot = out[place]
-                try:
-                    if self._is_stored(extent, encoded):
-                        decode(encoded, slot)
-                    else:
-                        slot[...] = self.part.fill
-                except ValueError as error:
+            some = [out[place] for place in places[rows].tolist()]
+            decoded = self._decode(extents[rows].tolist(), data, some)
+            for row, slot, chunk in zip(rows.tolist(), some, decoded, strict=True):
+                if isinstance(chunk, ValueError):
                     slot[...] = 0
-                    wrong.setdefault(row, self.reason(error))
+                    wrong.setdefault(row, self.reason(chunk))
 
     # -- chunks
 
@@ -580,18 +560,21 @@ class _PartReader:
             yield from zip(some, self._decode(some, data), strict=True)
 
     def _decode(
-        self, extents: Sequence[int], data: ShardData
+        self, extents: Sequence[int], data: ShardData, slots: Sequence[NDArray[Any]] | None = None
     ) -> Iterator[NDArray[Any] | ValueError]:
-        """Decode chunks; one has fill values if its file is gone."""
+        """Decode chunks, into slots if they are given; yield each, or its error if it is damaged.
+        One has fill values if its file is gone."""
         decoder, shape, dtype = self.decoder, self._shape, self._dtype
-        is_direct = decoder.is_direct
-        for extent, encoded in zip(extents, self.encoded(extents, data), strict=True):
+        has_room = decoder.is_direct and slots is None
+        for place, encoded in enumerate(self.encoded(extents, data)):
+            slot = data.room(shape, dtype) if has_room else slots[place] if slots else None
             try:
-                if self._is_stored(extent, encoded):
-                    room = data.room(shape, dtype) if is_direct else None
-                    yield decoder.decode(encoded, room)
-                else:
-                    yield np.full(shape, self.part.fill, dtype)
+                if self._is_stored(extents[place], encoded):
+                    yield decoder.decode(encoded, slot)
+                    continue
+                slot = np.empty(shape, dtype) if slot is None else slot
+                slot[...] = self.part.fill
+                yield slot
             except ValueError as error:
                 if isinstance(error, PenstockError):
                     raise

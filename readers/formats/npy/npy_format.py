@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.cache import ConfigError
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece, ArrayReader, CodecChain
+from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece, ArrayReader, ChunkDecoder
 from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows, ChunkGrid
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
@@ -135,18 +135,18 @@ def _part(
         raise ValueError(f"rows {rows} of an array of {codec!r} of shape {shape}")
     windows = ArrayWindows.parse(shape, window, stride, is_step, repeat)
     held = (int(high) - int(low), *windows.shape[1:])
-    axes, steps = tuple(range(len(held))), list[Any]()
+    steps = list[Any]()
     if packed is not None:
         whole_bytes, head_bytes, crc32 = packed
         steps.append(partial(_inflated, whole_bytes, head_bytes, crc32))
         size_bytes = whole_bytes - head_bytes
     if size_bytes != math.prod(held) * parsed.dtype.itemsize:
         raise ValueError(f"{size_bytes} bytes for an array of shape {held}")
-    chain = CodecChain(
-        steps=tuple(steps),
+    decoder = ChunkDecoder(
+        steps=steps,
         stored=parsed.dtype,
         shape=held,
-        order=axes[::-1] if parsed.is_fortran else axes,
+        order=tuple(range(len(held)))[::-1] if parsed.is_fortran else None,
         checks_bools=False,
     )
     return ArrayPart(
@@ -155,7 +155,7 @@ def _part(
         first_row=int(low),
         numbers=np.zeros(1, np.int64),
         dtype=parsed.dtype,
-        open_decoder=lambda: chain,
+        open_decoder=lambda: decoder,
         is_ranged=packed is None and not parsed.is_fortran,
     )
 

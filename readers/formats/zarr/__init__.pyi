@@ -1,5 +1,5 @@
 from . import zarr_format as zarr_format
-from .zarr_codecs import ZarrPythonDecoder as ZarrPythonDecoder
+from .zarr_codecs import ZarrPython as ZarrPython
 from .zarr_codecs import decoder_of as decoder_of, lzma_decompressor as lzma_decompressor
 from .zarr_metadata import ArrayMetadata as ArrayMetadata, MAX_DOCUMENT_BYTES as MAX_DOCUMENT_BYTES
 from .zarr_metadata import Node as Node, Sharding as Sharding

@@ -32,22 +32,17 @@ import pyarrow as pa
 
 from penstock.cache import DatasetError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.formats.array_reader import CodecChain
+from penstock.readers.formats.array_reader import ChunkDecoder
 from penstock.readers.formats.zarr.zarr_metadata import NUMCODECS, byte_order_of
 from penstock.readers.types import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.formats.array_reader import ChunkDecoder
+    from penstock.readers.formats.array_reader import Step
     from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
     from penstock.readers.types import Encoded
 
-    Step = Callable[[Encoded, Encoded | None], Encoded]
-    """Decodes bytes, and fills and returns the second argument if it is given, which has the exact
-    size of the result."""
 
 LZMA_MEMORY_BYTES = 2**27
 """The largest LZMA dictionary; that of the highest preset takes 64 MiB."""
@@ -70,13 +65,10 @@ class DecodedSize:
             most = "" if self.is_exact else "at most "
             raise ValueError(f"it decodes to {size:,} bytes, expected {most}{self.bytes:,}")
 
-    def deliver(self, data: Encoded, out: Encoded | None) -> Encoded:
-        """Check the size of decoded bytes and return them, copied into `out` if it is given."""
+    def checked(self, data: Any) -> Encoded:
+        """Return decoded bytes, as uint8. Raises ValueError if their size doesn't match."""
         self.check(len(data))
-        if out is None:
-            return data
-        out[:] = data
-        return out
+        return np.frombuffer(data, np.uint8)
 
 
 # -- steps
@@ -105,7 +97,7 @@ def _sized(
     bytes and the number of all; None if they don't state it."""
     stated = size_of(data[:18].tobytes(), len(data))
     if stated is None or (size_of is _zstd_size and size.is_exact and stated < size.bytes):
-        return _zstd_stream(size, data, out)
+        return _zstd_stream(size, data)
     size.check(stated)
     buffer = np.empty(stated, np.uint8) if out is None else out
     decompress(data, buffer)
@@ -126,12 +118,12 @@ def _zstd_size(head: bytes, encoded: int) -> int | None:
     return int.from_bytes(head[at : at + width], "little") + (256 if width == 2 else 0)
 
 
-def _zstd_stream(size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
+def _zstd_stream(size: DecodedSize, data: Encoded) -> Encoded:
     """Decode a frame that doesn't state its size, or several frames, as other writers produce
     them."""
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(data)), "zstd") as stream:
         # Ask for one byte more than expected, to notice a stream that holds more.
-        return size.deliver(np.frombuffer(stream.read(size.bytes + 1), np.uint8), out)
+        return size.checked(stream.read(size.bytes + 1))
 
 
 def _blosc_size(head: bytes, encoded: int) -> int:
@@ -156,7 +148,7 @@ def _lz4_size(head: bytes, encoded: int) -> int:
 
 
 def _streams(
-    new: Callable[[], Any], size: DecodedSize, data: Encoded, out: Encoded | None
+    new: Callable[[], Any], size: DecodedSize, data: Encoded, _: Encoded | None
 ) -> Encoded:
     """Decompress streams of the standard library that follow one another. new: makes a
     decompressor."""
@@ -172,7 +164,7 @@ def _streams(
         if not decompressor.eof:
             raise ValueError("it is truncated")
         rest = memoryview(decompressor.unused_data.lstrip(b"\0"))
-    return size.deliver(np.frombuffer(b"".join(parts), np.uint8), out)
+    return size.checked(b"".join(parts))
 
 
 def lzma_decompressor(options: Mapping[str, Any]) -> Callable[[], Any]:
@@ -188,11 +180,11 @@ def lzma_decompressor(options: Mapping[str, Any]) -> Callable[[], Any]:
     return partial(lzma.LZMADecompressor, format=form, **limit)
 
 
-def _numcodecs(codec: Any, size: DecodedSize, data: Encoded, out: Encoded | None) -> Encoded:
+def _numcodecs(codec: Any, size: DecodedSize, data: Encoded, _: Encoded | None) -> Encoded:
     """Call another codec of numcodecs, or of a package that registers one there."""
     with np.errstate(all="ignore"):
         decoded = np.asarray(codec.decode(data))
-    return size.deliver(decoded.reshape(-1, order="A").view(np.uint8), out)
+    return size.checked(decoded.reshape(-1, order="A").view(np.uint8))
 
 
 # -- chains
@@ -207,8 +199,12 @@ def decoder_of(metadata: ArrayMetadata) -> ChunkDecoder:
     try:
         try:
             return _chain(metadata)
-        except NotImplementedError:
-            return ZarrPythonDecoder(metadata)
+        except _OnlyZarrKnows:
+            return ChunkDecoder(
+                steps=(partial(_step, "zarr", ZarrPython(metadata)),),
+                stored=metadata.dtype,
+                shape=metadata.grid.chunk,
+            )
     except ImportError as error:
         names, reason = [codec.name for codec in metadata.codecs], str(error)
         if metadata.node.version == 2:  # its documents name codecs without the prefix
@@ -223,6 +219,10 @@ def decoder_of(metadata: ArrayMetadata) -> ChunkDecoder:
         raise DatasetError(
             f"{metadata.name or 'The array'}: its codecs are invalid: {error}. Write it again."
         ) from None
+
+
+class _OnlyZarrKnows(Exception):
+    """Raised for a codec that only zarr may have, or an order of codecs that only zarr knows."""
 
 
 _INVALID = ValueError, TypeError, OverflowError, AttributeError, lzma.LZMAError
@@ -248,12 +248,11 @@ _MOST_GROWTH = 16
 """A filter encodes a number of one byte in at most this many bytes."""
 
 _MOST_CALLS = 2**20
-"""The most threads that decode chunks through one `ZarrPythonDecoder` at the same time."""
+"""The most threads that decode chunks through one `ZarrPython` at the same time."""
 
 
-def _chain(metadata: ArrayMetadata) -> CodecChain:
-    """Return the steps of an array's codecs. Raises NotImplementedError if only zarr may have one
-    of them, or if they stand in an order that only zarr knows."""
+def _chain(metadata: ArrayMetadata) -> ChunkDecoder:
+    """Return the steps of an array's codecs. Raises _OnlyZarrKnows."""
     shape, dtype, stored = metadata.grid.chunk, metadata.dtype, metadata.dtype
     order = axes = tuple(range(len(shape)))
     size = DecodedSize(math.prod(shape) * dtype.itemsize)
@@ -261,8 +260,8 @@ def _chain(metadata: ArrayMetadata) -> CodecChain:
     for spec in metadata.codecs:
         name, options = spec.name.removeprefix(NUMCODECS), spec.configuration
         if spec.name == "transpose" and not is_serialized:
-            if steps:
-                raise NotImplementedError  # a filter before it sees the numbers in another order
+            if steps:  # a filter before it sees the numbers in another order
+                raise _OnlyZarrKnows
             wanted: Any = options.get("order")
             wanted = list(axes[::-1]) if wanted == "F" else wanted
             is_order = isinstance(wanted, list) and all(type(axis) is int for axis in wanted)
@@ -274,21 +273,21 @@ def _chain(metadata: ArrayMetadata) -> CodecChain:
             order = tuple(order[axis] for axis in wanted)
         elif spec.name in ("bytes", "endian") and not is_serialized:
             is_serialized, endian = True, byte_order_of(spec)
-            if steps and not np.dtype(f"{endian}u2").isnative:
-                raise NotImplementedError  # filters on numbers of the other byte order
+            if steps and not np.dtype(f"{endian}u2").isnative:  # filters on such numbers
+                raise _OnlyZarrKnows
             if not steps and stored.itemsize > 1:
                 stored = stored.newbyteorder(endian)
         elif name == spec.name and name not in _V3_NAMES:
-            raise NotImplementedError(name)
+            raise _OnlyZarrKnows
         elif name != "bitround":  # the rounding can't be undone
             decode, dtype = _decode(name, options, dtype, size)
             steps.append(partial(_step, name, decode))
             size = _encoded_size(name, size)
             if name not in _ARRAY_FILTERS and not is_serialized:
-                raise NotImplementedError(name)  # another serializer than `bytes`
+                raise _OnlyZarrKnows  # another serializer than `bytes`
     if not is_serialized:
-        raise NotImplementedError
-    return CodecChain(steps=tuple(reversed(steps)), stored=stored, shape=shape, order=order)
+        raise _OnlyZarrKnows
+    return ChunkDecoder(steps=tuple(reversed(steps)), stored=stored, shape=shape, order=order)
 
 
 def _encoded_size(name: str, size: DecodedSize) -> DecodedSize:
@@ -326,18 +325,16 @@ def _decode(
     try:
         codec = registry.get_codec(options)
     except errors.UnknownCodecError:
-        raise NotImplementedError(name) from None
+        raise _OnlyZarrKnows from None
     if before:  # its options are used for the first time here
         codec.decode(codec.encode(np.zeros(1, options[before])))
         dtype = np.dtype(options.get(after) or options[before])
     return partial(_numcodecs, codec, size), dtype
 
 
-class ZarrPythonDecoder:
-    """Decodes the chunks of an array through zarr. Several threads may use it: the array that zarr
-    reads has many chunks along its first axis, and each call decodes one of its own."""
-
-    is_raw = is_direct = False
+class ZarrPython:
+    """Decodes the chunks of an array through zarr; a `Step`. Several threads may call it: the array
+    that zarr reads has many chunks along its first axis, and each call decodes one of its own."""
 
     def __init__(self, metadata: ArrayMetadata) -> None:
         """Raises ImportError if zarr, or the package of a codec, isn't installed."""
@@ -369,20 +366,13 @@ class ZarrPythonDecoder:
         except Exception as error:  # any error of any package's codec
             raise ImportError(f"zarr: {failure(error)}") from error
 
-    def decode(self, data: Encoded, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Decode a chunk; see `ChunkDecoder`."""
+    def __call__(self, data: Encoded, _: Encoded | None) -> Encoded:
+        """Return the bytes of a chunk's numbers. Raises what zarr raises."""
         number, length = next(self._calls), self._shape[0]
         key = ".".join(map(str, (number, *[0] * (len(self._shape) - 1))))
         self._files[key] = self._buffer(data)
         try:
             chunk = np.asarray(self._array[number * length : (number + 1) * length])
-        except Exception as error:
-            raise ValueError(failure(error)) from error
         finally:
             del self._files[key]
-        if chunk.shape != self._shape:
-            raise ValueError(f"it has the shape {chunk.shape}, expected {self._shape}")
-        if out is None:
-            return chunk.astype(self._dtype, copy=False)
-        out[...] = chunk
-        return out
+        return np.ascontiguousarray(chunk, self._dtype).reshape(-1).view(np.uint8)

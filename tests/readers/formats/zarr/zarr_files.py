@@ -97,3 +97,8 @@ def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], Chun
         if np.all(corner < shape):
             whole[tuple(map(slice, corner, corner + chunk))] = found
     return whole[tuple(map(slice, metadata.shape))], decoder
+
+
+def uses_zarr(decoder: Any) -> bool:
+    """Return True if zarr's own pipeline decodes the chunks."""
+    return any(step.args[0] == "zarr" for step in decoder.steps)

@@ -19,10 +19,10 @@ from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTE
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
 from .chunk_files import ChunkFiles as ChunkFiles
+from .chunk_data import ShardData as ShardData
 from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
 from .chunked import ChunkShard as ChunkShard, ChunkedDataset as ChunkedDataset
 from .chunked import ChunkedShardFacts as ChunkedShardFacts
-from .chunked import ShardData as ShardData
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument

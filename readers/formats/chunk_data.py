@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     Fetches = Mapping[int, PendingExtent]
 
 Chunk = TypeVar("Chunk")
+"""A decoded chunk: a numpy array, an Arrow table, or another object with `nbytes`. Only the first
+two can be kept in files."""
 
 
 class ChunkParts:
@@ -69,9 +71,12 @@ class ChunkParts:
         return loaded[part][at : at + high - low]
 
 
-class ChunkData:
-    """The data of a shard of chunks: its bytes by extent, and its decoded chunks. Implements
-    `ShardData`."""
+class ShardData:
+    """The bytes of a shard by extent, and the chunks decoded from them, as its reader receives
+    them.
+
+    Safe for several threads. Raises IndexChangedError, DatasetError or FetchError.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,11 @@ class ChunkData:
         return same
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
-        """Read some extents."""
+        """Read the bytes of some extents; remote ones are fetched in parallel.
+
+        The bytes are empty if the object of an extent is missing and the format allows that
+        (`ChunkFormat.may_lack_objects`).
+        """
         numbers = np.array(extents, np.int64)
         sizes = self._extents.sizes[numbers]
         if self._is_simple and len(numbers):
@@ -125,7 +134,7 @@ class ChunkData:
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Read parts of extents, neighbours by one read."""
+        """Read bytes [start, end) of extents, counted from the extent's first byte, in parallel."""
         if not len(extents):
             return []
         numbers, first, last = (np.array(each, np.int64) for each in (extents, starts, ends))
@@ -133,12 +142,15 @@ class ChunkData:
             return self._read(self._begins[numbers] + first, last - first)
         parts = self._parts_of(numbers, first, last)
         loaded = self.source.load([each.spans for each in parts], self._mode) if parts else []
-        return FetchedChunkData(self, parts, loaded, {}).read_parts(extents, starts, ends)
+        return FetchedShardData(self, parts, loaded, {}).read_parts(extents, starts, ends)
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
     ) -> None:
-        """Read parts of extents into their slots."""
+        """Read parts of extents, counted as for read_parts, into slots of their sizes.
+
+        Use it for large parts, because each takes a read of its own.
+        """
         if self._is_simple:
             begins = self._begins[np.array(extents, np.int64)] + np.array(starts, np.int64)
             self.source.fill(begins.tolist(), slots, self._mode)
@@ -149,8 +161,11 @@ class ChunkData:
             slot[:] = data
 
     def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """Return a view of an extent if it is mapped; None if it isn't, or if the mode is
-        "pread"."""
+        """Return a read-only view of an extent on the local disk, mapped.
+
+        Returns None if the extent isn't local or mapping is off; read it then. size_bytes: how much
+        of the view will be read now, for the statistics; None means all.
+        """
         if self._mode == "pread" or not self.source.may_map:
             return None
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
@@ -232,7 +247,19 @@ class ChunkData:
         size_bytes: int = 0,
         is_view: bool = False,
     ) -> Chunk:
-        """Return a chunk that is kept, or decode it now."""
+        """Return a chunk, decoding it if it isn't kept. The chunk is read-only.
+
+        It is decoded once and kept as long as there is room, until it was taken `uses` times. Copy
+        the rows of a batch out of it and drop it, because any view keeps all of it in memory.
+
+        chunk: the number of the extent from which it is decoded, the first one of several. An
+        extent whose chunk is kept isn't fetched. decode: makes the chunk, on this thread or on
+        another that came first. It raises ValueError, in all waiting threads, if the bytes are
+        damaged, and must not request another chunk. uses: rows of the shard that need the chunk.
+        taken: rows of this call that need it. size_bytes: of the chunk, if metadata record it, so
+        that room can be made in advance; 0 if unknown. is_view: True if the chunk is a view of a
+        mapped file, which takes no memory.
+        """
         found: Chunk | None = self._store.take_kept((self._shard, chunk), taken)
         if found is not None:
             return found
@@ -258,27 +285,37 @@ class ChunkData:
         taken: Sequence[int],
         size_bytes: int = 0,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield chunks that are kept, and decode the others now."""
+        """Yield several chunks with their numbers, in any order, under the rules of `decoded`.
+
+        decode: returns the chunks of these numbers in their order, or a ValueError in the place of
+        a damaged one, which is yielded instead of the chunk. It is called for several small chunks
+        at a time if their size is known. uses, taken: for each chunk.
+        """
         return self._store.take(
             self._shard, chunks, decode, uses=uses, taken=taken, size_bytes=size_bytes
         )
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return memory for a chunk."""
+        """Return writable memory with undefined content to decode a chunk into. It is reused from
+        chunks of which no view is left."""
         return self._store.memory.array(shape, dtype)
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """Yield the chunks; those that another thread is decoding come last."""
+        """Yield the chunks in the order in which to request them.
+
+        Chunks that another thread is decoding come last, so that threads share the work instead of
+        waiting for one another.
+        """
         return self._store.in_order(self._shard, chunks)
 
 
-class FetchedChunkData(ChunkData):
+class FetchedShardData(ShardData):
     """The data of a shard for one batch, whose parts were fetched. others: extents that other
     batches fetch. Raises CorruptShardError if the local disk returned wrong bytes."""
 
     def __init__(
         self,
-        base: ChunkData,
+        base: ShardData,
         parts: Sequence[ChunkParts],
         data: Sequence[Sequence[Any]],
         others: Fetches,

@@ -13,14 +13,15 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from penstock.cache import CorruptShardError, DatasetError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
-from penstock.readers.formats.chunk_data import ChunkData, FetchedChunkData
+from penstock.readers.formats.chunk_data import FetchedShardData
+from penstock.readers.formats.chunk_data import ShardData as ShardData
 from penstock.readers.formats.extents import decode_note
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.format import DatasetFiles, Snapshot
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import LeftOut, Origin
-    from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
     Crops = Mapping[str, ColumnCrop]
@@ -55,96 +55,6 @@ _MEASURED_SAMPLES = 4096
 
 _INVALID = ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError
 """The errors of code that reads a damaged note, or the note of another format."""
-
-Chunk = TypeVar("Chunk")
-"""A decoded chunk: a numpy array, an Arrow table, or another object with `nbytes`. Only the first
-two can be kept in files."""
-
-
-class ShardData(Protocol):
-    """The bytes of a shard by extent, and the chunks decoded from them, as its reader receives
-    them.
-
-    Safe for several threads. Raises IndexChangedError, DatasetError or FetchError.
-    """
-
-    def read(self, extents: Sequence[int]) -> list[Encoded]:
-        """Read the bytes of some extents; remote ones are fetched in parallel.
-
-        The bytes are empty if the object of an extent is missing and the format allows that
-        (`ChunkFormat.may_lack_objects`).
-        """
-
-    def read_parts(
-        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Encoded]:
-        """Read bytes [start, end) of extents, counted from the extent's first byte, in parallel."""
-
-    def read_into(
-        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
-    ) -> None:
-        """Read parts of extents, counted as for read_parts, into slots of their sizes.
-
-        Use it for large parts, because each takes a read of its own.
-        """
-
-    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
-        """Return a read-only view of an extent on the local disk, mapped.
-
-        Returns None if the extent isn't local or mapping is off; read it then. size_bytes: how much
-        of the view will be read now, for the statistics; None means all.
-        """
-
-    def decoded(
-        self,
-        chunk: int,
-        decode: Callable[[], Chunk],
-        *,
-        uses: int,
-        taken: int = 1,
-        size_bytes: int = 0,
-        is_view: bool = False,
-    ) -> Chunk:
-        """Return a chunk, decoding it if it isn't kept. The chunk is read-only.
-
-        It is decoded once and kept as long as there is room, until it was taken `uses` times. Copy
-        the rows of a batch out of it and drop it, because any view keeps all of it in memory.
-
-        chunk: the number of the extent from which it is decoded, the first one of several. An
-        extent whose chunk is kept isn't fetched. decode: makes the chunk, on this thread or on
-        another that came first. It raises ValueError, in all waiting threads, if the bytes are
-        damaged, and must not request another chunk. uses: rows of the shard that need the chunk.
-        taken: rows of this call that need it. size_bytes: of the chunk, if metadata record it, so
-        that room can be made in advance; 0 if unknown. is_view: True if the chunk is a view of a
-        mapped file, which takes no memory.
-        """
-
-    def decode_all(
-        self,
-        chunks: Sequence[int],
-        decode: Callable[[list[int]], Iterable[Any]],
-        *,
-        uses: Sequence[int],
-        taken: Sequence[int],
-        size_bytes: int = 0,
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield several chunks with their numbers, in any order, under the rules of `decoded`.
-
-        decode: returns the chunks of these numbers in their order, or a ValueError in the place of
-        a damaged one, which is yielded instead of the chunk. It is called for several small chunks
-        at a time if their size is known. uses, taken: for each chunk.
-        """
-
-    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return writable memory with undefined content to decode a chunk into. It is reused from
-        chunks of which no view is left."""
-
-    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """Yield the chunks in the order in which to request them.
-
-        Chunks that another thread is decoding come last, so that threads share the work instead of
-        waiting for one another.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -289,7 +199,7 @@ class ChunkFormat(FilesFormat):
     ) -> ChunkShard:
         """Open a shard at its place."""
         facts, may_lack = sidecar(), self.may_lack_objects
-        data = ChunkData(facts, place, fields=entry.fields, chunks=entry.chunks, may_lack=may_lack)
+        data = ShardData(facts, place, fields=entry.fields, chunks=entry.chunks, may_lack=may_lack)
         return ChunkShard(self._reader(facts), data, entry, has_units=len(facts.units) > 0)
 
     def wanted_share(
@@ -385,7 +295,7 @@ class ChunkRequest(RowRequest):
     wait. awaited: extents that other batches fetch.
     """
 
-    data: ChunkData
+    data: ShardData
     parts: Sequence[ChunkParts] = ()
     claimed: Fetches = field(default_factory=dict)
     awaited: Fetches = field(default_factory=dict)
@@ -393,7 +303,7 @@ class ChunkRequest(RowRequest):
     def receive(self, loaded: Sequence[Sequence[Any]]) -> None:
         """Accept the bytes of `spans`, and publish them to batches that wait for them."""
         with contextlib.suppress(CorruptShardError):  # reading raises it again
-            self.data = fetched = FetchedChunkData(self.data, self.parts, loaded, self.awaited)
+            self.data = fetched = FetchedShardData(self.data, self.parts, loaded, self.awaited)
             for pending in self.claimed.values():
                 pending.settle(fetched)
 
@@ -407,7 +317,7 @@ class ChunkShard(OpenShard):
     """A shard of chunks. It has no spans."""
 
     def __init__(
-        self, reader: ChunkReader, data: ChunkData, entry: ShardEntry, *, has_units: bool
+        self, reader: ChunkReader, data: ShardData, entry: ShardEntry, *, has_units: bool
     ) -> None:
         """has_units: True if samples can't be read singly."""
         self.reader, self.data, self.source = reader, data, data.source

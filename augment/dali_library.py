@@ -1,13 +1,7 @@
-"""Load DALI at its first use, with quiet decoders, and survive a fork.
-
-libjpeg, libpng, libtiff, OpenCV and nvImageCodec print lines for each oddity of a file, again in
-each epoch. OpenCV and nvImageCodec read a log level from environment variables, which are set only
-while they are loaded. The others offer no switch, and some of their lines reach standard error.
-"""
+"""Load DALI at its first use, and survive a fork."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import sys
@@ -41,27 +35,6 @@ fn: Any = _LazyModule("nvidia.dali.fn")
 types: Any = _LazyModule("nvidia.dali.types")
 """DALI's types and constants, for definitions of pipelines."""
 
-_LEVELS = {
-    b"OPENCV_LOG_LEVEL": b"SILENT",
-    b"DALI_NVIMGCODEC_LOG_LEVEL": b"0",
-    b"PYNVIMGCODEC_VERBOSITY": b"0",
-}
-
-
-@functools.cache
-def _load_decoders_quietly() -> None:
-    """Load the decoders' libraries once, with the log levels that they read then."""
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_char_p
-    unset = [name for name in _LEVELS if libc.getenv(name) is None]
-    for name in unset:
-        libc.setenv(name, _LEVELS[name], 0)
-    try:
-        _load_decoders()
-    finally:
-        for name in unset:
-            libc.unsetenv(name)
-
 
 def load_dali() -> Any:
     """Return the module nvidia.dali. Raises MissingDependencyError with the remedy, and ReadError
@@ -76,7 +49,6 @@ def load_dali() -> Any:
             "pip install 'penstock[dali]' (CUDA 13, or no GPU), or 'penstock[cuda12]'. It exists "
             f"for Linux only, and this is {sys.platform}."
         ) from error
-    _load_decoders_quietly()
     return nvidia.dali
 
 
@@ -203,15 +175,3 @@ def decode_runs(pixels: Sequence[int], most_pixels: int = RUN_PIXELS) -> Iterato
         held += count
     if run:
         yield run
-
-
-def _load_decoders() -> None:
-    """Build a pipeline, since DALI then loads the libraries that decode."""
-    from nvidia import nvimgcodec  # noqa: F401  # it is loaded, too
-    from nvidia.dali import Pipeline
-
-    pipe = Pipeline(batch_size=1, num_threads=1, device_id=None, exec_dynamic=True)
-    with pipe:
-        encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-        pipe.set_outputs(fn.decoders.image(encoded))
-    pipe.build()

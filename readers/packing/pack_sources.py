@@ -82,21 +82,6 @@ def _planned(grouping: Grouping, source_ids: Ints) -> PackPlan:
     return [PlannedShard(number, mine, source_ids[mine]) for number, mine in groups]
 
 
-def plan_candidates(
-    candidates: Candidates, *, shuffle: bool, seed: int, shard_bytes: int
-) -> PackPlan:
-    """Plan a pack of data that has no index. Unshuffled, the ids are those of its index; the shards
-    are those of its index too if these have the same size."""
-    grouping = candidates.shards
-    order = grouping.order
-    source_ids = np.empty(len(order), np.int64)
-    source_ids[order] = np.arange(len(order))
-    if shuffle or shard_bytes != candidates.shard_bytes:
-        order = order[shuffled(len(order), seed)] if shuffle else order
-        grouping = cut_evenly(order, candidates.sizes, shard_bytes)
-    return _planned(grouping, source_ids)
-
-
 def plan_samples(
     sizes: Ints,
     *,
@@ -285,8 +270,14 @@ class CandidateSource(PackSource):
         return self._candidates.sizes
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        found = self._candidates
-        return plan_candidates(found, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        found, grouping = self._candidates, self._candidates.shards
+        order = grouping.order
+        ids = np.empty(len(order), np.int64)  # of an index
+        ids[order] = np.arange(len(order))
+        if shuffle or shard_bytes != found.shard_bytes:
+            order = order[shuffled(len(order), seed)] if shuffle else order
+            grouping = cut_evenly(order, found.sizes, shard_bytes)
+        return _planned(grouping, ids)
 
     def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
         assert self._sent is not None

@@ -23,14 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import (
-    DatasetError,
-    DestinationError,
-    OtherVersionError,
-    WriteError,
-    ordered,
-    run_tasks,
-)
+from penstock.cache import DatasetError, DestinationError, WriteError, ordered, run_tasks
 from penstock.readers.fieldtypes import verify_for
 from penstock.readers.files import (
     OWN_FOLDER,
@@ -171,8 +164,6 @@ class PackFolder:
     def _matching(self, path: bytes) -> Manifest:
         try:
             manifest = read_manifest(path, remedy=_REMEDY)
-        except OtherVersionError:
-            raise self._foreign("the folder holds a pack of another version of Penstock") from None
         except DatasetError as error:
             raise self._foreign(str(error).rstrip(".")) from error
         if not manifest.format.has_own_index:

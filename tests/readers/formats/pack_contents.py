@@ -54,6 +54,7 @@ EVERY = Schema(
         "flags": Array("bool", (None, 2)),
         "spectrum": Array("float32", (None, None)),
         "cube": Array("uint8", (None, 2, None)),
+        "planes": Array("complex64", (None, None)),
         "penstock": Value("int8"),
     }
 )

@@ -77,10 +77,11 @@ def wanted(made: ShardContent, name: str) -> list[Any]:
 
 def as_stored(value: NDArray[Any], form: Any) -> Any:
     array = np.asarray(value)
-    if form.kind == "shaped":
-        return {"values": array.reshape(-1).tolist(), "shape": list(array.shape)}
+    shape = list(array.shape)
     if form.dtype.kind == "c":
         array = np.stack((array.real, array.imag), -1)
+    if form.kind == "shaped":
+        return {"values": array.reshape(-1).tolist(), "shape": shape}
     if form.kind == "ragged":
         is_flat = form.arrow.value_type.num_fields == 0
         return [each.item() if is_flat else each.reshape(-1).tolist() for each in array]

@@ -138,7 +138,7 @@ def test_an_old_pack_names_the_command_that_makes_a_new_one(
         open_index(tmp_path / "pack")
     with pytest.raises(OtherVersionError, match="penstock pack"):
         make(tmp_path / "pack", tmp_path / "new")
-    with pytest.raises(DestinationError, match="another version"):
+    with pytest.raises(DestinationError, match="an earlier Penstock"):
         make(folder, tmp_path / "pack")
 
 

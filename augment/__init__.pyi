@@ -1,23 +1,23 @@
 from . import dali_nodes as dali_nodes
-from . import decode_failures as decode_failures
+from . import dali_library as dali_library
 from . import graph as graph
 from . import verify as verify
-from . import resample_operator as resample_operator
 from .argument_checks import argument as argument, boolean as boolean, only as only
 from .argument_checks import optional as optional
 from .argument_checks import fill_value as fill_value, numbers as numbers, one_of as one_of
 from .argument_checks import probability as probability, range_around as range_around
 from .argument_checks import whole_number as whole_number
-from .array_crops import ArrayCrop as ArrayCrop, ArrayDraws as ArrayDraws
-from .array_crops import check_array_crops as check_array_crops, cropped_schema as cropped_schema
-from .array_crops import is_array_crop as is_array_crop
+from .checked_recipes import ArrayCrop as ArrayCrop, ArrayDraws as ArrayDraws
+from .field_recipes import check_array_crops as check_array_crops
+from .field_recipes import cropped_schema as cropped_schema
+from .field_recipes import is_array_crop as is_array_crop
 from .checked_recipes import FieldRecipes as FieldRecipes
 from .dali_library import EncodedPipeline as EncodedPipeline
 from .dali_library import RUN_PIXELS as RUN_PIXELS, RUN_SAMPLES as RUN_SAMPLES
 from .dali_library import decode_runs as decode_runs, load_dali as load_dali
 from .dali_nodes import if_else as if_else, warp as warp
-from .decode_failures import failing_rows as failing_rows, fault_of as fault_of
-from .decode_failures import reason_of as reason_of
+from .dali_library import failing_rows as failing_rows, fault_of as fault_of
+from .dali_library import reason_of as reason_of
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
@@ -37,7 +37,7 @@ from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, G
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES
-from .graph import select_rows as select_rows
+from .graph import checked_device as checked_device, select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
 from .graph_definition import decode_options as decode_options, define_outputs as define_outputs
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves

@@ -1,4 +1,10 @@
-"""Define the checked operations on each field of a sample, and move what follows images with them.
+"""Define the checked operations on each field of a sample, move what follows images with them, and
+draw the parts of arrays.
+
+A crop of arrays is drawn before its samples are read, so that only that part of them is read. So it
+precedes all other operations on them, and its arrays have their stored shapes. The draws are those
+of images: if one operation of a list, or of a tuple's entry, crops an array and an image of equal
+height and width, both have the same window.
 
 A job without images loads these classes and none of the code that checks recipes.
 """
@@ -12,16 +18,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.augment.draw_keys import Bools, Ints
     from penstock.augment.field_operations import ColumnOperation, SanitizeBoxes
+    from penstock.augment.geometric_operations import FixedCrop
     from penstock.augment.image_moves import ImageMoves
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.fieldtypes import Column, FieldType
+    from penstock.readers.fieldtypes import Column, FieldType, SampleBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,3 +125,104 @@ def _kept_rows(name: str, column: Column, keep: Bools, offsets: Ints) -> RaggedC
     parts = enumerate(pairwise(offsets.tolist()))
     left = [column.sample(row)[keep[begin:end]] for row, (begin, end) in parts]
     return RaggedColumn.of(left, like=column)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayCrop:
+    """A crop of one array field. Only `check_array_crops` creates it.
+
+    op: the operation. index: its place in the recipe. sides: lengths of the field's samples, None
+    if they differ. shape: shape of the cropped part. salt: part of the key of its draws.
+    """
+
+    op: FixedCrop
+    index: int
+    sides: tuple[int | None, ...]
+    shape: tuple[int, ...]
+    salt: int = 0
+
+    @property
+    def axes(self) -> range:
+        """The axes that have a length in the operation's size: the last ones."""
+        return range(len(self.sides) - len(self.op.lengths), len(self.sides))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayDraws:
+    """The draws of the parts of arrays: pure functions of (seed, epoch, sample id), on any
+    thread."""
+
+    crops: Mapping[str, ArrayCrop]
+    seed: int
+
+    @property
+    def is_random(self) -> bool:
+        """True if a sample's crop differs from epoch to epoch."""
+        return any(crop.op.is_random for crop in self.crops.values())
+
+    def before(self, ids: Ints, epoch: int) -> dict[str, ColumnCrop]:
+        """Return the crops of fields whose samples have the same shape; only these parts are
+        read."""
+        return {
+            name: ColumnCrop(self._corners(crop, ids, epoch, crop.sides), crop.shape)
+            for name, crop in self.crops.items()
+            if None not in crop.sides
+        }
+
+    def after(self, content: SampleBatch, epoch: int, bad: dict[int, str]) -> SampleBatch:
+        """Return the batch with the cropped parts of fields whose samples differ in shape, which is
+        known after they were read.
+
+        bad: rows that are known to be bad; rows of samples that are too small are added, with
+        reasons.
+        """
+        columns: dict[str, Column] = {}
+        for name, crop in self.crops.items():
+            if None in crop.sides:
+                columns[name] = self._cropped(name, content, crop, epoch, bad)
+        return content.with_columns(columns) if columns else content
+
+    def _cropped(
+        self, name: str, content: SampleBatch, crop: ArrayCrop, epoch: int, bad: dict[int, str]
+    ) -> DenseColumn:
+        column = content.columns[name]
+        assert isinstance(column, DenseColumn | RaggedColumn)
+        shapes = _shapes(column, len(crop.shape))
+        is_small = (shapes < crop.shape).any(axis=1)
+        present = content.present.get(name)
+        for row in np.flatnonzero(is_small).tolist():
+            if row not in bad and (present is None or present[row]):
+                bad[row] = (
+                    f'"{name}" has the shape {tuple(shapes[row].tolist())}, and the recipe crops '
+                    f"parts of shape {crop.shape}"
+                )
+        corners = self._corners(crop, content.ids, epoch, shapes)
+        out = np.zeros((len(content), *crop.shape), column.values.dtype)
+        there = np.flatnonzero(~is_small)
+        put_parts(map(column.sample, there.tolist()), corners[there], out, there)
+        return DenseColumn(out)
+
+    def _corners(
+        self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]
+    ) -> Ints:
+        """Return the first index along each axis, int64, shape (n, dimensions)."""
+        found = np.zeros((len(ids), len(crop.shape)), np.int64)
+        whole = np.broadcast_to(np.asarray(sides, np.int64), found.shape)
+        places = np.zeros((len(crop.axes), 1))
+        if crop.op.is_random:
+            from penstock.augment.draw_keys import Uniform, draw_base  # needed for crops only
+
+            base = draw_base(self.seed, epoch, ids, salt=crop.salt)
+            places = Uniform(base, crop.index)(len(crop.axes))
+        for number, axis in enumerate(crop.axes):
+            length = crop.shape[axis]
+            side = np.maximum(whole[:, axis], length)  # of a sample that is too small: any index
+            found[:, axis] = crop.op.corner(side, length, places[number])
+        return found
+
+
+def _shapes(column: DenseColumn | RaggedColumn, dimensions: int) -> Ints:
+    if isinstance(column, RaggedColumn) and column.shapes is not None:
+        return column.shapes
+    samples = map(column.sample, range(len(column)))
+    return np.array([each.shape for each in samples], np.int64).reshape(-1, dimensions)

@@ -8,21 +8,27 @@ part of a fused expression, so int16 takes half as long as float32; rounding flo
 1.1 ms for an image of 224 x 224, int16 to uint8 0.3, and uint8 times a factor to int16 0.1. Casting
 float pixels to uint8 is slow, 1.7 in fn.cast, so contrast and autocontrast use operators that cast
 internally.
+
+The passes that `resample_kernels` compiles are operators too, if numba is installed. DALI's
+NumbaFunction compiles Python functions and passes their addresses to its operator. These functions
+are already compiled, so the two methods that compile are replaced. DALI calls the functions in its
+decode threads, without the GIL.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import fn, new_pipeline, types
-from penstock.augment.decode_failures import check_machine, reason_of
+from penstock.augment.dali_library import check_machine, fn, new_pipeline, reason_of, types
 from penstock.augment.draw_keys import Uniform
 from penstock.cache import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     Nodes = dict[str, Any]
 
 _MAX_LEVEL = 255
+_LOG = logging.getLogger("penstock")
 
 
 def if_else(
@@ -189,3 +196,102 @@ def as_input(values: NDArray[Any]) -> NDArray[Any]:
     """Return drawn values as an input of a graph: float32, bool or int32, C-contiguous."""
     kinds: dict[str, Any] = {"f": np.float32, "b": np.bool_}
     return np.ascontiguousarray(values, kinds.get(values.dtype.kind, np.int32))
+
+
+@functools.cache
+def _operator() -> Callable[..., Any] | None:
+    """Return the operator that calls a function of `resample_kernels` by name, or None."""
+    try:
+        from nvidia.dali.plugin.numba import NumbaFunction
+
+        from penstock.augment import resample_kernels as kernels
+    except Exception as error:  # numba is optional, and a failing compiler must not stop the job
+        # numba also rejects unknown versions of numpy by an ImportError.
+        level = logging.INFO if isinstance(error, ImportError) else logging.WARNING
+        _LOG.log(
+            level,
+            "DALI's own operators resize, at about half the speed, since the compiled resize isn't "
+            "available (%r). Install numba, or another version of it.",
+            error,
+        )
+        return None
+
+    class Compiled(NumbaFunction):
+        def _get_setup_fn_cpu(self, _setup_fn: Any) -> int:
+            return int(kernels.shape_like.address)
+
+        def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
+            return int(getattr(kernels, run_fn).address)
+
+    return Compiled
+
+
+def is_compiled() -> bool:
+    """Return True if the compiled pass is available. The first call imports numba, and on a new
+    machine compiles for some seconds."""
+    return _operator() is not None
+
+
+def fits_planes(shape: tuple[int, int, int]) -> bool:
+    """Return True if `planes_like` supports this shape: an input of the output's shape holds the
+    factors and summands of all channels."""
+    return shape[1] * shape[2] >= 2
+
+
+def planes_like(
+    shape: tuple[int, int, int], scaling: tuple[Sequence[float], Sequence[float]] | None
+) -> NDArray[np.float32]:
+    """Return the array that makes `compiled_resize` return normalised planes.
+
+    shape: channels, height, width. scaling: mean and standard deviation by channel in units of
+    0..1, or None.
+    """
+    like = np.zeros(shape, np.float32)
+    norm = np.array([[1.0, 0.0]] * shape[0])
+    if scaling is not None:  # pixels come as 0..255
+        mean, std = np.array(scaling)
+        norm = np.stack([1 / (255 * std), -mean / std], axis=1)
+    like.reshape(-1)[: norm.size] = norm.reshape(-1)
+    return like
+
+
+def compiled_resize(
+    images: Any,
+    like: NDArray[Any],
+    *,
+    region: tuple[Any, Any] | None,
+    filtered: Any,
+    mirror: Any = None,
+) -> Any:
+    """Resize and mirror images to the shape and dtype of `like`: float32 planes (`planes_like`), or
+    pixels, uint8, HWC, rounded half up.
+
+    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
+    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
+    """
+
+    def constant(value: Any, **kind: Any) -> Any:
+        return types.Constant(value, device="cpu", **kind)
+
+    whole = constant(np.zeros(2, np.float32))
+    low, high = region or (whole, whole)
+    if isinstance(filtered, bool):
+        filtered = constant(filtered, dtype=types.BOOL)
+    if mirror is None:
+        mirror = constant(0, dtype=types.INT32)
+    name, out = ("to_pixels", types.UINT8) if like.dtype == np.uint8 else ("to_planes", types.FLOAT)
+    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out]
+    given = images, low, high, filtered, mirror, constant(like)
+    return _run(name, out, kinds, [3, 1, 1, 0, 0, 3], *given)
+
+
+def compiled_equalize(images: Any) -> Any:
+    """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
+    return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
+
+
+def _run(name: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any) -> Any:
+    """Call a function of `resample_kernels`, whose result has the shape of the last input."""
+    operator = _operator()
+    assert operator is not None  # the caller has checked is_compiled()
+    return operator(name, [out], kinds, [3], dimensions, device="cpu")(*given)

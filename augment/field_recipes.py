@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.checked_recipes import FieldRecipes, Follower
+from penstock.augment.checked_recipes import ArrayCrop, FieldRecipes, Follower
 from penstock.augment.field_operations import ColumnOperation, Map, SanitizeBoxes
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.operation import Operation, Stage
@@ -25,7 +25,7 @@ from penstock.readers.fieldtypes import is_mask_name, untyped_places
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers import ImageRange
-    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.fieldtypes import FieldType, Schema
 
 Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 """The type of `augment=`: one list of operations, or a list by field or by a tuple of fields."""
@@ -93,7 +93,10 @@ def check_recipes(
     _check_crops(lists, selected)
     images: dict[str, CheckedRecipe] = {}
     for name in names:
-        recipe = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
+        try:
+            recipe = check_recipe(lists.get(name), images=ranges.get(name), field=name)
+        except RecipeError as error:
+            raise RecipeError(f'augment, of "{name}": {error}') from error
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _warn_of_untyped_fields(lists, selected, names)
@@ -195,18 +198,6 @@ def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, 
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
 
 
-def _checked(
-    ops: tuple[Operation, ...] | None, name: str, ranges: Mapping[str, ImageRange], *, alone: bool
-) -> CheckedRecipe:
-    """Check the recipe of an image. alone: it is the only image, so that messages don't name it."""
-    try:
-        return check_recipe(ops, images=ranges.get(name), field=name)
-    except RecipeError as error:
-        if alone:
-            raise
-        raise RecipeError(f'augment, of "{name}": {error}') from error
-
-
 def _check_crops(lists: Lists, selected: Types) -> None:
     """Raise RecipeError for crops of fields that aren't selected images or arrays."""
     known = [name for name, type in selected.items() if type.is_image or type.can_crop]
@@ -304,3 +295,111 @@ def _column_operations(lists: Lists, selected: Types) -> dict[str, ColumnOperati
         _claim(found, op, op.field, "field", selected)
         op.check_types(selected)
     return found
+
+
+def is_array_crop(op: object, of: str | None, schema: Types, fields: Sequence[str]) -> bool:
+    """Return True if an operation crops arrays only. of: the field whose list contains it."""
+    if not isinstance(op, FixedCrop):
+        return False
+    names = _cropped_fields(op, of, schema, fields)
+    return bool(names) and all(name in names for name in op.fields or ())
+
+
+def check_array_crops(
+    augment: FieldLists | None,
+    schema: Schema,
+    fields: Sequence[str],
+    salts: Mapping[str, int] | None = None,
+) -> dict[str, ArrayCrop]:
+    """Return the crop of each array field that has one.
+
+    augment: the recipe without its Maps. schema: types of the stored samples. fields: selected
+    fields. salts: salts of the draws by field (`entry_salts`). Raises RecipeError for crops that
+    don't fit their arrays.
+    """
+    found: dict[str, ArrayCrop] = {}
+    lists = augment if isinstance(augment, Mapping) else {None: augment}
+    for of, recipe in lists.items():
+        for index, op in enumerate(operations_of(recipe)):
+            if not isinstance(op, FixedCrop):
+                continue
+            crops: dict[str, ArrayCrop] = {}
+            for name in _cropped_fields(op, of, schema, fields):
+                if name in found:
+                    raise RecipeError(f'{found[name].op} and {op} both crop "{name}": keep one.')
+                salt = (salts or {}).get(name, 0)
+                crops[name] = _checked_crop(op, name, schema[name], index=index, salt=salt)
+            _check_equal_sides(op, crops)
+            found |= crops
+    return found
+
+
+def cropped_schema(schema: Schema, crops: Mapping[str, ArrayCrop]) -> Schema:
+    """Return the schema of samples whose arrays are cropped."""
+    changed: dict[str, FieldType] = {
+        name: replace(schema[name], shape=crop.shape)  # type: ignore[type-var]
+        for name, crop in crops.items()
+    }
+    return schema.__class__({**schema, **changed}) if crops else schema
+
+
+def _cropped_fields(
+    op: FixedCrop, of: str | None, schema: Types, selected: Sequence[str]
+) -> list[str]:
+    """Return the names of the arrays that an operation crops. of: the field whose list contains
+    it."""
+    types = {name: schema[name] for name in selected if name in schema}
+    arrays = [name for name, type in types.items() if type.can_crop and of in (None, name)]
+    if op.fields is not None:
+        return [name for name in arrays if name in op.fields]
+    if of is not None:
+        return arrays
+    if any(type.is_image for type in types.values()):
+        return []
+    fitting = [name for name in arrays if types[name].reference is None and _fits(op, types[name])]
+    if not fitting:
+        raise RecipeError(
+            f"{op}: no selected array has {len(op.lengths)} axes or more. Pass another size. "
+            f"Selected: {types}."
+        )
+    return fitting
+
+
+def _fits(op: FixedCrop, type: FieldType) -> bool:
+    return type.form is not None and len(type.form.shape) >= len(op.lengths)
+
+
+def _checked_crop(op: FixedCrop, name: str, type: FieldType, *, index: int, salt: int) -> ArrayCrop:
+    sides = () if type.form is None else type.form.shape
+    lengths = (None,) * (len(sides) - len(op.lengths)) + op.lengths
+    pairs = list(zip(sides, lengths, strict=False))
+    if op.padding_px or op.pad_if_needed:
+        why = "only images can be padded: crop them by another operation, or leave the padding out"
+    elif type.reference is not None:
+        why = f'it has a row for each of "{type.reference}", and follows them: leave it out'
+    elif not _fits(op, type):
+        why = f"the crop has {len(op.lengths)} lengths for the last axes of a sample: pass fewer"
+    elif (None, None) in pairs:
+        axis = pairs.index((None, None))
+        why = f"samples differ in length along axis {axis}, which a batch can't: pass a length"
+    elif any(length and side and length > side for side, length in pairs):
+        why = f"its samples have the smaller shape {sides}"
+    else:
+        shape = tuple(length or side or 1 for side, length in pairs)
+        return ArrayCrop(op=op, index=index, sides=sides, shape=shape, salt=salt)
+    raise RecipeError(f'{op} can\'t crop "{name}", {type}: {why}.')
+
+
+def _check_equal_sides(op: FixedCrop, crops: Mapping[str, ArrayCrop]) -> None:
+    """Raise RecipeError unless the fields of one crop have the same lengths along cropped axes:
+    they have the same corner."""
+    lengths = {
+        tuple(crop.sides[axis] for axis in crop.axes if crop.shape[axis] != crop.sides[axis])
+        for crop in crops.values()
+    }
+    if len([each for each in lengths if None not in each]) > 1:
+        shapes = {name: crop.sides for name, crop in crops.items()}
+        raise RecipeError(
+            f"{op} crops the same part of all its fields, and they differ in length along cropped "
+            f"axes: {shapes}. Pass fields=, and crop the other fields by another operation."
+        )

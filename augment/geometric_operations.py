@@ -3,7 +3,7 @@
 Names, meanings and formulas are torchvision's (transforms.py and _functional_tensor.py), for many
 samples at once. Windows are integers inside the upright image. `draws` combines them, so that only
 what the last window shows is decoded and resized; masks, boxes and keypoints follow all of them
-(`image_moves`). Crops of a fixed size also crop arrays (`array_crops`).
+(`image_moves`). Crops of a fixed size also crop arrays (`field_recipes`).
 """
 
 from __future__ import annotations

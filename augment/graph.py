@@ -6,7 +6,7 @@ decisions.
 
 Usually a batch is one sub-batch, which is one run of DALI. A sample that doesn't decode fails its
 whole run. Then the good samples of that run are decoded again, in a separate pipeline, until the
-bad ones are found (`decode_failures`), and the next batches are cut into smaller runs.
+bad ones are found (`failing_rows`), and the next batches are cut into smaller runs.
 
 Measurements behind this design, with DALI 2.4 on the CPU at batch 256:
 - Three small argument inputs (start, shape, mirror) take 4.3 us a sample; one packed input that the
@@ -28,15 +28,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment import resample_operator
-from penstock.augment.dali_library import RUN_SAMPLES, EncodedPipeline, decode_runs, load_dali
-from penstock.augment.decode_failures import (
+from penstock.augment.dali_library import (
     NO_IMAGE,
     SPLIT_WAYS,
+    EncodedPipeline,
     check_machine,
     corrupt_sample_error,
+    decode_runs,
     failing_rows,
     is_unclear,
+    load_dali,
     machine_error,
     split_rows,
 )
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment.draws import Draws
-    from penstock.augment.recipe import CheckedRecipe
     from penstock.readers import Encoded, EncodedBatch
 
 # Batches after a failure that are cut into small runs, and samples of a small run. With 1 % bad
@@ -153,46 +153,9 @@ class Graph:
     batches are in flight; they may have any size up to batch_size, including 0.
     """
 
-    def __init__(
-        self,
-        recipe: CheckedRecipe,
-        *,
-        batch_size: int,
-        threads: int,
-        device: str = "cpu",
-        device_id: int | None = None,
-        deterministic: bool = False,
-        check_headers: bool = False,
-        constant_decode: bool = False,
-        pixels: bool = False,
-        resident: bool = False,
-    ) -> None:
-        """Build the graph without running it.
-
-        batch_size: the largest batch. threads: CPU threads that decode. device_id: CUDA ordinal;
-        None: torch's current one. deterministic: decode without the hardware decoder on CUDA, so
-        that pixels don't depend on the decoder that a sample gets; on the CPU they never do.
-        check_headers: read each sample's header before DALI decodes it, in 4 us a sample; necessary
-        for bytes that `verify_images` hasn't checked, or whose checksum wasn't compared since.
-        constant_decode: for benchmarks: use the same inputs, decode nothing and return a constant,
-        which leaves the cost of everything but decoding. pixels: samples are decoded already: RGB,
-        uint8, shape (height, width, 3). resident: samples come from a `FullImageDecoder`: uint8,
-        shape (height, width, channels), in the recipe's colours; on CUDA each as a
-        `resident_tensor`. Raises ConfigError (no such device), MissingDependencyError (no DALI).
-        """
-        number = checked_device(device, device_id)
-        self._plan = plan = GraphPlan(
-            recipe=recipe,
-            batch_size=batch_size,
-            device_id=number,
-            threads=threads,
-            deterministic=deterministic,
-            check_headers=check_headers,
-            constant=constant_decode,
-            pixels=pixels or resident,
-            compiled=number is None and not constant_decode and resample_operator.is_compiled(),
-            resident=resident,
-        )
+    def __init__(self, plan: GraphPlan) -> None:
+        """Build the graph without running it. Raises MissingDependencyError without DALI."""
+        self._plan = plan
         self._pipe: DaliPipeline | None = DaliPipeline(plan)
         # For samples of failed runs, so that runs in flight aren't affected. It is built once, at
         # the first failure: building pipelines that fail leaks.
@@ -372,26 +335,10 @@ class FullImageDecoder:
     window decoded by the graph (on the CPU; measured with DALI 2.4, and checked by a test). Samples
     are decoded in runs, two of them in flight: one is copied while the next is decoded, and memory
     in flight is bounded for batches of any size.
-
-    threads: CPU threads that decode. The other arguments and errors are those of `Graph`.
     """
 
-    def __init__(
-        self,
-        recipe: CheckedRecipe,
-        *,
-        threads: int,
-        device: str = "cpu",
-        device_id: int | None = None,
-        deterministic: bool = False,
-    ) -> None:
-        plan = GraphPlan(
-            recipe=recipe,
-            batch_size=RUN_SAMPLES,
-            threads=threads,
-            device_id=checked_device(device, device_id),
-            deterministic=deterministic,
-        )
+    def __init__(self, plan: GraphPlan) -> None:
+        """Build the decoder. plan: of runs of RUN_SAMPLES."""
         self.pipeline = EncodedPipeline(plan, lambda encoded: [decoded(plan, encoded)])
 
     def __call__(
@@ -430,7 +377,7 @@ class FullImageDecoder:
 
 
 def resident_tensor(image: Any) -> Any:
-    """Return DALI's view of an image in the memory of a GPU, which `Graph(resident=True)` reads.
+    """Return DALI's view of an image in the memory of a GPU, which graphs with resident=True read.
 
     image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
     """

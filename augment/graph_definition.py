@@ -6,14 +6,13 @@ on pixels are in their classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import resample_operator
+from penstock.augment import dali_nodes as nodes
 from penstock.augment.dali_library import PipelinePlan, fn, types
-from penstock.augment.dali_nodes import if_else, source
 from penstock.augment.draws import input_kinds
 
 if TYPE_CHECKING:
@@ -21,19 +20,30 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe, GeometryStage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GraphPlan(PipelinePlan):
-    """The checked arguments of a `Graph`, from which its pipeline is built.
+    """The arguments of a `Graph`, from which its pipeline is built.
 
-    constant: as `constant_decode` of the graph. pixels: RGB, shape (height, width, 3). resident:
-    pixels come from `decoded`. compiled: resize on the CPU by `resample_kernels`.
+    pixels: samples are RGB, uint8, shape (height, width, 3). resident: pixels come from a
+    `FullImageDecoder`: uint8, shape (height, width, channels), in the recipe's colours; on CUDA
+    each as a `resident_tensor`. deterministic: decode without the hardware decoder on CUDA, so that
+    pixels don't depend on the decoder that a sample gets; on the CPU they never do. check_headers:
+    read each sample's header before DALI decodes it, in 4 us a sample; necessary for bytes that
+    `verify_images` hasn't checked, or whose checksum wasn't compared since. constant: for
+    benchmarks: use the same inputs, decode nothing and return a constant, which leaves the cost of
+    everything but decoding.
     """
 
     recipe: CheckedRecipe
+    _: KW_ONLY
     deterministic: bool = False
     check_headers: bool = False
     constant: bool = False
-    compiled: bool = False
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if `resample_kernels` resizes."""
+        return not (self.is_cuda or self.constant) and nodes.is_compiled()
 
     @property
     def device(self) -> str:
@@ -49,7 +59,7 @@ class GraphPlan(PipelinePlan):
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    inputs = {name: source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
+    inputs = {name: nodes.source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
@@ -65,11 +75,12 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
     for step in plan.recipe.pixels:
         images = step.node(images, inputs, plan.recipe.image)
+    dtype: DType = "float32" if one_pass else last_pass_dtype(plan.recipe)
     if not one_pass:
         images = _last_pass(plan.recipe, images, inputs)
     for erasing in plan.recipe.erasing:
         images = erasing.node(images, inputs, plan.recipe.image)
-    if plan.recipe.dtype != last_pass_dtype(plan.recipe):
+    if plan.recipe.dtype != dtype:
         images = fn.cast(images, dtype=_dali_dtype(plan.recipe.dtype))
     return (images,)
 
@@ -132,13 +143,13 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
 def _is_one_pass(plan: GraphPlan) -> bool:
     """Return True if one compiled pass does the last resize, the flip, Normalize and HWC to CHW."""
     recipe = plan.recipe
-    has_room = resample_operator.fits_planes(recipe.shape)
+    has_room = nodes.fits_planes(recipe.shape)
     is_last = recipe.dtype != "uint8" and not recipe.pixels
     return _is_compiled(plan, recipe.geometries[-1]) and is_last and has_room
 
 
 def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
-    return plan.compiled and geometry.size is not None and geometry.out is not None
+    return plan.is_compiled and geometry.size is not None and geometry.out is not None
 
 
 def _resized(
@@ -155,15 +166,13 @@ def _resized(
     options: dict[str, Any] = {"region": region, "filtered": filtered}
     if not to_the_end:
         like = np.zeros((*geometry.out, recipe.decode.channels), np.uint8)
-        return fn.reshape(resample_operator.resize(images, like, **options), layout="HWC")
+        return fn.reshape(nodes.compiled_resize(images, like, **options), layout="HWC")
     scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
     options["mirror"] = inputs[recipe.mirror.name] if recipe.mirror else None
-    planes = resample_operator.planes_like(recipe.shape, scaling)
-    images = resample_operator.resize(images, planes, **options)
+    planes = nodes.planes_like(recipe.shape, scaling)
+    images = nodes.compiled_resize(images, planes, **options)
     if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
         images = fn.reshape(images, layout="CHW")
-    if last_pass_dtype(recipe) == "float16":
-        images = fn.cast(images, dtype=types.FLOAT16)
     return images
 
 
@@ -176,14 +185,14 @@ def _resized_by_dali(
     options: dict[str, Any] = {"size": list(geometry.out)} if geometry.out else {}
     options["interp_type"] = types.INTERP_LINEAR
 
-    def resize(nodes: dict[str, Any], *, antialias: bool) -> Any:
-        return fn.resize(nodes.pop("images"), antialias=antialias, **options, **nodes)
+    def resize(given: dict[str, Any], *, antialias: bool) -> Any:
+        return fn.resize(given.pop("images"), antialias=antialias, **options, **given)
 
-    nodes = {"images": images, **{option: inputs[name] for option, name in names.items()}}
+    given = {"images": images, **{option: inputs[name] for option, name in names.items()}}
     if geometry.antialias != "auto":
-        return resize(nodes, antialias=geometry.antialias)
-    return if_else(
-        nodes,
+        return resize(given, antialias=geometry.antialias)
+    return nodes.if_else(
+        given,
         inputs[f"filter{number}"],
         lambda some: resize(some, antialias=True),
         lambda some: resize(some, antialias=False),

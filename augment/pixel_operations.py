@@ -20,7 +20,6 @@ import numpy as np
 
 from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
-from penstock.augment import resample_operator
 from penstock.augment.argument_checks import argument
 from penstock.augment.dali_library import fn, types
 from penstock.augment.operation import (
@@ -350,8 +349,8 @@ class RandomEqualize(ImageOperation):
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
-        if images.device == "cpu" and resample_operator.is_compiled():
-            return resample_operator.equalize(images)
+        if images.device == "cpu" and nodes.is_compiled():
+            return nodes.compiled_equalize(images)
         return fn.equalize(images)
 
 

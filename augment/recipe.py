@@ -300,9 +300,8 @@ def check_recipe(
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, out = plan_geometries(geometric, images)
     if out.fixed is None:
-        of = "" if field is None else f' of "{field}"'
         raise RecipeError(
-            f"The images{of} are {size_text(ANY_SIZE if images == ANY_SIZE else out)}. A batch "
+            f"The images are {size_text(ANY_SIZE if images == ANY_SIZE else out)}. A batch "
             "needs one size: in augment=, add RandomResizedCrop(224), Resize((224, 224)), or "
             "Resize(256) and CenterCrop(224)."
         )

@@ -32,11 +32,11 @@ from penstock.augment.dali_library import (
     EncodedPipeline,
     PipelinePlan,
     decode_runs,
+    failing_rows,
     fn,
     types,
 )
 from penstock.augment.dali_nodes import source
-from penstock.augment.decode_failures import failing_rows
 from penstock.cache import MissingDependencyError, ordered
 from penstock.cache.base import machine_remedy, usable_cores
 from penstock.readers import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal

@@ -234,18 +234,20 @@ def _undecoded(case: Case) -> Iterator[Any]:
     import numpy as np
 
     from penstock import Dataset
-    from penstock.augment import Graph, check_recipe, draw
+    from penstock.augment import Graph, GraphPlan, check_recipe, checked_device, draw
 
     with Dataset(case["pack"]) as dataset:
         recipe = check_recipe(recipe_of(case), images=dataset.index.images["image"])
         n = min(case["batch_size"], int(dataset.index.sizes[0]))
         rows = np.array([(0, row) for row in range(n)], np.int64)
         graph = Graph(
-            recipe,
-            batch_size=n,
-            threads=int(machine()["cores"]),
-            device=case["device"].partition(":")[0],
-            constant_decode=True,
+            GraphPlan(
+                recipe,
+                batch_size=n,
+                threads=int(machine()["cores"]),
+                device_id=checked_device(case["device"].partition(":")[0], None),
+                constant=True,
+            )
         )
         try:
             for epoch in itertools.count():

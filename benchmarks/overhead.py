@@ -70,13 +70,13 @@ def _thread_times(
     """Return CPU microseconds per sample of the process and of the threads that run Python, by
     round."""
     from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.augment import Graph
+    from penstock.augment import GraphPlan
 
     parts: dict[str, list[float]] = {name: [] for name in ("process", *_THREADS)}
-    constant = functools.partial(Graph, constant_decode=True)
+    constant = functools.partial(GraphPlan, constant=True)
     # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
     with (
-        mock.patch("penstock.pipeline.feed.image_decoding.Graph", constant),
+        mock.patch("penstock.pipeline.feed.image_decoding.GraphPlan", constant),
         DataLoader(
             Dataset(str(prepared.pack)),
             batch_size=batch_size,

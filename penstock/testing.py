@@ -35,7 +35,15 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.augment import Graph, ImageOperation, Map, Resize, check_recipe, draw_with_moves
+from penstock.augment import (
+    Graph,
+    GraphPlan,
+    ImageOperation,
+    Map,
+    Resize,
+    check_recipe,
+    draw_with_moves,
+)
 from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.plan import World
@@ -403,7 +411,7 @@ class OperationConformance(metaclass=ABCMeta):
         ids, dims = np.array(rows) * 5, np.full((len(rows), 2), (40, 48), np.int32)
         draws, moves = draw_with_moves(recipe, ids=ids, dims=dims, seed=1, epoch=2)
         encoded = [np.frombuffer(files[row], np.uint8) for row in rows]
-        graph = Graph(recipe, batch_size=len(rows), threads=1)
+        graph = Graph(GraphPlan(recipe, batch_size=len(rows), threads=1))
         try:
             graph.feed(EncodedBatch(ids=ids, encoded=encoded, dims=dims), draws)
             return graph.outputs().numpy(), moves

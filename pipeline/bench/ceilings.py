@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import FixedCrop, GeometricOperation, Graph, Stage, check_recipe, draw
+from penstock.augment import (
+    FixedCrop,
+    GeometricOperation,
+    Graph,
+    GraphPlan,
+    Stage,
+    check_recipe,
+    checked_device,
+    draw,
+)
 from penstock.cache import ConfigError, MissingDependencyError, Ordered, Workers
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
@@ -174,14 +183,14 @@ class RecipeTimer:
         of a run so that several runs fit into `seconds`. whole: a run has the whole batch."""
         kind, _, number = device.partition(":")
         self._device = device
-        self._graph = Graph(
+        plan = GraphPlan(
             self._recipe,
             batch_size=len(batch.encoded),
             threads=threads,
-            device=kind,
-            device_id=int(number) if number else None,
-            constant_decode=self._constant,
+            device_id=checked_device(kind, int(number) if number else None),
+            constant=self._constant,
         )
+        self._graph = Graph(plan)
         for size in (threads, 2 * threads):
             self._few = first_of(batch, size)
             began = time.perf_counter()

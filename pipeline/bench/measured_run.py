@@ -244,13 +244,13 @@ def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _WALL_
 def import_all() -> None:
     """Import the modules that a loader imports at its first use, so that no run measures that."""
     import penstock.pipeline.loader
-    from penstock.augment import load_dali, resample_operator
+    from penstock.augment import dali_nodes, load_dali
     from penstock.cache import MissingDependencyError
 
     assert penstock.pipeline.loader
     try:
         load_dali()
-        resample_operator.is_compiled()
+        dali_nodes.is_compiled()
     except MissingDependencyError:
         return  # a run that needs it raises the error when it builds its graph
 

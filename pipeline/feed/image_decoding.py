@@ -15,7 +15,9 @@ from penstock.augment import (
     DecodedBatch,
     Draws,
     Graph,
+    GraphPlan,
     Mixer,
+    checked_device,
     class_count,
     draw,
     draw_with_moves,
@@ -408,15 +410,16 @@ def _make_graph(
     batch: int,
 ) -> Graph | ResidentGraph:
     def make(*, from_memory: bool = False) -> Graph:
-        return Graph(
+        plan = GraphPlan(
             recipe,
             batch_size=batch,
             threads=threads,
-            device=options.device.type,
-            device_id=options.device.index,
+            device_id=checked_device(options.device.type, options.device.index),
             deterministic=options.deterministic,
+            pixels=from_memory,
             resident=from_memory,
         )
+        return Graph(plan)
 
     if resident is None:
         return make()

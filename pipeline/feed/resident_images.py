@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import DecodedBatch, FullImageDecoder, resident_tensor
+from penstock.augment import (
+    RUN_SAMPLES,
+    DecodedBatch,
+    FullImageDecoder,
+    GraphPlan,
+    checked_device,
+    resident_tensor,
+)
 from penstock.cache import PenstockError
 from penstock.cache.base import format_size
 from penstock.pipeline.report import ResidentFacts
@@ -198,7 +205,7 @@ class ResidentImages:
         return batch if part is None else batch.patched(new, part)
 
     def images(self, ids: NDArray[np.int64]) -> list[Any]:
-        """Return images by sample id for `Graph(resident=True)`; None for absent ones."""
+        """Return images by sample id for a graph with resident=True; None for absent ones."""
         begins = self._begin[ids].tolist()
         if self._device.type == "cuda":
             return [self._wrapped.get(sample_id) for sample_id in ids.tolist()]
@@ -341,14 +348,14 @@ class ResidentImages:
         return True
 
     def _make_decoder(self) -> FullImageDecoder:
-        device = self._device
-        return FullImageDecoder(
+        plan = GraphPlan(
             self._recipe,
+            batch_size=RUN_SAMPLES,
             threads=self._threads,
-            device=device.type,
-            device_id=device.index,
+            device_id=checked_device(self._device.type, self._device.index),
             deterministic=self._deterministic,
         )
+        return FullImageDecoder(plan)
 
     def _on_stream(self) -> Any:
         """Make a stream of our own current; the thread's may be the training step's."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import Graph, check_recipe, draw
+from penstock.augment import Graph, GraphPlan, check_recipe, checked_device, draw
 from penstock.cache import ConfigError, watch
 from penstock.cache.base import usable_cores
 from penstock.readers import ANY_SIZE, EncodedBatch
@@ -46,10 +46,9 @@ class Augmenter:
         self._options = {
             "batch_size": options.batch_size or 1,
             "threads": self.threads,
-            "device": options.device.type,
-            "device_id": options.device.index,
             "deterministic": options.own.deterministic,
         }
+        self._device = options.device
         self._graph: Graph | None = None
         self._graph_is_for: tuple[bool, int] | None = None  # decoded images, images per sample
         watch(self)
@@ -72,7 +71,9 @@ class Augmenter:
             self.close()
             options: dict[str, Any] = dict(self._options)
             options["batch_size"] *= split.images
-            self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
+            options["device_id"] = checked_device(self._device.type, self._device.index)
+            options |= {"pixels": pixels, "check_headers": not pixels}
+            self._graph = Graph(GraphPlan(self.recipe, **options))
             self._graph_is_for = pixels, split.images
         if split.images > 1:  # all images of a sample share its draws
             ids = np.tile(ids, split.images)

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.augment import (
     DaliPipeline,
     Graph,
+    GraphPlan,
     check_recipe,
     draw,
     graph,
@@ -59,7 +60,7 @@ def test_caution_lasts_for_some_batches(monkeypatch: pytest.MonkeyPatch) -> None
     images = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
     recipe = check_recipe(imagenet_eval(32, resize=40), images=images)
     draws = draw(recipe, ids=good.ids, dims=good.dims, seed=1, epoch=0)
-    with contextlib.closing(Graph(recipe, batch_size=8, threads=1)) as made:
+    with contextlib.closing(Graph(GraphPlan(recipe, batch_size=8, threads=1))) as made:
         made.feed(torn, draws)
         assert list(made.outputs_marked().bad) == [0]
         monkeypatch.setattr(DaliPipeline, "take", counted)

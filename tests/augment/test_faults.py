@@ -12,8 +12,9 @@ from penstock.augment import (
     DaliPipeline,
     FullImageDecoder,
     Graph,
+    GraphPlan,
     check_recipe,
-    decode_failures,
+    dali_library,
     draw,
     failing_rows,
     fault_of,
@@ -102,7 +103,7 @@ def test_a_message_states_whose_fault_it_is(fault: str, text: str, wrapped: bool
 @pytest.mark.parametrize("text", MACHINE + MEMORY)
 def test_the_machines_fault_is_no_samples(text: str) -> None:
     with pytest.raises(DeviceError) as raised:
-        decode_failures.check_machine(RuntimeError(dali_says(text)))
+        dali_library.check_machine(RuntimeError(dali_says(text)))
     assert isinstance(raised.value, PenstockError)
     assert text.splitlines()[0].strip(" :") in str(raised.value)
     assert "no image" not in str(raised.value)
@@ -111,7 +112,7 @@ def test_the_machines_fault_is_no_samples(text: str) -> None:
 
 @pytest.mark.parametrize("text", SAMPLE)
 def test_a_samples_fault_is_not_the_machines(text: str) -> None:
-    decode_failures.check_machine(RuntimeError(dali_says(text)))
+    dali_library.check_machine(RuntimeError(dali_says(text)))
     assert "codec" not in reason_of(RuntimeError(dali_says(text)))
 
 
@@ -166,7 +167,7 @@ def recipe():
 
 @pytest.fixture
 def graph(recipe):
-    made = Graph(recipe, batch_size=8, threads=1)
+    made = Graph(GraphPlan(recipe, batch_size=8, threads=1))
     yield made
     made.close()
 
@@ -218,7 +219,7 @@ def test_runs_and_batches_stay_in_step_when_the_machine_fails(
 
 
 def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBatch, recipe) -> None:
-    decoder = FullImageDecoder(recipe, threads=1)
+    decoder = FullImageDecoder(GraphPlan(recipe, batch_size=8, threads=1))
 
     class Broken:
         def schedule(self, _):

@@ -23,6 +23,7 @@ from penstock.augment import (
     Decode,
     FlipMove,
     Graph,
+    GraphPlan,
     ImageMoves,
     Normalize,
     RandomCrop,
@@ -106,7 +107,7 @@ def decoded(
 ) -> tuple[NDArray[Any], ImageMoves]:
     """All images of a batch, decoded by so many at a time, and their moves."""
     checked = check_recipe(recipe, images=images)
-    graph = Graph(checked, batch_size=size or len(batch.ids), threads=2)
+    graph = Graph(GraphPlan(checked, batch_size=size or len(batch.ids), threads=2))
     found = []
     try:
         for rows in np.split(np.arange(len(batch.ids)), len(batch.ids) // (size or len(batch.ids))):

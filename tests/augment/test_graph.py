@@ -40,13 +40,14 @@ from penstock.augment import (
     Solarize,
     TrivialAugmentWide,
     check_recipe,
+    checked_device,
+    dali_nodes,
     define_outputs,
     draw,
     imagenet_eval,
     imagenet_train,
     load_dali,
     reason_of,
-    resample_operator,
 )
 from penstock.cache import (
     ClosedError,
@@ -88,9 +89,11 @@ def take(batch, rows):
 class Bench:
     """A recipe, its graph and the draws of seed 1, epoch 2."""
 
-    def __init__(self, recipe, images=SIZES, **options):
+    def __init__(self, recipe, images=SIZES, device="cpu", **options):
         self.recipe = check_recipe(recipe, images=images)
-        self.graph = Graph(self.recipe, **{"batch_size": 96, "threads": 2, **options})
+        options = {"batch_size": 96, "threads": 2, **options}
+        number = checked_device(device, None)
+        self.graph = Graph(GraphPlan(self.recipe, device_id=number, **options))
 
     def feed(self, batch):
         draws = draw(self.recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=2)
@@ -278,7 +281,7 @@ def test_a_missing_dali_names_the_remedy(monkeypatch, platform, remedy):
 
 
 def test_constant_decode_delivers_the_right_shape(samples):
-    with Bench(imagenet_train(32), constant_decode=True) as bench:
+    with Bench(imagenet_train(32), constant=True) as bench:
         images = bench(take(samples, range(10)))
         assert images.shape == (10, 3, 32, 32)
         assert images.dtype == torch.float32
@@ -363,11 +366,10 @@ def defined(recipe: Any, device: Any, **plan: Any) -> list[Any]:
     from nvidia.dali import fn, types
 
     made = GraphPlan(
-        recipe=check_recipe(recipe, images=SIZES),
+        check_recipe(recipe, images=SIZES),
         batch_size=4,
         threads=1,
         device_id=0 if device == "cuda" else None,
-        compiled=device == "cpu" and resample_operator.is_compiled(),
         **plan,
     )
     pipe = load_dali().Pipeline(
@@ -437,7 +439,8 @@ def batch() -> EncodedBatch:
 
 def images(recipe: Any, batch: EncodedBatch, device: str = "cpu") -> torch.Tensor:
     checked = check_recipe(recipe, images=SIZES)
-    graph = Graph(checked, batch_size=len(batch.ids), threads=2, device=device)
+    number = checked_device(device, None)
+    graph = Graph(GraphPlan(checked, batch_size=len(batch.ids), threads=2, device_id=number))
     try:
         graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=0))
         return graph.outputs().cpu()
@@ -445,13 +448,13 @@ def images(recipe: Any, batch: EncodedBatch, device: str = "cpu") -> torch.Tenso
         graph.close()
 
 
-@pytest.mark.skipif(not resample_operator.is_compiled(), reason="no numba")
+@pytest.mark.skipif(not dali_nodes.is_compiled(), reason="no numba")
 @pytest.mark.parametrize("recipe", [HALF_ERASED, HALF_ERASED[:-1]])
 def test_what_was_resized_by_the_compiled_pass_is_erased(
     batch: EncodedBatch, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = images(recipe, batch)
-    monkeypatch.setattr(resample_operator, "is_compiled", lambda: False)
+    monkeypatch.setattr(dali_nodes, "is_compiled", lambda: False)
     # Resampled pixels differ a little; which of them are erased doesn't.
     assert torch.equal(compiled == compiled.new_tensor(0.3), images(recipe, batch) == 0.3)
     assert (compiled == compiled.new_tensor(0.3)).any()

@@ -23,6 +23,7 @@ from penstock.augment import (
     Decode,
     GaussianBlur,
     Graph,
+    GraphPlan,
     Normalize,
     RandAugment,
     RandomAutocontrast,
@@ -37,6 +38,7 @@ from penstock.augment import (
     Solarize,
     TrivialAugmentWide,
     check_recipe,
+    checked_device,
     draw,
     input_kinds,
 )
@@ -72,11 +74,26 @@ def encoded(pictures):
     return [encoded_array(pixels) for pixels in pictures]
 
 
-def run(recipe, encoded, *, rows=None, batch_size=SAMPLES, threads=2, seed=1, epoch=0, **options):
+def run(
+    recipe,
+    encoded,
+    *,
+    rows=None,
+    batch_size=SAMPLES,
+    threads=2,
+    seed=1,
+    epoch=0,
+    device="cpu",
+    **options,
+):
     """The recipe's batches as one array, and the draws of all rows."""
     checked = check_recipe(recipe, images=FIXED)
     rows = np.arange(len(encoded)) if rows is None else np.asarray(rows)
-    graph = Graph(checked, batch_size=batch_size, threads=threads, **options)
+    device_id = checked_device(device, None)
+    plan = GraphPlan(
+        checked, batch_size=batch_size, threads=threads, device_id=device_id, **options
+    )
+    graph = Graph(plan)
     parts, drawn = [], []
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
@@ -410,7 +427,7 @@ def test_the_same_bits_at_any_batch_size_thread_count_and_order(encoded, name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_constant_decode_takes_all_inputs(encoded, name):
-    images, _ = run(RECIPES[name], encoded[:8], constant_decode=True)
+    images, _ = run(RECIPES[name], encoded[:8], constant=True)
     assert not images.any()
 
 

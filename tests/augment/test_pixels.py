@@ -15,6 +15,7 @@ from penstock.augment import (
     CenterCrop,
     Decode,
     Graph,
+    GraphPlan,
     Normalize,
     RandomResizedCrop,
     Resize,
@@ -75,7 +76,7 @@ def run(recipe, files, *, batch_size=64):
     low, high = dims.min(axis=0).tolist(), dims.max(axis=0).tolist()
     images = ImageRange(min_height=low[0], max_height=high[0], min_width=low[1], max_width=high[1])
     checked = check_recipe(recipe, images=images)
-    graph = Graph(checked, batch_size=batch_size, threads=2)
+    graph = Graph(GraphPlan(checked, batch_size=batch_size, threads=2))
     ids = np.arange(len(files))
     draws = draw(checked, ids=ids, dims=dims, seed=0, epoch=0)
     pixels = []

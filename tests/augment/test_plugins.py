@@ -16,6 +16,7 @@ from penstock import Boxes, DataLoader, Image, Keypoints, Mask
 from penstock.augment import (
     AutoAugment,
     Graph,
+    GraphPlan,
     ImageOperation,
     RandomAffine,
     RandomHorizontalFlip,
@@ -127,7 +128,7 @@ def test_a_node_that_fails_is_named_before_samples_are_blamed(examples: Any) -> 
 
     recipe = check_recipe([Halved()], images=SIZES["image"])
     with pytest.raises(RecipeError, match=r"Halved.*returned \(32, 4, 3\).*wanted the same shape"):
-        Graph(recipe, batch_size=2, threads=1)
+        Graph(GraphPlan(recipe, batch_size=2, threads=1))
 
 
 def test_a_spawned_process_draws_the_same(examples: Any) -> None:

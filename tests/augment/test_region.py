@@ -10,9 +10,11 @@ import torch
 from penstock.augment import (
     Decode,
     Graph,
+    GraphPlan,
     Normalize,
     RandomResizedCrop,
     check_recipe,
+    decode_options,
     draw,
     imagenet_train,
 )
@@ -44,10 +46,8 @@ def test_the_graph_goes_that_way(device: str, way: Any, wanted: list[str]) -> No
 
 def test_settings_of_the_gpus_decoder_reach_it_and_nothing_else() -> None:
     def options(decode: Decode, **plan: Any) -> dict[str, Any]:
-        from penstock.augment import GraphPlan, decode_options
-
         made = GraphPlan(
-            recipe=check_recipe((decode, *imagenet_train(32)[1:]), images=SIZES),
+            check_recipe((decode, *imagenet_train(32)[1:]), images=SIZES),
             batch_size=4,
             threads=1,
             **{"device_id": 0, **plan},
@@ -87,7 +87,7 @@ def test_both_ways_give_the_same_bits_on_the_cpu(color: Any) -> None:
         normalize = Normalize((0.5,), (0.5,)) if color == "gray" else Normalize()
         recipe = (decode, RandomResizedCrop(32), normalize)
         checked = check_recipe(recipe, images=SIZES)
-        graph = Graph(checked, batch_size=24, threads=2)
+        graph = Graph(GraphPlan(checked, batch_size=24, threads=2))
         graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=0))
         found.append(graph.outputs())
         graph.close()

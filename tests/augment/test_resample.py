@@ -18,15 +18,16 @@ from penstock.augment import (
     ColorJitter,
     Decode,
     Graph,
+    GraphPlan,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     check_recipe,
+    dali_nodes,
     draw,
     imagenet_eval,
     imagenet_train,
-    resample_operator,
 )
 from penstock.readers import EncodedBatch, ImageRange
 from tests import images
@@ -133,7 +134,7 @@ def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
 
     like = np.zeros((channels, rows, columns), np.float32)
     norm = rng.normal(size=(channels, 2)).astype(np.float32)
-    assert resample_operator.fits_planes(like.shape) == (like.size >= norm.size)
+    assert dali_nodes.fits_planes(like.shape) == (like.size >= norm.size)
     if like.size < norm.size:
         return
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
@@ -176,7 +177,7 @@ def photographs() -> EncodedBatch:
 def augmented(recipe: tuple[Any, ...], batch: EncodedBatch) -> NDArray[Any]:
     sides = ImageRange(min_height=30, max_height=200, min_width=30, max_width=200)
     checked = check_recipe(recipe, images=sides)
-    graph = Graph(checked, batch_size=len(batch.ids), threads=2)
+    graph = Graph(GraphPlan(checked, batch_size=len(batch.ids), threads=2))
     graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=1))
     pixels = graph.outputs().float().numpy().copy()
     graph.close()
@@ -192,7 +193,7 @@ def test_pixels_are_dalis(
     """Within 1 of 255, and that in few places: sums of another order that fall on a half. DALI's
     own resize repeats the edge, which shows in the outermost pixels of what shrinks."""
     compiled = augmented(RECIPES[name], photographs)
-    monkeypatch.setattr(resample_operator, "is_compiled", lambda: False)
+    monkeypatch.setattr(dali_nodes, "is_compiled", lambda: False)
     by_dali = augmented(RECIPES[name], photographs)
     assert np.abs(compiled - by_dali).max() <= 25
     difference = np.abs(compiled - by_dali)[:, :, 3:-3, 3:-3]
@@ -204,7 +205,7 @@ def test_without_numba_dali_resizes(
     photographs: EncodedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_numba = augmented(RECIPES["train"], photographs)
-    resample_operator._operator.cache_clear()
+    dali_nodes._operator.cache_clear()
     real_import = builtins.__import__
 
     def no_numba(name: str, *arguments: Any) -> Any:
@@ -217,9 +218,9 @@ def test_without_numba_dali_resizes(
     monkeypatch.delitem(sys.modules, "penstock.augment.resample_kernels")
     with monkeypatch.context() as patch:
         patch.setattr(builtins, "__import__", no_numba)
-        assert not resample_operator.is_compiled()
+        assert not dali_nodes.is_compiled()
     without = augmented(RECIPES["train"], photographs)
-    resample_operator._operator.cache_clear()
+    dali_nodes._operator.cache_clear()
     assert 0 < np.abs(with_numba - without).max() <= 1.02
 
 

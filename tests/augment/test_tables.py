@@ -16,6 +16,7 @@ from penstock.augment import (
     ColorJitter,
     GaussianBlur,
     Graph,
+    GraphPlan,
     ImageOperation,
     ImageShape,
     Operation,
@@ -99,7 +100,7 @@ def test_each_operation_works_on_colours_or_refuses_grey(
         assert draws[name].ndim == 1 + dimensions
         assert len(draws[name]) == size
         assert draws[name].flags.c_contiguous
-    graph = Graph(recipe, batch_size=size, threads=1)
+    graph = Graph(GraphPlan(recipe, batch_size=size, threads=1))
     try:
         graph.feed(batch, draws)
         assert graph.outputs().shape == (size, 3 if color == "rgb" else 1, 24, 32)

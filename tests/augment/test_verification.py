@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import Graph, RandomResizedCrop, check_recipe, draw, verify_images
+from penstock.augment import Graph, GraphPlan, RandomResizedCrop, check_recipe, draw, verify_images
 from penstock.readers import EncodedBatch, ImageFacts, ImageRange, Rejection
 from penstock.readers.fieldtypes import Image as ImageField
 from penstock.readers.fieldtypes import Mask, Schema, check_files
@@ -131,7 +131,7 @@ def test_every_window_of_what_passes_decodes(name: str) -> None:
         max_width=int(high[1]),
     )
     recipe = check_recipe((RandomResizedCrop(16),), images=sizes)
-    graph = Graph(recipe, batch_size=40, threads=2)
+    graph = Graph(GraphPlan(recipe, batch_size=40, threads=2))
     for epoch in range(3):
         graph.feed(batch, draw(recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=epoch))
         assert graph.outputs_marked().bad == {}

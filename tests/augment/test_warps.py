@@ -17,6 +17,7 @@ from penstock.augment import (
     CropMove,
     FlipMove,
     Graph,
+    GraphPlan,
     ImageMoves,
     ImageShape,
     RandomAffine,
@@ -115,7 +116,7 @@ def run(recipe: Any, pictures: Any) -> tuple[NDArray[Any], ImageMoves]:
     count = len(pictures)
     dims = np.full((count, 2), (HEIGHT, WIDTH), np.int32)
     draws, moves = draw_with_moves(checked, ids=np.arange(count), dims=dims, seed=3, epoch=1)
-    graph = Graph(checked, batch_size=count, threads=2)
+    graph = Graph(GraphPlan(checked, batch_size=count, threads=2))
     try:
         encoded = [encoded_array(picture) for picture in pictures]
         graph.feed(EncodedBatch(ids=np.arange(count), encoded=encoded, dims=dims), draws)

@@ -84,8 +84,8 @@ def imports(name: str) -> float:
                 f"The loader {name} needs `{module}`. Run `{loader.install}`."
             ) from error
     if name in OURS:
-        from penstock.augment import resample_operator
+        from penstock.augment import dali_nodes
 
         # A loader imports, or compiles, the operator at its first use.
-        resample_operator.is_compiled()
+        dali_nodes.is_compiled()
     return time.perf_counter() - began

@@ -298,7 +298,7 @@ def test_images_of_several_sizes_need_a_recipe_and_are_named() -> None:
 
 def test_one_image_field_of_several_sizes_is_named_too() -> None:
     columns = {"photo": [np.zeros((4 + i, 8, 3), np.uint8) for i in range(N)]}
-    with pytest.raises(RecipeError, match='images of "photo" are of different sizes'):
+    with pytest.raises(RecipeError, match='of "photo": The images are of different sizes'):
         DataLoader(Memory({"photo": Image()}, columns), 4)
 
 

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock.augment import RUN_PIXELS, RUN_SAMPLES, FullImageDecoder, check_recipe, decode_runs
+from penstock.augment import (
+    RUN_PIXELS,
+    RUN_SAMPLES,
+    FullImageDecoder,
+    GraphPlan,
+    check_recipe,
+    decode_runs,
+)
 from penstock.pipeline.feed import ResidentImages
 from penstock.readers import Dataset, ImageRange
 from tests.conftest import SAMPLES
@@ -219,7 +226,7 @@ class TestWholeDecoder:
             sample[: len(sample) // 2] if row in bad else sample
             for row, sample in enumerate(batch.encoded)
         ]
-        decoder = FullImageDecoder(recipe, threads=2)
+        decoder = FullImageDecoder(GraphPlan(recipe, batch_size=RUN_SAMPLES, threads=2))
         for _ in range(2):
             taken = decoder(samples, batch.dims.prod(axis=1))
             seen = {row: tuple(image.shape) for run in taken for row, image in run}

@@ -357,11 +357,7 @@ class DecodedChunks:
         if outcome is None:
             return {}
         if not outcome.wait(STALL_TIMEOUT_S):
-            raise StalledError(
-                f"{self._url}: another thread has been decoding chunk {number} of shard {shard} "
-                f"for {STALL_TIMEOUT_S:.0f} s. The disk or the network mount under the dataset may "
-                "hang; check it with `ls`."
-            )
+            raise self._stalled(f"another thread has been decoding chunk {number} of shard {shard}")
         try:
             return outcome.result()
         except (CancelledError, KeyboardInterrupt, SystemExit):
@@ -382,22 +378,22 @@ class DecodedChunks:
         size_bytes = len(group.rows) * group.size_bytes
         with self._lock:
             self._kept.make_room(size_bytes, most_bytes=self.max_bytes)
-        self._take_slot(group)
+        try:
+            self._slots.get(timeout=STALL_TIMEOUT_S)
+        except queue.Empty:
+            what = f"chunk {next(iter(group.rows))} of shard {group.shard}"
+            raise self._stalled(f"other threads have been decoding, and {what} waited") from None
         try:
             group.outcome.run(make, None)
         finally:
             self._slots.put(None)
         self._clean()
 
-    def _take_slot(self, group: _Group) -> None:
-        try:
-            self._slots.get(timeout=STALL_TIMEOUT_S)
-        except queue.Empty:
-            raise StalledError(
-                f"{self._url}: chunk {next(iter(group.rows))} of shard {group.shard} waited for "
-                f"{STALL_TIMEOUT_S:.0f} s until other threads had decoded theirs. The disk or the "
-                "network mount under the dataset may hang; check it with `ls`."
-            ) from None
+    def _stalled(self, what: str) -> StalledError:
+        return StalledError(
+            f"{self._url}: {what} for {STALL_TIMEOUT_S:.0f} s. The disk or the network mount under "
+            "the dataset may hang; check it with `ls`."
+        )
 
     def _keep(self, group: _Group, values: Mapping[int, Any]) -> None:
         """Keep chunks in memory if there is room, else in files if there is, else count them."""

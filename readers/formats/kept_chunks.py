@@ -68,7 +68,7 @@ class KeptChunks:
         self._rest: OrderedDict[Key, KeptChunk] = OrderedDict()
         self._done: OrderedDict[Key, int] = OrderedDict()  # all rows taken, and at which count
         self._left = self._taken = 0  # rows left in chunks; rows taken of all
-        self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # the most of `_left`, recently
+        self._most_left = 0  # the most of `_left` so far
         self.memory_bytes = self.most_memory_bytes = self.disk_bytes = self.most_disk_bytes = 0
         self.delivered_bytes = 0.0
         self.waste: list[ChunkFile] = []
@@ -110,7 +110,7 @@ class KeptChunks:
         place = self._memory if kept.memory_bytes else self._rest
         place[key] = kept
         self._left += kept.left
-        self._peak = max(self._peak, self._left)
+        self._most_left = max(self._most_left, self._left)
         self.memory_bytes += kept.memory_bytes
         self.disk_bytes += kept.disk_bytes
         self.most_memory_bytes = max(self.most_memory_bytes, self.memory_bytes)
@@ -134,14 +134,11 @@ class KeptChunks:
 
     @property
     def _most(self) -> int:
-        """Return the rows taken while a window passes: as set, or the most rows left of late."""
-        return self.window_rows or max(self._peak, self._peak_before)
+        """Return the rows taken while a window passes: as set, or the most rows left so far."""
+        return self.window_rows or self._most_left
 
     def expire(self) -> None:
         """Evict chunks that aren't needed any more."""
-        if self._taken >= self._peak_ends:
-            self._peak_before, self._peak = self._peak, self._left
-            self._peak_ends = self._taken + max(self._peak, self._peak_before)
         while self._done:
             key, at = next(iter(self._done.items()))
             if self._taken - at < int(self._most * _GRACE):

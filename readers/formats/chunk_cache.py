@@ -314,8 +314,8 @@ class DecodedChunks:
                             others.append(place)
                         else:
                             group = group or _Group(shard, decode, size_bytes, is_view)
-                            self._decoding[key] = group.outcome
                             group.rows[number] = max(1, uses[place]), count
+                            self._decoding[key] = group.outcome
                     self._kept.expire()
                 if group is not None:
                     self._decode(group)

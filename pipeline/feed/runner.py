@@ -586,7 +586,7 @@ LARGE_SAMPLE_BYTES = 2**20
 
 # A thread reads several batches in one turn up to this size. Passing a turn to the training loop
 # costs as much as reading 10 batches of 64 kB; larger turns would only hold memory.
-TURN_BYTES, MOST_IN_A_TURN = 2**22, 64
+TURN_BYTES, MOST_IN_A_TURN = 2**23, 64
 
 # Of large batches it reads a few: starting a turn takes the training loop's thread as long as
 # receiving a batch. Of batches of units, more samples then share a unit, and of 3 MB each they take
@@ -644,9 +644,8 @@ class ReadScale:
         elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
             threads = MAPPED_READ_THREADS
             # Not for image folders: threads that wait for files should wait for one batch each.
-            mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
             if is_plain:
-                turn = _turn(mean_bytes * options.sizes.per_rank, most_ahead)
+                turn = _turn(batch_bytes, most_ahead)
         return cls(threads=threads, turn=turn, is_joined=is_joined, most_ahead=most_ahead)
 
 

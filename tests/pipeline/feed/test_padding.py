@@ -82,7 +82,7 @@ def test_a_value_that_the_dtype_cannot_hold_is_refused(value: float) -> None:
 def test_to_must_fit_the_lengths_that_differ() -> None:
     one = ragged([np.zeros((2, 4))], several=False)
     two = ragged([np.zeros((2, 4))], several=True)
-    with pytest.raises(RecipeError, match="pass one number"):
+    with pytest.raises(RecipeError, match="wanted 1 lengths"):
         padded(one, Pad("x", to=(3, 3)))
     with pytest.raises(RecipeError, match="pass a tuple of 2"):
         padded(two, Pad("x", to=3))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Blob, ReadMode
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.byte_source import FileErrors, Ints, Room, SourceSpans, Unread
+    from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
     from penstock.readers.formats import BlobExtents, Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded
 
@@ -34,11 +34,9 @@ class BlobPlace:
         self._remote, self._blob = remote, blob
         self._source = BlobBytes(remote, blob)
 
-    def file(
-        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
-    ) -> ByteSource:
+    def file(self, name: bytes, size_bytes: int, *, is_below: bool, remedy: str = "") -> ByteSource:
         """Return the blob."""
-        del name, size_bytes, is_below, errors
+        del name, size_bytes, is_below, remedy
         return self._source
 
     def files(self, files: ShardFiles) -> ByteSource:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.cache import DatasetError, IndexChangedError, ReadError
+from penstock.cache import CorruptShardError, DatasetError, IndexChangedError, ReadError
 from penstock.cache.base import FileMap, machine_remedy, read_error
 from penstock.readers.files import printable
 
@@ -41,7 +41,7 @@ NO_BYTES: Encoded = np.frombuffer(b"", np.uint8)
 def open_file(path: bytes, name: bytes) -> int:
     """Open a file for reading and return its descriptor. name: in the dataset. Raises
     IndexChangedError if the file is gone, and ReadError."""
-    return LocalFile(path, name, 0, FILE_ERRORS).open()
+    return LocalFile(path, name, 0).open()
 
 
 def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
@@ -75,48 +75,34 @@ def unreadable_file_error(path: bytes, error: OSError) -> ReadError | DatasetErr
     )
 
 
-class FileErrors:
-    """The errors of a local file that isn't as it was indexed."""
-
-    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
-        """Return the error for a file that had some bytes, and has others now, or is gone: None."""
-        del path
-        what = "it is gone" if now is None else f"it had {had} bytes, now {now}"
-        return changed_file_error(name, what)
-
-    def unreadable(self, path: bytes, error: OSError) -> Exception:
-        """Return the error for a file that exists and can't be read."""
-        return unreadable_file_error(path, error)
-
-
-FILE_ERRORS = FileErrors()
-
-
 class LocalFile(NamedTuple):
-    """A file of a local folder as it was indexed. Methods raise its errors if it changed since."""
+    """A file of a local folder as it was indexed. Methods raise an error if it changed since.
+
+    remedy: for a pack's shard, which isn't indexed again; "" for other files.
+    """
 
     path: bytes
     name: bytes
     size_bytes: int
-    errors: FileErrors
+    remedy: str = ""
 
     def open(self) -> int:
         """Open the file for reading and return its descriptor."""
         try:
             return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            raise self._changed(None) from None
+            raise self.changed(None) from None
         except OSError as error:
-            raise self.errors.unreadable(self.path, error) from error
+            raise unreadable_file_error(self.path, error) from error
 
     def fill(self, fd: int, begin: int, into: Encoded) -> None:
         """Fill an array from a byte of the open file onwards."""
         try:
             got = read_up_to(fd, into, begin)
         except OSError as error:
-            raise self.errors.unreadable(self.path, error) from error
+            raise unreadable_file_error(self.path, error) from error
         if got < len(into):
-            raise self._changed(begin + got)
+            raise self.changed(begin + got)
 
     def map(self, fd: int, start: int, end: int) -> Any:
         """Return a buffer of mapped bytes [start, end) of the open file, and close it."""
@@ -124,15 +110,23 @@ class LocalFile(NamedTuple):
             # Reading a map beyond the end of the file would kill the process.
             now = os.fstat(fd).st_size
             if now != self.size_bytes or start == end:
-                raise self._changed(now)
+                raise self.changed(now)
             return FileMap(fd, span=(start, end)).buffer()
         except OSError as error:
-            raise self.errors.unreadable(self.path, error) from error
+            raise unreadable_file_error(self.path, error) from error
         finally:
             os.close(fd)
 
-    def _changed(self, now: int | None) -> Exception:
-        return self.errors.changed(self.path, self.name, had=self.size_bytes, now=now)
+    def changed(self, now: int | None) -> Exception:
+        """Return the error for a file that has so many bytes now, or is gone: None."""
+        if self.remedy:
+            found = "no file" if now is None else f"{now} bytes"
+            return CorruptShardError(
+                f"{printable(self.path)}: the shard is missing, truncated or changed: got {found}, "
+                f"the manifest promises {self.size_bytes} bytes. {self.remedy}"
+            )
+        what = "it is gone" if now is None else f"it had {self.size_bytes} bytes, now {now}"
+        return changed_file_error(self.name, what)
 
 
 # -- sources

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.byte_source import FILE_ERRORS, ByteSource, LocalFile
+from penstock.readers.byte_source import ByteSource, LocalFile
 from penstock.readers.files import advise_willneed, below, only_the_tail, printable
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.byte_source import FileErrors, Ints, SourceSpans, Unread
+    from penstock.readers.byte_source import Ints, SourceSpans, Unread
     from penstock.readers.formats import Parts, ShardFiles, Sidecar
     from penstock.readers.types import Encoded
 
@@ -27,12 +27,10 @@ class LocalPlace:
     def __init__(self, root: bytes) -> None:
         self._root = root
 
-    def file(
-        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
-    ) -> ByteSource:
+    def file(self, name: bytes, size_bytes: int, *, is_below: bool, remedy: str = "") -> ByteSource:
         """Map the file."""
         path = below(self._root, name) if is_below else os.path.join(self._root, name)
-        return MappedFile(LocalFile(path, name, size_bytes, errors or FILE_ERRORS))
+        return MappedFile(LocalFile(path, name, size_bytes, remedy))
 
     def files(self, files: ShardFiles) -> ByteSource:
         """Return the files, which are opened when they are read."""

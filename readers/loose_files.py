@@ -15,7 +15,6 @@ from crc32c import crc32c
 
 from penstock.cache import IndexChangedError
 from penstock.readers.byte_source import (
-    FILE_ERRORS,
     NO_BYTES,
     ByteSource,
     LocalFile,
@@ -133,7 +132,7 @@ class LooseFiles(ByteSource):
 
     def _file(self, file: int) -> LocalFile:
         size_bytes = self._starts[file + 1] - self._starts[file]
-        return LocalFile(self._path(file), self._names[file], size_bytes, FILE_ERRORS)
+        return LocalFile(self._path(file), self._names[file], size_bytes)
 
     def _open(self, file: LocalFile) -> int:
         """Open a file; return -1 if it is missing and may be."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import Segment
-    from penstock.readers.byte_source import ByteSource, FileErrors
+    from penstock.readers.byte_source import ByteSource
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
@@ -632,11 +632,9 @@ def _etag(buffer: Any) -> str:
 class ShardPlace(Protocol):
     """The place of a shard: a local folder, or a blob of the cache."""
 
-    def file(
-        self, name: bytes, size_bytes: int, *, is_below: bool, errors: FileErrors | None = None
-    ) -> ByteSource:
+    def file(self, name: bytes, size_bytes: int, *, is_below: bool, remedy: str = "") -> ByteSource:
         """Open a shard that is one file. is_below: refuse links that lead out of the folder.
-        errors: of a local file."""
+        remedy: for a local file of a pack, see `LocalFile`."""
 
     def files(self, files: ShardFiles) -> ByteSource:
         """Open a shard of several files."""

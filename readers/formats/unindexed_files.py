@@ -21,12 +21,7 @@ import numpy as np
 
 from penstock.cache import ordered
 from penstock.cache.base import BlobSpans
-from penstock.readers.byte_source import (
-    FILE_ERRORS,
-    LocalFile,
-    changed_file_error,
-    unreadable_file_error,
-)
+from penstock.readers.byte_source import LocalFile, changed_file_error, unreadable_file_error
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
@@ -131,7 +126,7 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iter
         return
     assert isinstance(origin, LocalFolder)
     path = os.path.join(origin.root, entry.name)
-    file = LocalFile(path, entry.name, entry.size_bytes, FILE_ERRORS)
+    file = LocalFile(path, entry.name, entry.size_bytes)
     fd = file.open()
 
     def load(starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
@@ -155,8 +150,7 @@ def _check_unchanged(fd: int, path: bytes, listed: Entry) -> None:
     except OSError as error:
         raise unreadable_file_error(path, error) from error
     if found.st_size != listed.size_bytes:
-        had, now = listed.size_bytes, found.st_size
-        raise FILE_ERRORS.changed(path, listed.name, had=had, now=now)
+        raise LocalFile(path, listed.name, listed.size_bytes).changed(found.st_size)
     if listed.mtime_ns and found.st_mtime_ns != listed.mtime_ns:
         raise changed_file_error(listed.name, "it was modified while it was read")
 

@@ -237,7 +237,7 @@ def test_a_flipped_bit_in_a_pack_is_found_and_named(own: Path, mode: str) -> Non
 @pytest.mark.parametrize(
     ("damage", "error", "word"),
     [("torn", CorruptShardError, "truncated"), ("gone", CorruptShardError, "missing"),
-     ("longer", IndexChangedError, "changed"), ("other", CorruptShardError, "not a shard")],
+     ("longer", CorruptShardError, "changed"), ("other", CorruptShardError, "not a shard")],
 )  # fmt: skip
 def test_a_damaged_shard_names_itself_and_the_remedy(
     own: Path, damage: str, error: type[Exception], word: str

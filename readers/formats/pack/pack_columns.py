@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, IndexChangedError
+from penstock.cache import CorruptShardError
 from penstock.cache.base import machine_remedy, read_error
-from penstock.readers.byte_source import FileErrors
 from penstock.readers.fieldtypes import codec_number
 from penstock.readers.files import (
     BROKEN,
@@ -69,27 +68,6 @@ if TYPE_CHECKING:
     Arrays = Sequence[NDArray[Any]] | NDArray[Any]
 
 REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
-
-
-class PackErrors(FileErrors):
-    """The errors of a pack's shard file."""
-
-    def changed(self, path: bytes, name: bytes, *, had: int, now: int | None) -> Exception:
-        """Return the error for a shard that is missing, or has another size."""
-        del name
-        shown = printable(path)
-        if now is None:
-            return CorruptShardError(
-                f"{shown}: the shard is missing, though the manifest names it. {REMEDY}"
-            )
-        kind, what = (
-            (IndexChangedError, "changed") if now > had else (CorruptShardError, "truncated")
-        )
-        return kind(f"{shown}: {what}: got {now} bytes, the manifest promises {had}. {REMEDY}")
-
-    def unreadable(self, path: bytes, error: OSError) -> Exception:
-        """Return the error for a shard that can't be read."""
-        return read_error(printable(path), error)
 
 
 @contextmanager

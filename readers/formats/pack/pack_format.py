@@ -20,8 +20,8 @@ from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
 from penstock.readers.formats.format import Format
 from penstock.readers.formats.open_shard import OpenShard, StridedRows
 from penstock.readers.formats.pack.pack_columns import (
+    REMEDY,
     PackColumns,
-    PackErrors,
     fetch_columns,
     shard_errors,
 )
@@ -161,11 +161,11 @@ class PackShard(OpenShard):
         """Open the shard's file, and fetch what locates the samples. entry: the manifest's record
         of the shard.
 
-        Raises CorruptShardError, IndexChangedError, ReadError, FetchError.
+        Raises CorruptShardError, DatasetError, ReadError, FetchError.
         """
         self.shown, self._entry = printable(entry.name), entry
         self.source = source = place.file(
-            entry.name, entry.size_bytes, is_below=True, errors=PackErrors()
+            entry.name, entry.size_bytes, is_below=True, remedy=REMEDY
         )
         with source.parsing():
             if source.is_whole:

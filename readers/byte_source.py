@@ -138,8 +138,8 @@ class UnreadSpan(Protocol):
     @property
     def size_bytes(self) -> int: ...
 
-    def copy(self, slot: Encoded, begin: int) -> int:
-        """Fill a slot with the bytes from `begin` onwards and return their CRC-32C."""
+    def copy(self, slot: Encoded) -> int:
+        """Fill a slot with the bytes and return their CRC-32C."""
 
 
 class SourceSpans(NamedTuple):

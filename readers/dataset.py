@@ -50,29 +50,8 @@ if TYPE_CHECKING:
     )
     from penstock.readers.index import Folder, Index
     from penstock.readers.origin import LeftOut, Url
-    from penstock.readers.reading import OpenShards
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
-
-
-def _source_names(
-    index: Index, opened: OpenShards, shards: NDArray[np.int64], rows: NDArray[np.int64]
-) -> list[str]:
-    """Return the names that samples of a pack had in its sources, one shard at a time, so that only
-    one shard's names are in memory."""
-    names = [""] * len(shards)
-    for number in np.unique(shards).tolist():
-        try:
-            (shard,) = opened.get([number])
-            known = shard.source_names()
-        except (DatasetError, FetchError):  # a report needs some name, even of a damaged shard
-            known = None
-        for place in np.flatnonzero(shards == number).tolist():
-            row = int(rows[place])
-            names[place] = (
-                f"{index.shard_name(number)}[{row}]" if known is None else printable(known[row])
-            )
-    return names
 
 
 _log = logging.getLogger("penstock")
@@ -290,12 +269,6 @@ class Dataset(Source):
         return tuple(map(self._naming.stored_name, fields))
 
     @property
-    def is_renamed(self) -> bool:
-        """Return True if fields have other names than in the index."""
-        self._open()
-        return not self._naming.is_plain
-
-    @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
         arguments = self._arguments
@@ -313,13 +286,8 @@ class Dataset(Source):
         """The contents that readers by shards need; opens the index at first use."""
         index = self.index
         if self._contents is None:
-            found, naming = contents_of(index), self._naming
-            self._contents = replace(
-                found,
-                max_pixels=self._description.max_pixels or found.max_pixels,
-                schema=naming.schema,
-                images=naming.new(found.images),
-                longest=naming.new(found.longest),
+            self._contents = contents_of(
+                index, self._naming, max_pixels=self._description.max_pixels
             )
         return self._contents
 
@@ -424,12 +392,15 @@ class Dataset(Source):
         in its sources, or shard and row if the pack doesn't hold them. Raises ConfigError for ids
         that don't exist."""
         reader = self._open()
-        index = reader.index
         shards, rows = self.rows(np.asarray([*ids], np.int64)).T
-        if index.is_self_contained:
-            return _source_names(index, reader.shards, shards, rows)
-        opened = reader.shards.get(shards.tolist())
-        return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
+        names = [""] * len(shards)
+        for number in np.unique(shards).tolist():  # so that one shard's names are in memory
+            places = np.flatnonzero(shards == number).tolist()
+            for place, name in zip(
+                places, _names(reader, number, rows[places].tolist()), strict=True
+            ):
+                names[place] = name
+        return names
 
     @property
     def bytes_fetched(self) -> int:
@@ -462,6 +433,22 @@ class Dataset(Source):
                     chunks.close()
                 self._reader.index.origin.close()
             self._scratch.close()
+
+
+def _names(reader: SampleReader, number: int, rows: list[int]) -> list[str]:
+    """Return the names of samples of one shard: for a pack, those in its sources."""
+    index, known = reader.index, None
+    try:
+        (shard,) = reader.shards.get([number])
+        if not index.is_self_contained:
+            return list(map(shard.name, rows))
+        known = shard.source_names()
+    except (DatasetError, FetchError):  # a report needs some name, even of a damaged shard
+        if not index.is_self_contained:
+            raise
+    if known is None:
+        return [f"{index.shard_name(number)}[{row}]" for row in rows]
+    return [printable(known[row]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,29 +549,36 @@ def open_shard(dataset: Dataset, number: int) -> OpenShard:
     return shard
 
 
-def contents_of(index: Index) -> Contents:
-    """Return the contents of an index, as readers by shards need them."""
+def contents_of(
+    index: Index, naming: Naming | None = None, *, max_pixels: int | None = None
+) -> Contents:
+    """Return the contents of an index, as readers by shards need them. naming: of the fields.
+    max_pixels: of the user; None means that of the index."""
+    naming = naming or Naming(schema=index.schema)
     longest = {}
     for name, kind in index.schema.items():
         form, lengths = kind.form, index.summary(name).lengths
         if form is not None and form.is_ragged and form.shape[0] is None and lengths:
             longest[name] = lengths[0][1]
-    most = index.about.settings.get("max_pixels")  # a manifest may come from an untrusted source
+    if max_pixels is None:
+        most = index.about.settings.get("max_pixels")  # it may come from an untrusted source
+        is_number = type(most) is int and most > 0
+        max_pixels = min(most, _MOST_PIXELS) if is_number else MAX_PIXELS
     return Contents(
-        schema=index.schema,
+        schema=naming.schema,
         sizes=index.sizes,
         shard_bytes=index.shard_bytes,
         id_end=index.samples,
         fingerprint=index.fingerprint,
         icc=index.about.icc,
         shuffled=index.about.shuffled,
-        images=index.images,
+        images=naming.new(index.images),
         files=index.files,
         is_file_per_sample=index.format.is_file_per_sample,
         units=index.units,
         unit_bytes=_unit_bytes(index),
-        longest=longest,
+        longest=naming.new(longest),
         is_encoded=index.format.is_encoded,
         are_checked=not index.manifest.is_of_chunks,
-        max_pixels=min(most, _MOST_PIXELS) if type(most) is int and most > 0 else MAX_PIXELS,
+        max_pixels=max_pixels,
     )

@@ -58,12 +58,12 @@ class FileSpan(NamedTuple):  # creating a frozen dataclass takes a microsecond m
     size_bytes: int
     is_rest: bool = False
 
-    def copy(self, slot: Encoded, begin: int) -> int:
-        """Fill a slot with the bytes from `begin` onwards and return their CRC-32C."""
+    def copy(self, slot: Encoded) -> int:
+        """Fill a slot with the bytes and return their CRC-32C."""
         crc, fd = 0, open_file(self.path, self.name)
         try:
             for at in range(0, len(slot), STEP_BYTES):
-                crc = self._copy_step(fd, slot[at : at + STEP_BYTES], begin + at, crc)
+                crc = self._copy_step(fd, slot[at : at + STEP_BYTES], at, crc)
         except OSError as error:
             raise unreadable_file_error(self.path, error) from error
         finally:

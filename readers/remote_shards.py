@@ -229,21 +229,20 @@ class RemoteShards:
 
     def join(self, shards: Ints, sizes: Ints) -> RemoteJobs:
         """Begin a job that reads these shards in each epoch, in each cache. sizes: their bytes."""
-        keys = [""] * len(shards)
+        keys: dict[int, str] = {}
         blobs_of: dict[Remote, dict[str, int]] = {}
         for number, (remote, _) in enumerate(self.datasets):
-            places = np.flatnonzero(self.dataset[shards] == number)
-            blobs = blobs_of.setdefault(remote, {})
-            found = self._keys_of(number, shards[places])
-            for place, key, size_bytes in zip(places.tolist(), found, sizes[places], strict=True):
-                keys[place] = key
-                blobs[key] = int(size_bytes)  # once, if two shards are parts of one blob
+            mine = self.dataset[shards] == number
+            found = self._keys_of(number, shards[mine])
+            keys.update(zip(shards[mine].tolist(), found, strict=True))
+            blobs = blobs_of.setdefault(remote, {})  # once, if two shards are parts of one blob
+            blobs.update(zip(found, sizes[mine].tolist(), strict=True))
         jobs = [
             (remote, job)
             for remote, blobs in blobs_of.items()
             if (job := remote.join(list(blobs), list(blobs.values()))) is not None
         ]
-        return RemoteJobs(shards, keys, jobs)
+        return RemoteJobs(keys, jobs)
 
 
 def _mark(key: str) -> int:
@@ -254,11 +253,9 @@ def _mark(key: str) -> int:
 class RemoteJobs:
     """A loader's claims in the caches through which its shards come. They last until leave()."""
 
-    def __init__(
-        self, shards: Ints, keys: Sequence[str], jobs: Sequence[tuple[Remote, PinnedShare]]
-    ) -> None:
-        """shards: those that the loader reads, ascending. keys: of each; "" if it is local."""
-        self._shards, self._keys, self._jobs = shards, tuple(keys), tuple(jobs)
+    def __init__(self, keys: Mapping[int, str], jobs: Sequence[tuple[Remote, PinnedShare]]) -> None:
+        """keys: of the remote shards that the loader reads, by number."""
+        self._keys, self._jobs = keys, tuple(jobs)
 
     @property
     def pinned_bytes(self) -> int:
@@ -267,11 +264,8 @@ class RemoteJobs:
 
     def pins(self, shard: int) -> bool:
         """Return True if a cache pins a shard for the loader."""
-        place = int(np.searchsorted(self._shards, shard))
-        if place == len(self._shards) or self._shards[place] != shard:
-            return False
-        key = self._keys[place]
-        return bool(key) and any(job.pins(key) for _, job in self._jobs)
+        key = self._keys.get(shard)
+        return key is not None and any(job.pins(key) for _, job in self._jobs)
 
     def refresh(self) -> bool:
         """Compute the pinned shares again, as jobs come and go. Returns True if one has changed."""

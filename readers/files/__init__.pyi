@@ -9,6 +9,7 @@ from .ipc import footer_start as footer_start, metadata as metadata, only_batch 
 from .ipc import write_batch as write_batch
 from .mapped_files import ADVISED_BATCHES as ADVISED_BATCHES, BROKEN as BROKEN
 from .mapped_files import PageAdvice as PageAdvice, advise_willneed as advise_willneed
+from .mapped_files import damaged_file_error as damaged_file_error
 from .mapped_files import disk_reads as disk_reads, map_buffer as map_buffer
 from .mapped_files import only_the_tail as only_the_tail, read_buffer as read_buffer
 from .names import FIELDS_BY_KIND as FIELDS_BY_KIND, IMAGES as IMAGES

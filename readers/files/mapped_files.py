@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.cache.base import map_file
+from penstock.cache import CorruptShardError
+from penstock.cache.base import machine_remedy, map_file, read_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from penstock.cache import ReadError
 
 _madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -36,6 +39,16 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, pa.ArrowException)
 """The errors of parsing a damaged Arrow file: pyarrow's own, and those of using what it returns
 then."""
+
+
+def damaged_file_error(
+    shown: str, what: str, error: Exception, *, remedy: str, path: str = ""
+) -> CorruptShardError | ReadError:
+    """Return the error for a file of Penstock that can't be parsed. shown: the file. what: what is
+    wrong with it, unless the machine caused the error. path: of its copy on this machine."""
+    if machine_remedy(error) is not None:
+        return read_error(path or shown, error)
+    return CorruptShardError(f"{shown}: {what} ({error}). {remedy}")
 
 
 def map_buffer(path: bytes) -> Any:

@@ -10,21 +10,21 @@ values were known when the dataset was listed, it records the values, and no fil
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError, IndexChangedError
-from penstock.cache.base import machine_remedy, read_error
+from penstock.cache import IndexChangedError
+from penstock.cache.base import read_error
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, codec_number
 from penstock.readers.files import (
     BROKEN,
     LazyColumn,
     are_unsafe,
+    damaged_file_error,
     map_buffer,
     only_batch,
     printable,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import RowRequest, RowsOut, SampleLayout
-    from penstock.readers.types import Encoded
 
     # The attribute of a value and the Arrow type, by the name of the list.
     _Table: TypeAlias = Mapping[str, tuple[str, Any]]
@@ -201,8 +200,8 @@ def _lists_of(column: Column) -> dict[str, Any]:
 def _recorded_column(lists: Lists, type: FieldType, name: str, *, samples: int) -> Column:
     """Return a field's recorded values. Raises ValueError for impossible values."""
     if type.is_encoded:
-        ends, data = _flat(lists.arrow(f"{name}/values", length=samples))
-        return EncodedColumn([data[start:end] for start, end in pairwise(ends.tolist())])
+        payloads = lists.arrow(f"{name}/values", length=samples).to_pylist()
+        return EncodedColumn([np.frombuffer(payload, np.uint8) for payload in payloads])
     form = _stored(type)
     values = lists.numbers(f"{name}/values").view(form.dtype)
     if not form.is_ragged:
@@ -221,25 +220,6 @@ def _recorded_column(lists: Lists, type: FieldType, name: str, *, samples: int) 
     if offsets[-1] != len(values):
         raise ValueError(f"{name} has {len(values):,} values, but counts of {offsets[-1]:,}")
     return RaggedColumn(values, offsets, shapes)
-
-
-def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
-    """Return the ends of large_binary values, counted from the start of the first, and all their
-    bytes."""
-    _, offsets, flat = values.buffers()
-    if not len(values):
-        return np.zeros(1, np.int64), np.empty(0, np.uint8)
-    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    data = np.empty(0, np.uint8) if flat is None else np.frombuffer(flat, np.uint8)
-    return ends - ends[0], data[ends[0] : ends[-1]]
-
-
-def _own_copy(values: Any) -> Any:
-    """Copy large_binary values to memory of their own, so that keeping them doesn't keep the whole
-    sidecar."""
-    ends, data = _flat(values)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.copy())]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), buffers)
 
 
 def _sums(column: Column) -> dict[str, Any]:
@@ -561,11 +541,8 @@ def read_sidecar(
             f"dataset was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
     except BROKEN as error:
-        if machine_remedy(error) is not None:
-            raise read_error(printable(path), error) from error
-        raise CorruptShardError(
-            f"{url or printable(path)}: this part of the index is damaged ({error}). {REINDEX}"
-        ) from error
+        what, shown = "this part of the index is damaged", printable(path)
+        raise damaged_file_error(url or shown, what, error, remedy=REINDEX, path=shown) from error
 
 
 def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) -> Sidecar:
@@ -574,7 +551,9 @@ def _content(lists: Lists, layout: SampleLayout, *, is_file_per_sample: bool) ->
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
     is_chunked = layout.is_of_chunks
-    names = LazyColumn(_own_copy(lists.arrow(NAMES, length=0 if is_chunked else rows)))
+    # In memory of their own, so that keeping the names doesn't keep the whole sidecar.
+    names = lists.arrow(NAMES, length=0 if is_chunked else rows).to_pylist()
+    names = LazyColumn(pa.array(names, pa.large_binary()))
     files = _files(lists)
     extents, units = None, list[int]()
     if is_chunked:

@@ -19,7 +19,7 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,12 +35,12 @@ from penstock.cache import (
     OtherVersionError,
     ReadError,
 )
-from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fieldtypes import Schema
 from penstock.readers.files import (
     BROKEN,
     LazyColumn,
     are_unsafe,
+    damaged_file_error,
     map_buffer,
     metadata,
     only_batch,
@@ -485,8 +485,7 @@ def join_manifest(
     labels = [s.labels for s in shards if s.labels is not None]
     overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
     samples = np.array([s.samples for s in shards], np.int64)
-    crcs = np.array([s.sums.samples for s in shards], np.uint32)
-    columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
+    crcs, columns_crcs = np.array([astuple(s.sums) for s in shards], np.uint32).T
     about = ManifestHeader(
         kind=kind,
         schema=schema,
@@ -693,18 +692,15 @@ def _other_version(
 def _damaged(
     path: bytes, url: str | None, error: Exception, remedy: str
 ) -> CorruptShardError | ReadError:
-    if machine_remedy(error) is not None:
-        return read_error(printable(path), error)
     if url is not None and _is_web_page(path):
         return CorruptShardError(
             f"{url}: the server sent a web page, wanted a manifest. Servers send one if a login is "
             "needed, and some send one for any path. Open the URL in a browser, and check the URL "
             "and the login in storage_options."
         )
-    return CorruptShardError(
-        f"{url or printable(path)}: not a valid manifest ({error}). It is incomplete or was "
-        f"changed. {remedy}"
-    )
+    what, remedy = "not a valid manifest", f"It is incomplete or was changed. {remedy}"
+    shown = printable(path)
+    return damaged_file_error(url or shown, what, error, remedy=remedy, path=shown)
 
 
 def _is_web_page(path: bytes) -> bool:

@@ -4,7 +4,6 @@ from . import parallel_copies as parallel_copies
 from . import plain_rows as plain_rows
 from . import row_reading as row_reading
 from .batch_plan import BatchRows as BatchRows
-from .direct_arrays import joined_crc as joined_crc
 from .open_shards import OPENERS as OPENERS, OpenShards as OpenShards
 from .parallel_copies import CopyThreads as CopyThreads, MOST_COPY_THREADS as MOST_COPY_THREADS
 from .sample_reader import SampleReader as SampleReader

@@ -4,18 +4,11 @@ A field of arrays gets one array for the batch, and each sample that is stored a
 (in native byte order, rows first) has a slot in it. The kernel reads files into the slots, mapped
 bytes are copied once, and each sample is summed while it is in the processor's cache. Other samples
 are converted from their codec.
-
-The CRC of a slot that is read in parts is computed from those of the parts. A CRC is a remainder
-modulo a polynomial over GF(2): to append n bytes is to multiply the remainder by x to the power of
-8 n. Bits are in the CRC's own order: x to the power of 0 is the highest one.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +28,7 @@ from penstock.readers.loose_files import STEP_BYTES
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,10 +41,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-
-PART_BYTES = 16 * 2**20
-"""The size of the parts that threads read: small enough that they finish together, too large for a
-fixed cost to matter."""
 
 
 class _Arrays:
@@ -147,31 +136,20 @@ class DirectArrays:
         payloads = [NO_BYTES if slot is None else slot for slot in self.of_spans]
         slots = [(span, slot) for span, slot in enumerate(self.of_spans) if slot is not None]
 
-        def read(span: int, slot: Encoded, begin: int) -> int:
-            source = unread[span]
-            if marks is None or isinstance(source, np.ndarray):
-                return _copy(source, slot, begin)
+        def read(part: tuple[int, Encoded]) -> None:
+            span, slot = part
             try:
-                return source.copy(slot, begin)
+                crcs[span] = _copy(unread[span], slot)
             except DatasetError as error:
+                if marks is None:
+                    raise
                 marks[span] = str(error)
-                return 0
 
-        if sum(len(slot) for _, slot in slots) < SHARED_BYTES:
-            for span, slot in slots:
-                crcs[span] = read(span, slot, 0)
-            return payloads, crcs
-        parts = [part for span, slot in slots for part in _parts(span, slot)]
-
-        def read_part(part: _Part) -> None:
-            part.crc = read(part.span, part.slot, part.begin)
-
-        threads.run(read_part, parts)
-        for part in parts:
-            crc, before = part.crc, crcs[part.span]
-            if part.begin:
-                crc = joined_crc(before, crc, second_bytes=len(part.slot))
-            crcs[part.span] = crc
+        if sum(len(slot) for _, slot in slots) >= SHARED_BYTES:
+            threads.run(read, slots)
+        else:
+            for part in slots:
+                read(part)
         return payloads, crcs
 
     def columns(self, payloads: Sequence[Encoded], bad: Collection[int]) -> dict[str, Column]:
@@ -189,61 +167,13 @@ class DirectArrays:
         return columns
 
 
-@dataclass(slots=True)
-class _Part:
-    """A part of a span, from byte `begin` on, and its CRC-32C once it is read."""
-
-    span: int
-    slot: Encoded
-    begin: int
-    crc: int = 0
-
-
-def _parts(span: int, slot: Encoded) -> Iterator[_Part]:
-    """Divide a span into parts of one size, except for the last."""
-    last = max(1, len(slot) - PART_BYTES // 2)
-    for begin, end in pairwise([*range(0, last, PART_BYTES), len(slot)]):
-        yield _Part(span, slot[begin:end], begin)
-
-
-def _copy(source: Unread, slot: Encoded, begin: int) -> int:
-    """Copy bytes from `begin` on into a slot; return the CRC-32C of the copied bytes."""
+def _copy(source: Unread, slot: Encoded) -> int:
+    """Copy bytes into a slot; return the CRC-32C of the copied bytes."""
     if not isinstance(source, np.ndarray):
-        return source.copy(slot, begin)
+        return source.copy(slot)
     crc = 0
     for at in range(0, len(slot), STEP_BYTES):
         step = slot[at : at + STEP_BYTES]
-        step[:] = source[begin + at : begin + at + len(step)]
+        step[:] = source[at : at + len(step)]
         crc = crc32c(step, crc)
     return crc
-
-
-_POLYNOMIAL = 0x82F63B78
-_ONE = 1 << 31
-
-
-def joined_crc(first: int, second: int, *, second_bytes: int) -> int:
-    """Return the CRC-32C of two byte strings joined, from the CRC-32C of each."""
-    return _product(_shift(second_bytes), first) ^ second
-
-
-@lru_cache(maxsize=256)
-def _shift(count: int) -> int:
-    """Return x to the power of 8 count."""
-    power, square = _ONE, _ONE >> 8
-    while count:
-        if count & 1:
-            power = _product(power, square)
-        square = _product(square, square)
-        count >>= 1
-    return power
-
-
-def _product(a: int, b: int) -> int:
-    """Return a times b, modulo the polynomial."""
-    product = 0
-    for bit in range(31, -1, -1):
-        if a >> bit & 1:
-            product ^= b
-        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
-    return product

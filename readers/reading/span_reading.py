@@ -38,42 +38,62 @@ if TYPE_CHECKING:
 class _Spans:
     """The spans of a batch, sample by sample; a sample has an empty span of a field that it lacks.
 
-    starts, ends, crcs: of each, int64, shape (spans,). bounds: the first span of each shard, and
-    the end. has_empty: some are empty.
+    crcs: that are wanted, int64, shape (spans,). size_bytes: of all. slots: the memory of the batch
+    into which arrays are read; None if there is none. payloads: the bytes that were read. reasons:
+    collects the reasons against spans that can't be read; None raises instead.
     """
 
-    def __init__(self, visit: BatchRows, choice: BatchFields) -> None:
-        self.visit, self.width = visit, len(choice.spans)
-        self.starts, self.ends, self.crcs = choice.span_facts(visit.table)
-        self.bounds = [bound * self.width for bound in visit.bounds]
-        self.has_empty = False
+    def __init__(
+        self,
+        visit: BatchRows,
+        choice: BatchFields,
+        opened: OpenShards,
+        *,
+        mode: ReadMode,
+        blocks: Blocks,
+    ) -> None:
+        self._visit, self._choice, self._opened = visit, choice, opened
+        self._mode, self._blocks, self._width = mode, blocks, len(choice.spans)
+        self._starts, self._ends, self.crcs = choice.span_facts(visit.table)
+        self._bounds = [bound * self._width for bound in visit.bounds]
+        self.size_bytes = int((self._ends - self._starts).sum())
+        self._has_empty = False
         if not choice.are_never_empty:
-            has_bytes = self.ends > self.starts
-            self.has_empty = not has_bytes.all()
-            if self.has_empty:
+            has_bytes = self._ends > self._starts
+            self._has_empty = not has_bytes.all()
+            if self._has_empty:
                 self.crcs = np.where(has_bytes, self.crcs, 0)
+        self.slots: DirectArrays | None = None
+        self.payloads: list[Encoded] = []
+        self.reasons: dict[int, str] | None = None
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self._starts)
 
-    def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
+    def _pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
         """Yield each shard and its spans [a, b)."""
-        return zip(self.visit.shards, self.bounds, self.bounds[1:], strict=False)
+        return zip(self._visit.shards, self._bounds, self._bounds[1:], strict=False)
 
-    def load(self, mode: ReadMode, opened: OpenShards) -> list[Unread]:
+    def advise(self) -> None:
+        """Let the kernel read ahead the spans that are on the local disk."""
+        for shard, a, b in self._pieces():
+            shard.source.advise(self._starts[a:b], self._ends[a:b])
+
+    def load(self) -> list[Unread]:
         """Load the spans of all shards at once. Bytes that the local disk can't deliver are fetched
         again, and then read past the cache. Raises what reading raises."""
-        starts, ends, bounds, places = self.starts, self.ends, self.bounds, None
-        if self.has_empty:
+        starts, ends, bounds, places = self._starts, self._ends, self._bounds, None
+        if self._has_empty:
             places = np.flatnonzero(ends > starts)
             starts, ends = starts[places], ends[places]
             bounds = np.searchsorted(places, bounds).tolist()
-        first, last, shards = starts.tolist(), ends.tolist(), self.visit.shards
-        wanted = [
-            SourceSpans(shard.source, first[a:b], last[a:b])
-            for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
-        ]
-        found = self._loaded(wanted, mode, opened)
+        first, last, shards = starts.tolist(), ends.tolist(), self._visit.shards
+        found = self._loaded(
+            [
+                SourceSpans(shard.source, first[a:b], last[a:b])
+                for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
+            ]
+        )
         if places is None:
             return found
         every: list[Unread] = [NO_BYTES] * len(self)
@@ -81,18 +101,16 @@ class _Spans:
             every[place] = span
         return every
 
-    def _loaded(
-        self, wanted: list[SourceSpans], mode: ReadMode, opened: OpenShards
-    ) -> list[Unread]:
+    def _loaded(self, wanted: list[SourceSpans]) -> list[Unread]:
         if not wanted:
             return []
         source = wanted[0].source
         try:
-            return [span for spans in source.load(wanted, mode) for span in spans]
+            return [span for spans in source.load(wanted, self._mode) for span in spans]
         except (OSError, EOFError) as error:
             source.refuse(error, 0)
         # One of the shards can't be read (a failing disk, a truncated file): find out which.
-        shards: list[OpenShard] = self.visit.shards
+        shards, numbers = self._visit.shards, self._visit.numbers
         found: list[Unread] = []
         for i, each in enumerate(wanted):
 
@@ -100,58 +118,132 @@ class _Spans:
                 shard: OpenShard, i: int = i, each: SourceSpans = each
             ) -> tuple[list[Unread], bool]:
                 shards[i] = shard
-                (spans,) = shard.source.load([each._replace(source=shard.source)], mode)
+                (spans,) = shard.source.load([each._replace(source=shard.source)], self._mode)
                 return spans, True
 
-            found += opened.read(self.visit.numbers[i], shards[i], load)
+            found += self._opened.read(numbers[i], shards[i], load)
         return found
 
-    def are_copied(self, mode: ReadMode) -> list[bool]:
-        """Return which spans are views of maps that must be copied before they are checked."""
+    def read(self, unread: list[Unread]) -> list[int]:
+        """Read the payloads of loaded spans. Return their CRC-32Cs."""
         runs = (
-            repeat(mode == "copy" and shard.source.is_mapped, b - a)
-            for shard, a, b in self.pieces()
+            repeat(self._mode == "copy" and shard.source.is_mapped, b - a)
+            for shard, a, b in self._pieces()
         )
-        return list(chain.from_iterable(runs))
+        are_copied = list(chain.from_iterable(runs))
+        if self.slots is None:
+            self.payloads, crcs = self._read(range(len(unread)), unread, are_copied)
+            return crcs
+        threads = self._opened.copy_threads()
+        self.payloads, crcs = self.slots.fill(unread, threads=threads, marks=self.reasons)
+        others = [span for span, slot in enumerate(self.slots.of_spans) if slot is None]
+        if not others:
+            return crcs
+        mine = [unread[span] for span in others]
+        found, sums = self._read(others, mine, [are_copied[span] for span in others])
+        for span, payload, crc in zip(others, found, sums, strict=True):
+            self.payloads[span], crcs[span] = payload, crc
+        return crcs
 
+    def _read(
+        self, spans: Sequence[int], unread: Sequence[Unread], are_copied: Sequence[bool]
+    ) -> tuple[list[Encoded], list[int]]:
+        """Return the bytes of some spans and their CRC-32C.
 
-def _read_checked(
-    unread: Sequence[Unread],
-    are_copied: Sequence[bool],
-    marks: dict[int, str] | None,
-    blocks: Blocks,
-) -> tuple[list[Encoded], list[int]]:
-    """Return the bytes of each span and their CRC-32C.
+        Views that are copied, and files, are read into one block, and each is summed just after
+        that: memory is read once, and the bytes that were summed are those that are decoded, even
+        if the file changes meanwhile.
+        """
+        if {*map(type, unread)} <= {np.ndarray}:
+            views = cast("list[Encoded]", unread)
+            return views, _copy_and_sum(views, are_copied, self._blocks)
+        sizes = [0 if isinstance(each, np.ndarray) else each.size_bytes for each in unread]
+        room, shown = self._blocks.take(sum(sizes))
+        payloads: list[Encoded] = []
+        crcs, at = list[int](), 0
+        for i, each in enumerate(unread):
+            if isinstance(each, np.ndarray):
+                payloads.append(each.copy() if are_copied[i] else each)
+                crcs.append(crc32c(payloads[-1]))
+                continue
+            end = at + sizes[i]
+            try:
+                crcs.append(each.copy(room[at:end]))
+                payloads.append(shown[at:end])
+            except DatasetError as error:  # not a FetchError, which is raised
+                if self.reasons is None:
+                    raise
+                self.reasons[spans[i]] = str(error)
+                crcs.append(0)
+                payloads.append(NO_BYTES)
+            at = end
+        return payloads, crcs
 
-    Views that are copied, and files, are read into one block, and each is summed just after that:
-    memory is read once, and the bytes that were summed are those that are decoded, even if the file
-    changes meanwhile. marks: collects the reasons against unreadable files, by span, instead of
-    raising.
-    """
-    if {*map(type, unread)} <= {np.ndarray}:
-        views = cast("list[Encoded]", unread)
-        return views, _copy_and_sum(views, are_copied, blocks)
-    sizes = [0 if isinstance(each, np.ndarray) else each.size_bytes for each in unread]
-    room, shown = blocks.take(sum(sizes))
-    payloads: list[Encoded] = []
-    crcs, at = list[int](), 0
-    for span, each in enumerate(unread):
-        if isinstance(each, np.ndarray):
-            payloads.append(each.copy() if are_copied[span] else each)
-            crcs.append(crc32c(payloads[-1]))
-            continue
-        end = at + sizes[span]
-        try:
-            crcs.append(each.copy(room[at:end], 0))
-            payloads.append(shown[at:end])
-        except DatasetError as error:  # not a FetchError, which is raised
-            if marks is None:
-                raise
-            marks[span] = str(error)
-            crcs.append(0)
-            payloads.append(NO_BYTES)
-        at = end
-    return payloads, crcs
+    def fetch_again(self, wrong: list[int]) -> None:
+        """Fetch wrong spans once more if they come from a cache. There is a reason against spans
+        that are still wrong."""
+        visit = self._visit
+        for number, (shard, a, b) in zip(visit.numbers, [*self._pieces()], strict=True):
+            bad = [span for span in wrong if a <= span < b]
+            rows = visit.rows[[span // self._width for span in bad]]
+            if bad and shard.source.is_fetched:
+                fresh = self._opened.replace(number, shard)
+                table = fresh.table.take(rows, axis=0)
+                again = BatchRows(
+                    numbers=[number],
+                    shards=[fresh],
+                    bounds=[0, len(rows)],
+                    rows=rows,
+                    table=table,
+                    sorted_table=table,
+                )
+                bad = self._replaced(bad, again)
+            for span in bad:
+                if self.reasons is None:
+                    row = int(visit.rows[span // self._width])
+                    raise self._opened.corruption(number, row, WRONG_CRC)
+                self.reasons[span] = WRONG_CRC
+
+    def _replaced(self, bad: list[int], visit: BatchRows) -> list[int]:
+        """Read wrong spans again; return those that are still wrong. visit: the sample of each."""
+        again = _Spans(visit, self._choice, self._opened, mode=self._mode, blocks=self._blocks)
+        crcs, wrong = again.read(again.load()), list[int]()
+        for row, span in enumerate(bad):
+            at = row * self._width + span % self._width
+            slot = None if self.slots is None else self.slots.of_spans[span]
+            new = again.payloads[at]
+            if slot is None:
+                self.payloads[span] = new
+            elif len(new) == len(slot):  # else the new bytes hold another array
+                slot[:] = new
+            if crcs[at] != again.crcs[at] or len(self.payloads[span]) != len(new):
+                wrong.append(span)
+        return wrong
+
+    def reasons_by_sample(self) -> Iterator[tuple[int, str]]:
+        """Yield each sample of the visit with a span that can't be read, and the reason."""
+        for span, reason in (self.reasons or {}).items():
+            row, field = divmod(span, self._width)
+            yield row, f"{list(self._choice.spans)[field]}: {reason}" if self._width > 1 else reason
+
+    def columns(self, bad: Collection[int]) -> dict[str, Column]:
+        """Return the columns in the batch's order. bad: samples of the visit, whose values become
+        empty or 0."""
+        payloads, width, visit = self.payloads, self._width, self._visit
+        for row in bad:
+            payloads[row * width : (row + 1) * width] = [NO_BYTES] * width
+        columns = {} if self.slots is None else self.slots.columns(payloads, bad)
+        order = range(len(visit.rows)) if visit.back is None else visit.back.tolist()
+        for field, (name, place) in enumerate(self._choice.spans.items()):
+            if name in columns:
+                continue
+            samples, dims = payloads, None
+            if visit.back is not None or width > 1:
+                samples = [payloads[row * width + field] for row in order]
+            if place.height is not None:
+                dims = visit.sorted_table[:, place.height : place.height + 2].astype(np.int32)
+            columns[name] = EncodedColumn(samples, dims)
+        return columns
 
 
 def _copy_and_sum(views: list[Encoded], are_copied: Sequence[bool], blocks: Blocks) -> list[int]:
@@ -192,141 +284,28 @@ class SpanReader:
     ) -> tuple[dict[str, Column], int]:
         """Return the columns of spans in the batch's order, checked, and the bytes read. marks: as
         in `SampleReader.read`, by the visit's samples; all samples in it become empty."""
-        spans, slots = _Spans(visit, choice), None
-        size_bytes = int((spans.ends - spans.starts).sum())
+        spans = _Spans(visit, choice, self._opened, mode=mode, blocks=blocks)
+        if marks is not None:
+            spans.reasons = {}
         if choice.arrays:
             from penstock.readers.reading.direct_arrays import DirectArrays  # images need none
 
-            slots = DirectArrays(visit, choice, blocks)
-        found: dict[int, str] | None = None if marks is None else {}
+            spans.slots = DirectArrays(visit, choice, blocks)
         if self._advice.is_on and mode != "pread":
-            for shard, a, b in spans.pieces():
-                shard.source.advise(spans.starts[a:b], spans.ends[a:b])
-        unread = spans.load(mode, self._opened)
+            spans.advise()
+        unread = spans.load()
         began = time.perf_counter()  # the network's time isn't the disk's
-        if slots is None:
-            payloads, crcs = _read_checked(unread, spans.are_copied(mode), found, blocks)
-        else:
-            payloads, crcs = self._fill(slots, unread, spans, mode, found, blocks)
+        crcs = spans.read(unread)
         if visit.shards and not visit.shards[0].source.is_fetched:
-            self._local.add(bytes_disk=size_bytes)
+            self._local.add(bytes_disk=spans.size_bytes)
         seconds = time.perf_counter() - began
-        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
+        self._advice.note(samples=len(spans), size_bytes=spans.size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
-            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
-            self._refetch(spans, choice, wrong, payloads, slots, mode, found, blocks)
-        for span, reason in (found or {}).items():
-            assert marks is not None
-            row, field = divmod(span, spans.width)
-            prefix = f"{list(choice.spans)[field]}: " if spans.width > 1 else ""
-            marks.setdefault(row, f"{prefix}{reason}")
-        return _columns(visit, choice, payloads, slots, marks or ()), size_bytes
-
-    def _fill(
-        self,
-        slots: DirectArrays,
-        unread: list[Unread],
-        spans: _Spans,
-        mode: ReadMode,
-        marks: dict[int, str] | None,
-        blocks: Blocks,
-    ) -> tuple[list[Encoded], list[int]]:
-        """Read arrays into their slots, and other spans. Return the bytes and their CRC-32Cs."""
-        payloads, crcs = slots.fill(unread, threads=self._opened.copy_threads(), marks=marks)
-        others = [span for span, slot in enumerate(slots.of_spans) if slot is None]
-        if not others:
-            return payloads, crcs
-        are_copied = spans.are_copied(mode)
-        found: dict[int, str] | None = None if marks is None else {}
-        mine = [unread[span] for span in others]
-        some, sums = _read_checked(mine, [are_copied[span] for span in others], found, blocks)
-        for span, sample, crc in zip(others, some, sums, strict=True):
-            payloads[span], crcs[span] = sample, crc
-        if marks is not None and found:
-            marks |= {others[i]: reason for i, reason in found.items()}
-        return payloads, crcs
-
-    def _refetch(
-        self,
-        spans: _Spans,
-        choice: BatchFields,
-        wrong: list[int],
-        payloads: list[Encoded],
-        slots: DirectArrays | None,
-        mode: ReadMode,
-        marks: dict[int, str] | None,
-        blocks: Blocks,
-    ) -> None:
-        """Fetch wrong spans once more if they come from a cache. Spans that are still wrong are
-        marked, or raise if marks is None."""
-        visit, width = spans.visit, spans.width
-        for number, (shard, a, b) in zip(visit.numbers, [*spans.pieces()], strict=True):
-            bad = [span for span in wrong if a <= span < b]
-            rows = visit.rows[[span // width for span in bad]]
-            if bad and shard.source.is_fetched:
-                fresh = self._opened.replace(number, shard)
-                table = fresh.table.take(rows, axis=0)
-                again = BatchRows(
-                    numbers=[number],
-                    shards=[fresh],
-                    bounds=[0, len(rows)],
-                    rows=rows,
-                    table=table,
-                    sorted_table=table,
-                )
-                new = _Spans(again, choice)
-                bad = self._replace_payloads(new, bad, payloads, slots, mode, blocks)
-            for span in bad:
-                if marks is None:
-                    raise self._opened.corruption(number, int(visit.rows[span // width]), WRONG_CRC)
-                marks[span] = WRONG_CRC
-
-    def _replace_payloads(
-        self,
-        again: _Spans,
-        bad: list[int],
-        payloads: list[Encoded],
-        slots: DirectArrays | None,
-        mode: ReadMode,
-        blocks: Blocks,
-    ) -> list[int]:
-        """Read wrong spans again; return those that are still wrong. again: the spans of the sample
-        of each."""
-        unread, wrong = again.load(mode, self._opened), list[int]()
-        found, crcs = _read_checked(unread, again.are_copied(mode), None, blocks)
-        for row, span in enumerate(bad):
-            at = row * again.width + span % again.width
-            slot = None if slots is None else slots.of_spans[span]
-            if slot is None:
-                payloads[span] = found[at]
-            elif len(found[at]) == len(slot):  # else the new bytes hold another array
-                slot[:] = found[at]
-            if crcs[at] != again.crcs[at] or len(payloads[span]) != len(found[at]):
-                wrong.append(span)
-        return wrong
-
-
-def _columns(
-    visit: BatchRows,
-    choice: BatchFields,
-    payloads: list[Encoded],
-    slots: DirectArrays | None,
-    bad: Collection[int],
-) -> dict[str, Column]:
-    """Return the columns in the batch's order. payloads: of all spans. bad: samples of the visit,
-    whose values become empty or 0."""
-    width, back = len(choice.spans), visit.back
-    for row in bad:
-        payloads[row * width : (row + 1) * width] = [NO_BYTES] * width
-    columns = {} if slots is None else slots.columns(payloads, bad)
-    order = range(len(visit.rows)) if back is None else back.tolist()
-    for field, (name, place) in enumerate(choice.spans.items()):
-        if name in columns:
-            continue
-        samples, dims = payloads, None
-        if back is not None or width > 1:
-            samples = [payloads[row * width + field] for row in order]
-        if place.height is not None:
-            dims = visit.sorted_table[:, place.height : place.height + 2].astype(np.int32)
-        columns[name] = EncodedColumn(samples, dims)
-    return columns
+            known = spans.reasons or {}
+            spans.fetch_again(
+                [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in known]
+            )
+        if marks is not None:
+            for row, reason in spans.reasons_by_sample():
+                marks.setdefault(row, reason)
+        return spans.columns(marks or ()), spans.size_bytes

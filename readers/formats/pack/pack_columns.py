@@ -19,12 +19,11 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import CorruptShardError
-from penstock.cache.base import machine_remedy, read_error
 from penstock.readers.fieldtypes import codec_number
 from penstock.readers.files import (
     BROKEN,
     batch_head_end,
+    damaged_file_error,
     footer_start,
     map_buffer,
     only_batch,
@@ -77,12 +76,8 @@ def shard_errors(shown: str, remedy: str = "") -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        if machine_remedy(error) is not None:
-            raise read_error(shown, error) from error
-        raise CorruptShardError(
-            f"{shown}: not a shard that Penstock wrote, or changed since then ({error}). "
-            f"{remedy or REMEDY}"
-        ) from error
+        what = "not a shard that Penstock wrote, or changed since then"
+        raise damaged_file_error(shown, what, error, remedy=remedy or REMEDY) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

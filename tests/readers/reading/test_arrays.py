@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from crc32c import crc32c
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.readers import Facts, array_codec
 from penstock.readers.fieldtypes import (
@@ -19,7 +17,6 @@ from penstock.readers.fieldtypes import (
     codec_number,
     from_bits,
 )
-from penstock.readers.reading import joined_crc
 
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
@@ -59,18 +56,3 @@ def test_bare_numbers_have_the_shape_that_their_bytes_fill() -> None:
         with pytest.raises(ValueError, match="truncated"):
             bare_facts(wrong, of, "<i2")
     assert bare_facts(data[:12], fixed, "<i2") == Facts(crc32c(data[:12]), 0, 12, (2, 3), "<i2")
-
-
-@settings(max_examples=200, deadline=None)
-@given(parts=st.lists(st.binary(max_size=300), min_size=1, max_size=6))
-def test_joined_crcs_of_parts_are_the_crc_of_all_bytes(parts: list[bytes]) -> None:
-    crc = crc32c(parts[0])
-    for part in parts[1:]:
-        crc = joined_crc(crc, crc32c(part), second_bytes=len(part))
-    assert crc == crc32c(b"".join(parts))
-
-
-def test_long_parts() -> None:
-    first, second = bytes(range(256)) * 10_000, b"\xff" * (2**24 + 1)
-    joined = joined_crc(crc32c(first), crc32c(second), second_bytes=len(second))
-    assert joined == crc32c(first + second)

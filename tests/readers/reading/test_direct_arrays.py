@@ -29,7 +29,6 @@ def sizes(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat arrays of a few KB as if they had megabytes."""
     if request.param == "in parts":
         monkeypatch.setattr(direct_arrays, "SHARED_BYTES", 100)
-        monkeypatch.setattr(direct_arrays, "PART_BYTES", 700)
         monkeypatch.setattr(direct_arrays, "STEP_BYTES", 256)
         monkeypatch.setattr(loose_files, "STEP_BYTES", 256)
 

@@ -269,6 +269,12 @@ class Dataset(Source):
         return tuple(map(self._naming.stored_name, fields))
 
     @property
+    def is_renamed(self) -> bool:
+        """Return True if fields have other names than in the index."""
+        self._open()
+        return not self._naming.is_plain
+
+    @property
     def is_plain(self) -> bool:
         """Return True if the URL alone determines the samples and fields."""
         arguments = self._arguments
@@ -560,10 +566,8 @@ def contents_of(
         form, lengths = kind.form, index.summary(name).lengths
         if form is not None and form.is_ragged and form.shape[0] is None and lengths:
             longest[name] = lengths[0][1]
-    if max_pixels is None:
-        most = index.about.settings.get("max_pixels")  # it may come from an untrusted source
-        is_number = type(most) is int and most > 0
-        max_pixels = min(most, _MOST_PIXELS) if is_number else MAX_PIXELS
+    most = index.about.settings.get("max_pixels")  # a manifest may come from an untrusted source
+    own = min(most, _MOST_PIXELS) if type(most) is int and most > 0 else MAX_PIXELS
     return Contents(
         schema=naming.schema,
         sizes=index.sizes,
@@ -580,5 +584,5 @@ def contents_of(
         longest=naming.new(longest),
         is_encoded=index.format.is_encoded,
         are_checked=not index.manifest.is_of_chunks,
-        max_pixels=max_pixels,
+        max_pixels=max_pixels or own,
     )

@@ -254,5 +254,5 @@ def read_spans(
         if isinstance(each, np.ndarray):
             slot[:] = each
         else:
-            each.copy(slot, 0)
+            each.copy(slot)
     return data

@@ -23,6 +23,8 @@ from penstock.readers.formats.tables import arrow_errors
 from penstock.readers.formats.unindexed_files import read_file_parts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from penstock.readers.origin import Entry, Origin
@@ -52,19 +54,6 @@ class BatchMetadata:
     variadic: tuple[int, ...] = ()
     dictionary: int | None = None
     is_delta: bool = False
-
-
-def footer_bytes(tail: bytes, size_bytes: int) -> int:
-    """Return the length of a file's footer with what follows it, from its last bytes; 0 for a
-    stream. Raises ValueError."""
-    if tail[-len(_FEATHER_V1) :] == _FEATHER_V1:
-        raise ValueError("it is a Feather file of version 1: write it with version 2")
-    if tail[-len(MAGIC) :] != MAGIC:
-        return 0
-    found = int.from_bytes(tail[-TAIL_BYTES : -len(MAGIC)], "little", signed=True)
-    if not 0 < found <= min(MAX_METADATA_BYTES, size_bytes - TAIL_BYTES - 8):
-        raise ValueError(f"its footer would have {found:,} bytes: it is truncated or damaged")
-    return found + TAIL_BYTES
 
 
 def dictionary_numbers(schema: FlatTable | None) -> list[int | None]:
@@ -129,35 +118,47 @@ def read_batch(head: bytes, start: int, body_bytes: int) -> BatchMetadata:
 
 
 _HEAD_READ_BYTES = 2**12
-_FEATHER_V1 = b"FEA1"
+
+Message = tuple[int, bytes, int]
+"""The first byte of a message in the file, its head, and the bytes of its body."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class IpcContents:
-    """The metadata of a file or stream.
-
-    schema: a pyarrow schema. numbers: see `dictionary_numbers`. batches: those of dictionaries
-    first, unless it is a stream. checksum: CRC-32C of the bytes that were parsed.
-    """
-
-    schema: Any
-    numbers: list[int | None]
-    batches: list[BatchMetadata]
-    checksum: int
+Contents = tuple[Any, list[int | None], list[BatchMetadata], int]
+"""The metadata of a file or stream: the schema of pyarrow; see `dictionary_numbers`; its batches,
+those of dictionaries first unless it is a stream; and the CRC-32C of the bytes that were parsed."""
 
 
-def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) -> IpcContents:
-    """Read the metadata of a file. tail: its end, with the footer. Raises ValueError, and the
-    errors of `read_file_parts`."""
-    size = footer_bytes(tail, entry.size_bytes)
-    if not size:
-        return _read_stream(origin, entry)
-    data = tail[-size:-TAIL_BYTES]
-    file = MAGIC + b"\0\0" + data + len(data).to_bytes(4, "little") + MAGIC
+def read_contents(
+    origin: Origin, entry: Entry, tail: bytes, footer_bytes: int, *, workers: int
+) -> Contents:
+    """Read the metadata of a file. tail: its end, with the footer of so many bytes, 0 for a stream.
+    Raises ValueError, and the errors of `read_file_parts`."""
+    if footer_bytes:
+        data = tail[-footer_bytes:-TAIL_BYTES]
+        source = MAGIC + b"\0\0" + data + len(data).to_bytes(4, "little") + MAGIC
+        footer = FlatTable(data)
+        table = footer.table(1)
+        messages = _listed(origin, entry, tail, footer, workers=workers)
+    else:
+        messages = _stream(origin, entry)
+        _, data, _ = next(messages, (0, b"", 0))
+        source, message = data, FlatTable(metadata_of(data))
+        table = message.table(2) if message.number(1, BYTE) == SCHEMA else None
+    numbers = dictionary_numbers(table)
     with arrow_errors("its schema can't be read"):
-        schema = pa.ipc.open_file(pa.py_buffer(file)).schema
-    footer = FlatTable(data)
-    numbers = dictionary_numbers(footer.table(1))
+        read = pa.ipc.open_file if footer_bytes else pa.ipc.open_stream
+        schema = read(pa.py_buffer(source)).schema
+    batches, checksum = [], crc32c(data)
+    for start, head, body in messages:
+        batches.append(read_batch(head, start, body))
+        checksum = crc32c(head, checksum)
+    return schema, numbers, batches, checksum
+
+
+def _listed(
+    origin: Origin, entry: Entry, tail: bytes, footer: FlatTable, *, workers: int
+) -> Iterator[Message]:
+    """Yield the messages that a file's footer lists."""
     blocks = np.concatenate([footer.longs(field, each=3) for field in (2, 3)])
     blocks[:, 1] &= 0xFFFFFFFF  # a 32-bit number, then padding
     starts, heads, bodies = blocks.T
@@ -173,53 +174,37 @@ def read_contents(origin: Origin, entry: Entry, tail: bytes, *, workers: int) ->
     begin = entry.size_bytes - len(tail)
     far = [(entry, start, start + head) for start, head, _ in blocks.tolist() if start < begin]
     found = iter(read_file_parts(origin, far, workers=workers))
-    batches, checksum = [], crc32c(data)
     for start, size, body in blocks.tolist():
-        head = next(found) if start < begin else tail[start - begin : start - begin + size]
-        batches.append(read_batch(head, start, body))
-        checksum = crc32c(head, checksum)
-    return IpcContents(schema=schema, numbers=numbers, batches=batches, checksum=checksum)
+        yield (
+            start,
+            next(found) if start < begin else tail[start - begin : start - begin + size],
+            body,
+        )
 
 
-def _read_stream(origin: Origin, entry: Entry) -> IpcContents:
-    """Read the head of one message after the other, with one request each."""
-    at, checksum = 0, 0
-    schema: Any = None
-    numbers: list[int | None] = []
-    batches: list[BatchMetadata] = []
-    while at < entry.size_bytes and (head := _head(origin, entry, at)) is not None:
-        checksum = crc32c(head, checksum)
-        message = FlatTable(metadata_of(head))
-        body = message.number(3)
-        if not 0 <= body <= entry.size_bytes - at - len(head):
+def _stream(origin: Origin, entry: Entry) -> Iterator[Message]:
+    """Yield the messages of a stream, with one or two requests each."""
+    at, left = 0, entry.size_bytes
+    while left:
+        (head,) = read_file_parts(
+            origin, [(entry, at, at + min(_HEAD_READ_BYTES, left))], workers=1
+        )
+        if len(head) < 8 or head[:4] != CONTINUES:
+            raise ValueError(
+                f"its bytes at {at:,} are no message of an Arrow stream: it is truncated, or no "
+                "stream"
+            )
+        size = 8 + int.from_bytes(head[4:8], "little", signed=True)
+        if size == 8:  # the stream's end
+            return
+        if not 8 < size <= min(MAX_METADATA_BYTES, left):
+            raise ValueError(f"its message at byte {at:,} has metadata of {size - 8:,} bytes")
+        if size > len(head):
+            (head,) = read_file_parts(origin, [(entry, at, at + size)], workers=1)
+        body = FlatTable(head[8:size]).number(3)
+        if not 0 <= body <= left - size:
             raise ValueError(
                 f"its message at byte {at:,} has {body:,} bytes, more than are left in the file"
             )
-        if message.number(1, BYTE) == SCHEMA:
-            numbers = dictionary_numbers(message.table(2))
-            with arrow_errors("its schema can't be read"):
-                schema = pa.ipc.read_schema(pa.py_buffer(head))
-        else:
-            batches.append(read_batch(head, at, body))
-        at += len(head) + body
-    if schema is None:
-        raise ValueError("it has no schema")
-    return IpcContents(schema=schema, numbers=numbers, batches=batches, checksum=checksum)
-
-
-def _head(origin: Origin, entry: Entry, at: int) -> bytes | None:
-    """Return a message's metadata with the length before it, or None at the stream's end."""
-    end = min(at + _HEAD_READ_BYTES, entry.size_bytes)
-    (head,) = read_file_parts(origin, [(entry, at, end)], workers=1)
-    if len(head) < 8 or head[:4] != CONTINUES:
-        raise ValueError(
-            f"its bytes at {at:,} are no message of an Arrow stream: it is truncated, or no stream"
-        )
-    size = int.from_bytes(head[4:8], "little", signed=True)
-    if not size:
-        return None
-    if not 0 < size <= min(MAX_METADATA_BYTES, entry.size_bytes - at - 8):
-        raise ValueError(f"its message at byte {at:,} has metadata of {size:,} bytes")
-    if size + 8 > len(head):
-        (head,) = read_file_parts(origin, [(entry, at, at + 8 + size)], workers=1)
-    return head[: 8 + size]
+        yield at, head[:size], body
+        at, left = at + size + body, left - size - body

@@ -4,18 +4,21 @@ A file's footer has the schema and the places of column chunks; some values are 
 metadata show what a column holds. Footers are untrusted: every number is checked before it is used,
 invalid ones raise ValueError, and what pyarrow gets is written from the checked values.
 
-pyarrow's own parser isn't used because it aborts the process for 6 of 2,000 footers with one to
-eight wrong bytes (an exception that Cython can't catch; pyarrow 26), and doesn't return the schema
-as Thrift, which a chunk's decoding needs. It is faster: 17 ms against 110 for 100 row groups of 50
-columns, 73 ms against 400 for 1,000 files of 10 columns, but a process of its own takes longer to
-start than that saves.
+pyarrow's own parser of footers isn't used because it aborts the process for 6 of 2,000 footers with
+one to eight wrong bytes (an exception that Cython can't catch; pyarrow 26), and doesn't return the
+schema as Thrift, which a chunk's decoding needs. It is faster: 17 ms against 110 for 100 row groups
+of 50 columns, 73 ms against 400 for 1,000 files of 10 columns, but a process of its own takes
+longer to start than that saves. pyarrow copies values out of their pages: views of the pages saved
+4 us of CPU time for a photograph of 40 kB, which takes 870 to decode and crop.
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +26,7 @@ import pyarrow.parquet as pq
 from crc32c import crc32c
 
 from penstock.readers.files import printable
-from penstock.readers.formats.parquet.parquet_chunks import (
-    MAGIC,
-    ChunkForm,
-    Leaf,
-    as_file,
-    decode_chunk,
-)
 from penstock.readers.formats.parquet.thrift import (
-    LIST,
     STRUCT,
     Long,
     Raw,
@@ -41,14 +36,15 @@ from penstock.readers.formats.parquet.thrift import (
 )
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
 from penstock.readers.formats.tables import (
-    ColumnChunks,
+    StoredChunk,
     TableFile,
     TableFormat,
     TableReader,
     arrow_errors,
     columns_of,
-    read_ends,
-    refusing,
+    max_decoded_bytes,
+    tensor_of_json,
+    values_table,
     without_dictionaries,
 )
 
@@ -59,13 +55,13 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts
-    from penstock.readers.formats.tables import ArrowColumn
+    from penstock.readers.formats.tables import ArrowColumn, Tensor
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
 
-ENCRYPTED = b"PARE"
+MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 _IS_ENCRYPTED = "it is encrypted, which isn't supported: write it without encryption"
 TAIL_BYTES = 8
 """The size of what follows the footer: its length and the magic bytes."""
@@ -73,38 +69,187 @@ TAIL_BYTES = 8
 MAX_FOOTER_BYTES = 2**24
 _REQUIRED, _REPEATED = 0, 2
 _MAX_COLUMNS, _MAX_GROUPS, _MAX_NESTING = 2**16, 2**20, 32
+_BYTE_ARRAY = 6
+_DATA_V1, _, _DICTIONARY, _DATA_V2 = range(4)
+_INDICES = (2, 8)  # encodings
+_MAX_HEAD_BYTES = 2**20  # statistics in a page's header can be long
+_MAX_EXPANDED_BYTES = 2**30
+"""Values are copied out of their dictionary if they can't take more than this."""
 
-START, SIZE, CODEC, VALUES, DECODED, NULLS = range(6)
-"""The numbers of a chunk: its first byte in the file and its size, the number of its codec, its
-values with nulls, its bytes decompressed, and its nulls (-1: unknown)."""
+
+def as_file(footer: bytes) -> bytes:
+    """Return a file that contains only a footer."""
+    return MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A column as Parquet stores it, a leaf of the schema's tree, and how its chunks are stored.
+
+    path: its names from the top. elements: of the schema, from below the root to the leaf itself,
+    as Thrift. physical: the number of its type. has_levels: it may have nulls. is_flat: it has one
+    value per row, so no lists.
+
+    These belong to its chunks. parts: how many names of the path lead through structs to the
+    values; the others are those of lists. writer: the file's `created_by`; codec: its number.
+    tensor: how its tensors are stored.
+    """
+
+    path: tuple[str, ...]
+    elements: tuple[bytes, ...]
+    physical: int
+    has_levels: bool = True
+    is_flat: bool = False
+    parts: int = 0
+    writer: bytes = b""
+    codec: int = 0
+    tensor: Tensor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an object that `of_json` reads."""
+        elements = [base64.b64encode(each).decode() for each in self.elements]
+        writer = base64.b64encode(self.writer).decode()
+        return {**asdict(self), "elements": elements, "writer": writer}
+
+    @classmethod
+    def of_json(cls, notes: Any) -> Leaf:
+        """Read a leaf. Raises ValueError, TypeError, KeyError."""
+        tensor = notes.get("tensor")
+        return cls(
+            path=tuple(map(str, notes["path"])),
+            elements=tuple(map(base64.b64decode, notes["elements"])),
+            physical=int(notes["physical"]),
+            parts=int(notes["parts"]),
+            writer=base64.b64decode(notes["writer"]),
+            codec=int(notes["codec"]),
+            tensor=None if tensor is None else tensor_of_json(tensor),
+        )
+
+
+def max_expanded_bytes(data: Encoded, values: int) -> int:
+    """Check the headers of a chunk's pages, and return how many bytes its values may take at most
+    if they are copied out of its dictionary.
+
+    values: their number in the footer. Raises ValueError if the pages have another number, or would
+    take far more memory than the chunk's bytes can decode to.
+    """
+    at = total = numbers = indices = entry = 0
+    while at < len(data):
+        reader = ThriftReader(data.data[at : at + _MAX_HEAD_BYTES])
+        try:
+            header = reader.struct()
+        except ValueError:
+            raise ValueError(f"it has no valid page header at byte {at:,}") from None
+        kind, decoded, size = header.count(1), header.count(2), header.count(3)
+        start = at + reader.at
+        if min(kind, decoded, size) < 0:
+            raise ValueError(f"its page at byte {at:,} has no kind or size")
+        if size > len(data) - start:
+            raise ValueError(f"its page at byte {at:,} has {size:,} bytes, more than are left")
+        total += decoded
+        if total > max_decoded_bytes(len(data)):
+            raise ValueError(
+                f"its pages claim {total:,} decompressed bytes, more than its {len(data):,} bytes "
+                "can hold"
+            )
+        if kind == _DICTIONARY:
+            entry = max(entry, decoded)
+        elif (own := header.part({_DATA_V1: 5, _DATA_V2: 8}.get(kind, -1))) is not None:
+            count, encoding = own.count(1), own.count(4 if kind == _DATA_V2 else 2)
+            if min(count, encoding) < 0:
+                raise ValueError(f"its page at byte {at:,} has no number of values, or no encoding")
+            numbers += count
+            indices += count if encoding in _INDICES else 0
+        at = start + size
+    if numbers != values:
+        raise ValueError(f"its pages have {numbers:,} values, expected {values:,} by its footer")
+    return indices * entry  # each value may be the largest of the dictionary
+
+
+def decode_chunk(
+    data: Encoded, leaf: Leaf, type: FieldType, *, rows: int, values: int, decoded: int
+) -> Any:
+    """Decode a chunk from its bytes alone, and return its values as `values_table` does.
+
+    pyarrow reads files, not chunks, so it is given the chunk as the only one of a file, whose
+    footer consists of checked numbers. This copies no bytes of the chunk. rows, values, decoded:
+    the footer's numbers of rows, values and decompressed bytes. Raises ValueError for damage.
+    """
+    max_bytes = max_expanded_bytes(data, values)
+    is_kept = leaf.physical == _BYTE_ARRAY and max_bytes > _MAX_EXPANDED_BYTES
+    footer = _chunk_footer(leaf, rows=rows, values=values, size=len(data), decoded=decoded)
+    with arrow_errors("its bytes are damaged, or pyarrow can't read files of their writer"):
+        metadata = pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata
+        file = pq.ParquetFile(
+            pa.BufferReader(pa.py_buffer(data)),
+            metadata=metadata,
+            read_dictionary=[".".join(leaf.path)] if is_kept else None,
+            # Values of a row group may take more than 2 GiB. A dictionary is only kept if no type
+            # is requested.
+            binary_type=None if is_kept else pa.large_binary(),
+            list_type=pa.LargeListType,
+            page_checksum_verification=True,
+            arrow_extensions_enabled=False,
+            pre_buffer=False,
+        )
+        column = file.read_row_group(0, use_threads=False).column(0)
+        return values_table(type, column, leaf.path[1 : leaf.parts], leaf.tensor)
+
+
+def _chunk_footer(leaf: Leaf, *, rows: int, values: int, size: int, decoded: int) -> bytes:
+    """Return the footer of a file whose one column chunk begins at its first byte."""
+    meta = {
+        1: leaf.physical,
+        2: [],
+        3: [name.encode() for name in leaf.path],
+        4: leaf.codec,
+        5: Long(values),
+        6: Long(decoded),
+        7: Long(size),
+        # A dictionary page that comes first is recognised by its own header.
+        9: Long(0),
+    }
+    group = {1: [{2: Long(0), 3: meta}], 2: Long(decoded), 3: Long(rows)}
+    elements = [Raw(STRUCT, each) for each in leaf.elements]
+    root = {4: b"schema", 5: 1}
+    return write_struct({1: 2, 2: [root, *elements], 3: Long(rows), 4: [group], 6: leaf.writer})
+
+
+class ChunkNumbers(NamedTuple):
+    """The numbers of a chunk in a footer: its first byte in the file and its size, the number of
+    its codec, its values with nulls, its bytes decompressed, and its nulls (-1: unknown)."""
+
+    start: int
+    size: int
+    codec: int
+    values: int
+    decoded: int
+    nulls: int
 
 
 class ParquetSchema:
     """A schema, which files may share.
 
-    leaves: of its tree. columns: those that may be fields, by name. below: the numbers of the
-    leaves below each path. forms: the forms of chunks that were needed before.
+    leaves: of its tree. below: the numbers of the leaves below each path. columns: those that may
+    be fields, by name.
     """
 
     def __init__(self, root: Struct, data: bytes, file: str) -> None:
         """root: the footer; data: its bytes; file: its name. Raises ValueError."""
         self.leaves = tuple(_leaves(root.structs(2), data))
-        self.forms: dict[tuple[int, int, bytes], ChunkForm] = {}
         self.below: dict[tuple[str, ...], list[int]] = {}
         for number, leaf in enumerate(self.leaves):
             for end in range(1, len(leaf.path) + 1):
                 self.below.setdefault(leaf.path[:end], []).append(number)
-        raw = {field: Raw(LIST, data[start:end]) for field, (start, end) in root.places.items()}
-        keys = {5: raw[5]} if isinstance(root.get(5), list) else {}
-        footer = write_struct({1: 2, 2: raw[2], 3: Long(0), 4: [], **keys, 6: _writer(root)})
+        parts, metadata = (
+            [Raw(STRUCT, data[each.start : each.end]) for each in root.structs(field)]
+            for field in (2, 5)
+        )
+        footer = write_struct({1: 2, 2: parts, 3: Long(0), 4: [], 5: metadata, 6: _writer(root)})
         with arrow_errors("its schema can't be read"):
             schema = pq.read_schema(io.BytesIO(as_file(footer)))
         plain = [field.with_type(without_dictionaries(field.type)) for field in schema]
         self.columns = columns_of(pa.schema(plain, schema.metadata), file)
-
-
-Schemas = dict[tuple[bytes, ...], ParquetSchema]
-"""Schemas by their bytes, and those of the metadata: most files of a dataset share them."""
 
 
 def _writer(root: Struct) -> bytes:
@@ -113,104 +258,75 @@ def _writer(root: Struct) -> bytes:
 
 
 class ParquetFile(TableFile):
-    """The footer of a file. writer: the program that wrote the file. numbers: of the chunks, int64,
-    shape (groups, leaves, 6), see START."""
+    """The footer of a file. writer: the program that wrote the file. groups: the numbers of the
+    chunks of each row group, in the order of the leaves."""
 
-    def __init__(self, entry: Entry, data: bytes, schemas: Schemas) -> None:
-        """Parse a footer. data: its bytes. schemas: those of other files; a new one is added.
-        Raises ValueError."""
+    def __init__(self, entry: Entry, data: bytes, schemas: dict[Any, Any]) -> None:
+        """Parse a footer. data: its bytes. schemas: those of other files by their bytes, which most
+        files of a dataset share; a new one is added. Raises ValueError."""
         root = ThriftReader(data).struct()
         if 8 in root:
             raise ValueError(_IS_ENCRYPTED)
         groups, total = root.structs(4), root.get(3)
         if not root.structs(2) or type(total) is not int:
             raise ValueError("its footer lacks the schema or the number of rows")
-        key = tuple(data[slice(*root.places.get(field, (0, 0)))] for field in (2, 5))
+        parts = [root.structs(field) for field in (2, 5)]  # the schema, the metadata
+        key = tuple(data[part[0].start : part[-1].end] if part else b"" for part in parts)
         if key not in schemas:
             schemas[key] = ParquetSchema(root, data, printable(entry.name))
         self.entry, self.checksum, self.schema = entry, crc32c(data), schemas[key]
         self.writer, self.columns, leaves = _writer(root), self.schema.columns, self.schema.leaves
-        numbers = [_group(n, each, leaves, entry.size_bytes) for n, each in enumerate(groups)]
-        rows = [group[3] for group in groups]
+        self.groups = [_group(n, each, leaves, entry.size_bytes) for n, each in enumerate(groups)]
+        rows = [each.get(3, 0) for each in groups]
         if len(rows) > _MAX_GROUPS or sum(rows) != total:
             raise ValueError(
                 f"its footer says {total:,} rows, and its row groups have {sum(rows):,}"
             )
         self.rows = np.array(rows, np.int64)
-        self.numbers = np.array(numbers, np.int64).reshape(len(rows), len(leaves), 6)
-        self.sizes = self.numbers[:, :, SIZE].sum(axis=1)
+        sizes = [sum(chunk.size for chunk in group) for group in self.groups]
+        self.sizes = np.array(sizes, np.int64)
 
-    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
+    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> list[StoredChunk]:
         """Return the chunks of a column of this file."""
-        found, schema = self.schema.below.get(column.path, []), self.schema
-        if len(found) != 1:
-            raise ValueError(f'its column "{column.name}" is stored {len(found)} times, not once')
-        leaf = schema.leaves[found[0]]
-        numbers = self.numbers[:, found[0]].copy()
-        nulls = numbers[:, NULLS]
-        if leaf.is_required:
-            nulls[:] = 0
-        elif leaf.is_flat and column.in_dictionary and len(column.path) > 1:
-            nulls[:] = -1  # pyarrow's writer doesn't count the nulls of structs around a dictionary
-        forms = []
-        for codec in numbers[:, CODEC].tolist():
-            key = found[0], codec, self.writer
-            if key not in schema.forms:
-                schema.forms[key] = ChunkForm(
-                    leaf=leaf,
-                    parts=len(column.path),
-                    writer=self.writer,
-                    codec=codec,
-                    tensor=column.tensor,
+        depth, places = len(column.path), self.schema.below.get(column.path, [])
+        if len(places) != 1:
+            raise ValueError(f'its column "{column.name}" is stored {len(places)} times, not once')
+        leaf = self.schema.leaves[places[0]]
+        leaf = replace(leaf, parts=depth, writer=self.writer, tensor=column.tensor)
+        # pyarrow's writer doesn't count the nulls of structs around a dictionary.
+        is_uncounted = leaf.is_flat and column.in_dictionary and depth > 1
+        found: list[StoredChunk] = []
+        for rows, group in zip(self.rows.tolist(), self.groups, strict=True):
+            numbers = group[places[0]]
+            if not leaf.has_levels or is_uncounted:
+                numbers = numbers._replace(nulls=-1 if leaf.has_levels else 0)
+            found.append(
+                StoredChunk(
+                    start=numbers.start,
+                    size=numbers.size,
+                    form=leaf
+                    if numbers.codec == leaf.codec
+                    else replace(leaf, codec=numbers.codec),
+                    note=[*numbers[3:]],
+                    lacking=_lacking(leaf, form, numbers, rows),
+                    nulls_inside=numbers.nulls != 0 and not leaf.is_flat,
                 )
-            forms.append(schema.forms[key])
-        return ColumnChunks(
-            starts=numbers[:, START],
-            sizes=numbers[:, SIZE],
-            forms=forms,
-            note=lambda unit: list(numbers[unit, VALUES : NULLS + 1].tolist()),
-            lacking=_lacking(leaf, form, numbers, self.rows),
-            nulls_inside=(nulls != 0) & (not leaf.is_flat),
-        )
+            )
+        return found
 
 
-def _lacking(leaf: Leaf, form: ArrayForm | None, numbers: Ints, rows: Ints) -> Ints:
-    """Return how many rows of each chunk are null, -1 if nothing shows it: by the statistics, or by
+def _lacking(leaf: Leaf, form: ArrayForm | None, numbers: ChunkNumbers, rows: int) -> int:
+    """Return how many rows of a chunk are null, -1 if nothing shows it: by the statistics, or by
     the number of values if each row has as many."""
-    nulls = numbers[:, NULLS]
     if form is not None and form.is_ragged:
-        return np.zeros(len(nulls), np.int64)
+        return 0
     size = 1 if leaf.is_flat or form is None else math.prod(form.fixed_shape)
     if size < 2:  # a null list and a list of one null look the same
-        return nulls
-    found, rest = np.divmod(rows * size - numbers[:, VALUES], size - 1)
-    # Lists of other lengths aren't nulls: they are bad samples.
-    found = np.where((rest == 0) & (found > 0), found, 0)
-    return np.where(nulls < 0, found, np.minimum(found, nulls))
-
-
-def footer_bytes(tail: bytes, size_bytes: int) -> int:
-    """Return the length of a file's footer with what follows it, from its last bytes. Raises
-    ValueError."""
-    magic = tail[-4:]
-    if magic == ENCRYPTED:
-        raise ValueError(_IS_ENCRYPTED)
-    if len(tail) < TAIL_BYTES or magic != MAGIC or size_bytes < len(MAGIC) + TAIL_BYTES:
-        raise ValueError(
-            "its last bytes aren't Parquet's: it is truncated, or isn't a Parquet file"
-        )
-    found = int.from_bytes(tail[-8:-4], "little")
-    if found > size_bytes - TAIL_BYTES - len(MAGIC):
-        raise ValueError(
-            f"its footer would have {found:,} bytes, and the file has {size_bytes:,}: it is "
-            "truncated or damaged"
-        )
-    if found > MAX_FOOTER_BYTES:
-        raise ValueError(
-            f"its footer has {found:,} bytes, wanted at most {MAX_FOOTER_BYTES:,}: write larger "
-            "row groups, or fewer columns in a file"
-        )
-    return found + TAIL_BYTES
+        return numbers.nulls
+    found, rest = divmod(rows * size - numbers.values, size - 1)
+    if rest or found < 0:  # lists of other lengths aren't nulls: they are bad samples
+        found = 0
+    return found if numbers.nulls < 0 else min(found, numbers.nulls)
 
 
 def _leaves(elements: list[Struct], data: bytes) -> Iterator[Leaf]:
@@ -237,7 +353,7 @@ def _leaves(elements: list[Struct], data: bytes) -> Iterator[Leaf]:
                 path=path,
                 elements=parts,
                 physical=physical,
-                is_required=set(kinds) == {_REQUIRED},
+                has_levels=set(kinds) != {_REQUIRED},
                 is_flat=_REPEATED not in kinds,
             )
 
@@ -258,13 +374,9 @@ def _name(element: Struct) -> str:
 
 def _element(element: Struct, data: bytes) -> bytes:
     """Return an element of a schema as Thrift, with at most one child."""
-    fields: dict[int, Any] = {}
-    for field in range(1, 10):
-        value = element.get(field)
-        if field == 4:
-            fields[4] = value
-        elif type(value) is int:
-            fields[field] = 1 if field == 5 and value else value
+    fields = {n: element[n] for n in range(1, 10) if n == 4 or type(element.get(n)) is int}
+    if fields.get(5):
+        fields[5] = 1
     if (logical := element.part(10)) is not None:
         fields[10] = Raw(STRUCT, data[logical.start : logical.end])
     return write_struct(fields)
@@ -272,7 +384,7 @@ def _element(element: Struct, data: bytes) -> bytes:
 
 def _group(
     place: int, group: Struct, leaves: tuple[Leaf, ...], size_bytes: int
-) -> list[tuple[int, ...]]:
+) -> list[ChunkNumbers]:
     """Return the numbers of each chunk of a row group, whose number of rows is valid."""
     rows, columns = group.get(3), group.structs(1)
     if type(rows) is not int or not 0 <= rows <= MAX_SHARD_SAMPLES:
@@ -285,8 +397,8 @@ def _group(
             f"its row group {place} has {len(columns)} columns, and its schema {len(leaves)}"
         )
     if not rows:  # the numbers of an empty chunk don't matter
-        return [(0,) * 6] * len(leaves)
-    found: list[tuple[int, ...]] = []
+        return [ChunkNumbers(0, 0, 0, 0, 0, 0)] * len(leaves)
+    found: list[ChunkNumbers] = []
     for column, leaf in zip(columns, leaves, strict=True):
         try:
             found.append(_chunk(column, leaf, size_bytes, rows))
@@ -296,8 +408,8 @@ def _group(
     return found
 
 
-def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> tuple[int, ...]:
-    """Return the numbers of a column chunk, in the order of START."""
+def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> ChunkNumbers:
+    """Return the numbers of a column chunk."""
     if 8 in column or 9 in column:
         raise ValueError("is encrypted, which isn't supported: write it without encryption")
     if (meta := column.part(3)) is None:
@@ -318,55 +430,68 @@ def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> tuple[int,
         raise ValueError(f"would lie at bytes {start:,} to {start + size:,} of {size_bytes:,}")
     statistics = meta.part(12)
     nulls = -1 if statistics is None else statistics.count(3)
-    return start, size, codec, values, decoded, nulls if nulls <= values else -1
+    nulls = nulls if nulls <= values else -1
+    return ChunkNumbers(start, size, codec, values, decoded, nulls)
 
 
 class ParquetReader(TableReader):
     """Reads rows of a shard."""
 
-    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
-        """Read the form and the numbers of each chunk: the number of its form, its values, its
-        bytes decompressed and its nulls (-1: unknown)."""
-        self._chunk_forms = [ChunkForm.of_json(each) for each in notes["forms"]]
-        self._decoding = np.array(notes["chunks"], np.int64).reshape(-1, 4)
-        numbers = self._decoding
-        if len(numbers) and not (
-            numbers[:, :3].min() >= 0 and numbers[:, 0].max() < len(self._chunk_forms)
-        ):
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts) -> None:
+        """Read the leaves, and the numbers of each chunk: the number of its leaf, its values, its
+        bytes decompressed and its nulls."""
+        del shard
+        self._leaves = [Leaf.of_json(each) for each in notes["forms"]]
+        self._decoding = numbers = np.array(notes["chunks"], np.int64).reshape(-1, 4)
+        if (numbers[:, :3] < 0).any() or (numbers[:, 0] >= len(self._leaves)).any():
             raise ValueError("its chunks have forms that don't exist")
-        self._rows = np.zeros(len(shard.extents) + 1, np.int64)  # the last is that of NO_CHUNK
-        self._rows[chunks] = shard.units[:, None]
 
     def decode(
-        self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
+        self, extent: int, rows: int, type: FieldType, data: Encoded, others: Sequence[Encoded]
     ) -> Any:
         """Return a column chunk's table. Raises ValueError if its bytes are damaged."""
-        del dictionaries
-        form, *numbers = self._decoding[extent].tolist()
-        return decode_chunk(data, self._chunk_forms[form], type, int(self._rows[extent]), *numbers)
+        del others
+        number, values, decoded, _ = self._decoding[extent].tolist()
+        leaf = self._leaves[number]
+        return decode_chunk(data, leaf, type, rows=rows, values=values, decoded=decoded)
 
 
 class ParquetFormat(TableFormat):
     """Parquet files."""
 
     name: ClassVar[str] = "parquet"
-    kind: ClassVar[str] = "Parquet"
+    reader_class = ParquetReader
     extensions: ClassVar[frozenset[str]] = frozenset(("parquet", "parq", "pq"))
 
-    def read_files(
-        self, origin: Origin, files: Sequence[Entry], *, workers: int
-    ) -> Iterator[ParquetFile]:
-        """Yield the footers of files."""
-        schemas: Schemas = {}
-        for entry, tail in read_ends(origin, files, footer_bytes, workers=workers):
-            with refusing(entry):
-                data = tail[-footer_bytes(tail, entry.size_bytes) : -TAIL_BYTES]
-                file = ParquetFile(entry, data, schemas)
-            yield file
+    def footer_bytes(self, tail: bytes, size_bytes: int) -> int:
+        """Return the length of a file's footer with what follows it."""
+        magic = tail[-4:]
+        if magic == ENCRYPTED:
+            raise ValueError(_IS_ENCRYPTED)
+        if len(tail) < TAIL_BYTES or magic != MAGIC or size_bytes < len(MAGIC) + TAIL_BYTES:
+            raise ValueError(
+                "its last bytes aren't Parquet's: it is truncated, or isn't a Parquet file"
+            )
+        found = int.from_bytes(tail[-8:-4], "little")
+        if found > size_bytes - TAIL_BYTES - len(MAGIC):
+            raise ValueError(
+                f"its footer would have {found:,} bytes, and the file has {size_bytes:,}: it is "
+                "truncated or damaged"
+            )
+        if found > MAX_FOOTER_BYTES:
+            raise ValueError(
+                f"its footer has {found:,} bytes, wanted at most {MAX_FOOTER_BYTES:,}: write "
+                "larger row groups, or fewer columns in a file"
+            )
+        return found + TAIL_BYTES
 
-    def reader(self, shard: ChunkedShardFacts) -> ParquetReader:
-        """Open a shard."""
-        return ParquetReader(shard)
+    def open_file(
+        self, origin: Origin, entry: Entry, tail: bytes, *, known: dict[Any, Any], workers: int
+    ) -> ParquetFile:
+        """Parse a file's footer."""
+        del origin, workers
+        size = self.footer_bytes(tail, entry.size_bytes)
+        return ParquetFile(entry, tail[-size:-TAIL_BYTES], known)
 
 
 FORMAT = ParquetFormat()

@@ -14,18 +14,15 @@ if TYPE_CHECKING:
 
 _TRUE, _FALSE, _BYTE, _I16, I32, _I64, _DOUBLE, BINARY, LIST, _SET, _, STRUCT = range(1, 13)
 _MAX_DEPTH = 24
-_NOWHERE: dict[int, tuple[int, int]] = {}
 
 
 class Struct(dict[int, Any]):
-    """The fields of a struct by number. start, end: the place of its bytes. places: of the fields'
-    bytes, if no other struct contains it."""
+    """The fields of a struct by number. start, end: the place of its bytes."""
 
-    __slots__ = ("end", "places", "start")
+    __slots__ = ("end", "start")
 
     start: int
     end: int
-    places: dict[int, tuple[int, int]]
 
     def count(self, field: int) -> int:
         """Return a field's number, or -1 if there is none or it is negative."""
@@ -62,20 +59,17 @@ class ThriftReader:
                 f"its structs nest deeper than {_MAX_DEPTH}, or are more than its bytes can hold"
             )
         found, data, number = Struct(), self._data, 0
-        found.start, found.places = self.at, _NOWHERE if depth else {}
+        found.start = self.at
         try:
             while head := data[self.at]:
                 self.at += 1
                 kind = head & 15
                 number = number + (head >> 4) if head > 15 else self._signed()
-                start = self.at
                 if kind in (I32, _I64) and (small := data[self.at]) < 128:  # most fields are so
                     self.at += 1
                     found[number] = (small >> 1) ^ -(small & 1)
                 else:
                     found[number] = self._value(kind, depth)
-                if not depth:
-                    found.places[number] = start, self.at
         except IndexError:
             raise ValueError("it ends inside a struct") from None
         self.at += 1
@@ -95,7 +89,7 @@ class ThriftReader:
             return self._bytes(1 if kind == _BYTE else 8)
         if kind not in (LIST, _SET) or depth > _MAX_DEPTH:  # Parquet has no maps
             raise ValueError(f"it has a value of the unknown kind {kind}, or values nest too deep")
-        head = self._byte()
+        (head,) = self._bytes(1)
         kind, count = head & 15, head >> 4
         count = self._room_for(self.unsigned() if count == 15 else count)
         if kind in (_TRUE, _FALSE):  # in a list they take a byte each
@@ -112,13 +106,6 @@ class ThriftReader:
         start = self.at
         self.at = start + self._room_for(count)
         return bytes(self._data[start : self.at])
-
-    def _byte(self) -> int:
-        at = self.at
-        if at >= len(self._data):
-            raise ValueError("it ends inside a value")
-        self.at = at + 1
-        return self._data[at]
 
     def unsigned(self) -> int:
         """Read a number without a sign."""

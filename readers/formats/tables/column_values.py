@@ -3,7 +3,7 @@
 It is an Arrow table, so that the cache of decoded chunks can store and map it. Its column "values"
 holds numbers (bools as bytes), lists of numbers of one length (dense arrays) or any (ragged ones),
 or bytes, and is null if a sample lacks the field. A column "shapes" holds the samples' shapes if
-these differ in more than the first length, and a column "wrong" the reason of each bad sample.
+they are ragged in several dimensions, and a column "wrong" the reason of each bad sample.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fieldtypes import unfit_numbers
-from penstock.readers.formats.tables.column_types import is_binary, is_listed, is_text
+from penstock.readers.formats.tables.column_fields import BINARY, TEXT, is_listed
 from penstock.readers.formats.unit_reader import UnitValues
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.tables.column_types import Tensor
+    from penstock.readers.formats.tables.column_fields import Tensor
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -47,16 +46,15 @@ def values_table(
     array, form = inside_structs(column, parts), type.stored
     if form is None:
         return pa.table({VALUES: _bytes(array)})
-    array, wrong = _decoded(array), dict[int, str]()
-    if is_text(array.type):
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary.take(array.indices)
+    wrong: dict[int, str] = {}
+    if array.type in TEXT:
         array, wrong = _parsed(type, array, form)
     if form.shape:
         return _arrays(type, array, form, tensor, wrong)
     numbers = _plain(array)
-    found, unfit = _cast(numbers, form.dtype)
-    if type.is_class:
-        raw = raw_numbers(numbers)
-        unfit = ((raw < 0) | (raw >= (len(type.class_names) or 2**63))) & _present(numbers)
+    found, unfit = _cast(numbers, type, form.dtype)
     for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
         wrong[row] = f"{numbers[row].as_py()!r:.80} {type.mismatch()}"
     return _table(found, wrong)
@@ -90,12 +88,6 @@ def _runs_as_dictionary(array: Any) -> Any:
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int64()), array.values)
 
 
-def _decoded(array: Any) -> Any:
-    """Return a dictionary array's values, one per row; any other array unchanged."""
-    is_dictionary = pa.types.is_dictionary(array.type)
-    return array.dictionary.take(array.indices) if is_dictionary else array
-
-
 def _parsed(type: FieldType, texts: Any, form: ArrayForm) -> tuple[Any, dict[int, str]]:
     """Return the numbers, or lists of them, that texts stand for, and the reasons of other texts by
     row."""
@@ -118,7 +110,6 @@ def _parsed(type: FieldType, texts: Any, form: ArrayForm) -> tuple[Any, dict[int
 def _plain(array: Any) -> Any:
     """Return numbers in types that NumPy has: bools as bytes, times as integers, decimals as the
     nearest floats."""
-    array = _decoded(array)
     kind = array.type
     if pa.types.is_decimal(kind):  # pyarrow's own cast gives other numbers: 1.2000000000000002
         floats = [None if each is None else float(each) for each in array.to_pylist()]
@@ -130,16 +121,16 @@ def _plain(array: Any) -> Any:
     return array
 
 
-def _cast(array: Any, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
-    """Return numbers as a dtype, 0 if they don't fit it, and which don't (None: all fit)."""
+def _cast(array: Any, type: FieldType, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
+    """Return numbers as a dtype, 0 if they don't fit the type, and which don't (None: all fit)."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
-    if array.type == wanted:
+    if array.type == wanted and not (type.is_class or type.may_not_fit(dtype)):
         return array, None
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if dtype.kind == "b" or not is_number:
         raise ValueError(f"it holds {array.type}, and the index expects {dtype}")
     found, present = raw_numbers(array), _present(array)
-    unfit = unfit_numbers(dtype, found)
+    unfit = type.unfit(found, dtype) | (type.is_class & (found < 0))
     with np.errstate(all="ignore"):
         found = np.where(unfit | ~present, found.dtype.type(0), found).astype(dtype)
     return pa.array(found, mask=None if present.all() else ~present), unfit & present
@@ -164,7 +155,7 @@ def _table(values: Any, wrong: dict[int, str], shapes: Any | None = None) -> Any
 
 
 def _bytes(array: Any) -> Any:
-    """Return texts and bytes as an array of bytes, of views, or of a dictionary of these."""
+    """Return texts and bytes as an array of bytes, or of a dictionary of bytes."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         values, indices = _bytes(array.dictionary), array.indices
@@ -173,13 +164,12 @@ def _bytes(array: Any) -> Any:
             mask = ~is_valid.to_numpy(zero_copy_only=False)
             indices = pa.array(raw_numbers(indices), mask=mask)
         return pa.DictionaryArray.from_arrays(indices, values)  # checks the indices
-    if is_binary(kind):
-        return array
-    if not is_text(kind):
+    if kind not in TEXT + BINARY:
         raise ValueError(f"it holds {kind}, and the index expects bytes")
-    if kind == pa.string_view():
-        return array.view(pa.binary_view())
-    return array.view(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+    if kind in (pa.string_view(), pa.binary_view()):
+        return array.cast(pa.large_binary())
+    is_large = kind in (pa.large_string(), pa.large_binary())
+    return array.view(pa.large_binary() if is_large else pa.binary())
 
 
 def _arrays(
@@ -190,13 +180,17 @@ def _arrays(
     present = _present(array)
     lists = _NestedLists(array, len(form.shape) if tensor is None else 1, wrong)
     plain = _plain(lists.values)
-    flat, unfit = _cast(plain, form.dtype)
+    flat, unfit = _cast(plain, type, form.dtype)
     if flat.null_count:
         lists.mark(~_present(flat), NULL_INSIDE)
         flat = flat.fill_null(0)
     numbers = flat.to_numpy(zero_copy_only=True)
     if tensor is not None:
-        numbers = lists.shape_tensors(tensor, numbers)
+        shape, axes = tensor
+        if not np.isin(lists.shapes, (0, math.prod(shape))).all():
+            raise ValueError(f"its tensors don't have the shape {shape}")
+        numbers = numbers.reshape(-1, *shape).transpose(0, *(1 + axis for axis in axes)).reshape(-1)
+        lists.shapes = np.where(lists.shapes, [shape[axis] for axis in axes], 0)
     for row in np.flatnonzero(_other_shapes(lists.shapes, form) & present).tolist():
         wrong.setdefault(row, f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}")
     for row in [] if unfit is None else np.flatnonzero(lists.rows_with(unfit)).tolist():
@@ -221,10 +215,8 @@ def _arrays(
         return _table(pa.FixedSizeListArray.from_arrays(pa.array(numbers), size, mask=mask), wrong)
     # A null list counts as an empty one, because the statistics of files don't distinguish them.
     values = pa.LargeListArray.from_arrays(pa.array(lists.offsets), pa.array(numbers))
-    shapes = None
-    if form.rest is None or form.shape[0] is not None:
-        lengths = pa.array(lists.shapes.reshape(-1))
-        shapes = pa.FixedSizeListArray.from_arrays(lengths, len(form.shape))
+    depth, lengths = len(form.shape), pa.array(lists.shapes.reshape(-1))
+    shapes = pa.FixedSizeListArray.from_arrays(lengths, depth) if depth > 1 else None
     return _table(values, wrong, shapes)
 
 
@@ -271,21 +263,6 @@ class _NestedLists:
         found: Bools = before[1:] > before[:-1]
         return found
 
-    def shape_tensors(self, tensor: Tensor, numbers: NDArray[Any]) -> NDArray[Any]:
-        """Give flat lists the shape of a sample's tensor; return the numbers in the order of its
-        axes."""
-        stored_shape, axes = tensor
-        size = math.prod(stored_shape)
-        complete = self.shapes[:, 0] == size
-        shape = [stored_shape[axis] for axis in axes]
-        self.shapes = np.where(complete[:, None], np.array(shape, np.int64), 0)
-        if list(axes) != sorted(axes):
-            places = np.arange(size).reshape(stored_shape).transpose(axes).reshape(-1)
-            starts = self.offsets[:-1][complete, None]
-            numbers = numbers.copy()
-            numbers[starts + np.arange(size)] = numbers[starts + places]
-        return numbers
-
 
 def _offsets(counts: NDArray[Any]) -> Ints:
     """Return where each of some neighbours begins, and the end, int64, shape (n + 1,)."""
@@ -331,7 +308,6 @@ def _combined(column: Any) -> Any:
 
 _EMPTY = np.empty(0, np.uint8)
 _EMPTY.flags.writeable = False
-_INLINE_BYTES = 12  # shorter values are inside their view
 _VIEWED_SHARE = 4
 """Samples are views of a unit's bytes, which stay in memory, if they make up at least one byte in
 so many; else they are copies."""
@@ -359,26 +335,14 @@ class TableValues(UnitValues):
         found = self._table.column(WRONG).take(pa.array(rows)).to_pylist()
         return [(place, reason) for place, reason in enumerate(found) if reason is not None]
 
-    def not_an_array(self) -> tuple[int, str, str] | None:
-        """Return the first row whose lists aren't an array, the reason, and what to do; None if
-        there is none. A value that doesn't fit isn't such a reason: it makes one bad sample."""
-        for row, reason in self.reasons(np.arange(len(self.array))):
-            if reason == NULL_INSIDE:
-                return row, reason, "replace the null"
-            if reason == RAGGED_INSIDE:
-                return row, reason, "pad or flatten the lists"
-        return None
-
     def dense(self, form: ArrayForm) -> NDArray[Any]:
         """Return samples of one shape as a view."""
         array, shape = self.array, form.fixed_shape
-        count, start = len(array), array.offset
-        if shape:
-            size = math.prod(shape)
-            array, count, start = array.values, count * size, start * size + array.values.offset
-        data, dtype = array.buffers()[1], form.dtype
-        numbers = np.frombuffer(data or b"", dtype, count if data else 0, start * dtype.itemsize)
-        return numbers.reshape(-1, *shape)
+        if not shape:
+            return raw_numbers(array).view(form.dtype)
+        size = math.prod(shape)
+        numbers = raw_numbers(array.values).view(form.dtype)[array.offset * size :]
+        return numbers[: len(array) * size].reshape(-1, *shape)
 
     def put(self, samples: list[Encoded], here: Ints, rows: Ints, form: ArrayForm | None) -> None:
         """Put ragged or encoded samples into a list, without those of nulls if they are encoded."""
@@ -391,7 +355,7 @@ class TableValues(UnitValues):
         if isinstance(array, pa.DictionaryArray):
             rows = raw_numbers(array.indices)[rows].astype(np.int64)
             array = array.dictionary
-        parts, size = (_views if array.type == pa.binary_view() else _slices)(array, rows)
+        parts, size = _slices(array, rows)
         if _VIEWED_SHARE * sum(map(len, parts)) < size:
             joined = np.concatenate([_EMPTY, *parts])
             joined.flags.writeable = False
@@ -403,47 +367,26 @@ class TableValues(UnitValues):
     def _put_ragged(
         self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm
     ) -> None:
-        rest = form.rest if form.shape[0] is None else None
-        width = math.prod(rest or ()) or 1
-        offsets = np.frombuffer(self.array.buffers()[1], np.int64)[self.array.offset :] // width
+        offsets = np.frombuffer(self.array.buffers()[1], np.int64)[self.array.offset :]
         numbers = raw_numbers(self.array.values).view(form.dtype)
-        numbers = numbers.reshape(len(numbers) // width, *(rest or ()))
         shapes: Sequence[Any] = ()
-        if rest is None:
+        if len(form.shape) > 1:
             stored = _combined(self._table.column(SHAPES))
             lengths = raw_numbers(stored.values).reshape(-1, len(form.shape))
             shapes = lengths[stored.offset + rows].tolist()
         places = zip(here.tolist(), offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
         for number, (place, start, end) in enumerate(places):
-            sample = numbers[start:end]
-            samples[place] = sample.reshape(shapes[number]) if shapes else sample
-
-
-def _bytes_of(buffer: Any) -> Encoded:
-    """Return a buffer as an array that can't be written."""
-    found = np.frombuffer(b"" if buffer is None else buffer, np.uint8)
-    found.flags.writeable = False
-    return found
+            if end > start:
+                sample = numbers[start:end]
+                samples[place] = sample.reshape(shapes[number]) if shapes else sample
 
 
 def _slices(array: Any, rows: Ints) -> tuple[list[Encoded], int]:
-    """Return values of an array of bytes with offsets as views, and the bytes that these keep."""
+    """Return values of an array of bytes as views, and the bytes that these keep."""
     _, offsets, data = array.buffers()
     dtype = np.int64 if pa.types.is_large_binary(array.type) else np.int32
     at: NDArray[Any] = np.frombuffer(offsets or bytes(16), dtype)[array.offset :]
-    bytes_ = _bytes_of(data)
+    bytes_ = np.frombuffer(b"" if data is None else data, np.uint8)
+    bytes_.flags.writeable = False
     starts, ends = at[rows].tolist(), at[rows + 1].tolist()
     return [bytes_[a:b] for a, b in zip(starts, ends, strict=True)], len(bytes_)
-
-
-def _views(array: Any, rows: Ints) -> tuple[list[Encoded], int]:
-    """Return values of an array of views, and the bytes that they keep."""
-    _, buffer, *buffers = array.buffers()
-    views = np.frombuffer(buffer or b"", np.int32).reshape(-1, 4)[array.offset + rows]
-    inside = _bytes_of(views).reshape(-1, 16)[:, 4:]
-    data = [_bytes_of(each) for each in buffers]
-    parts = [
-        inside[row, :length] if length <= _INLINE_BYTES else data[number][start : start + length]
-        for row, (length, _, number, start) in enumerate(views.tolist())
-    ]
-    return parts, sum(map(len, data))

@@ -1,6 +1,6 @@
 """Index and read the files of a table: choose its fields, cut its units into shards, read rows.
 
-Parquet and Arrow differ in two things: `TableFormat.read_files` reads the metadata of each file
+Parquet and Arrow differ in two things: `TableFormat.open_file` reads the metadata of a file
 (`TableFile`), and a reader decodes a chunk, one column of one unit (row group, record batch). All
 else is common. A shard is contiguous units of a large file, or a group of small files.
 """
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,32 +22,31 @@ from crc32c import crc32c
 from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
 from penstock.cache.base import machine_remedy
 from penstock.readers.fieldtypes import Bytes, Schema
-from penstock.readers.files import extension, is_passed_over, printable
+from penstock.readers.files import IMAGES, extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.shard_summary import FieldSummary
-from penstock.readers.formats.tables.column_choice import (
+from penstock.readers.formats.tables.column_fields import (
+    PATHS_ALONE,
     choose_columns,
     kind_of,
     union_of_columns,
     warn_of_columns,
 )
-from penstock.readers.formats.tables.column_types import PATHS_ALONE
-from penstock.readers.formats.tables.column_values import TableValues
+from penstock.readers.formats.tables.column_values import NULL_INSIDE, RAGGED_INSIDE, TableValues
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES, UnitReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunked import ShardData
-    from penstock.readers.formats.tables.column_choice import FieldChoice
-    from penstock.readers.formats.tables.column_types import ArrowColumn
+    from penstock.readers.formats.tables.column_fields import ArrowColumn
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
@@ -60,25 +59,24 @@ MAX_CHECKED_BYTES = 2**28
 _FREE_BYTES, _MAX_RATIO = 2**28, 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ColumnChunks:
-    """The chunks of one column in a file, one for each unit; arrays have the shape (units,).
+@dataclass(slots=True, kw_only=True, eq=False)
+class StoredChunk:
+    """A column of one unit, or a part of the values of a dictionary.
 
-    starts, sizes: bytes in the file, int64. forms: what many chunks have in common, hashable; for
-    JSON a text, or an object with `to_json`. note: returns what else the reader needs of a unit's
-    chunk, for JSON; the last item is replaced by the extents of dictionaries. lacking: rows without
-    the field, int64; -1 if they have to be counted. nulls_inside: lists of the chunk may have nulls
-    inside. dictionaries: the chunks of the dictionary that all units share; it may have nulls if
-    some of its rows are lacking.
+    start, size: its bytes in the file. form: what many chunks have in common, hashable; for JSON a
+    text, or an object with `to_json`. note: what else the reader needs of it, for JSON. lacking:
+    rows without the field; -1 if they have to be counted. nulls_inside: its lists may have nulls
+    inside. dictionary: the chunks with the values of its dictionary, whose extents replace the last
+    item of the note; it may have nulls if one of them lacks rows.
     """
 
-    starts: Ints
-    sizes: Ints
-    forms: Sequence[Any]
-    note: Callable[[int], list[Any]]
-    lacking: Ints
-    nulls_inside: NDArray[np.bool_]
-    dictionaries: ColumnChunks | None = None
+    start: int
+    size: int
+    form: Any
+    note: list[Any]
+    lacking: int = 0
+    nulls_inside: bool = False
+    dictionary: Sequence[StoredChunk] = ()
 
 
 class TableFile(ABC):
@@ -95,15 +93,10 @@ class TableFile(ABC):
     checksum: int
 
     @abstractmethod
-    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> ColumnChunks:
-        """Return the chunks of a column of this file. form: of the field, None if its samples are
-        encoded; a null list of a ragged one counts as an empty list. Raises ValueError or
-        DatasetError."""
-
-    def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
-        """Return what else the reader needs of the columns that are fields, for JSON."""
-        del columns
-        return {}
+    def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> list[StoredChunk]:
+        """Return the chunks of a column of this file, one for each unit. form: of the field, None
+        if its samples are encoded; a null list of a ragged one counts as an empty list. Raises
+        ValueError or DatasetError."""
 
 
 class TableReader(UnitReader):
@@ -130,19 +123,18 @@ class TableReader(UnitReader):
         ):
             if not least <= int(numbers.min()) <= int(numbers.max()) < end:
                 raise ValueError("its units have chunks, files or rows that don't exist")
-        self.read_notes(notes, shard, self._chunks)
+        self.read_notes(notes, shard)
 
     @abstractmethod
-    def read_notes(self, notes: Any, shard: ChunkedShardFacts, chunks: Ints) -> None:
-        """Read and check the notes on forms and chunks. chunks: the extent of each field in each
-        unit, or NO_CHUNK, int64, shape (units, fields). Raises ValueError, TypeError, KeyError."""
+    def read_notes(self, notes: Any, shard: ChunkedShardFacts) -> None:
+        """Read and check the notes on forms and chunks. Raises ValueError, TypeError, KeyError."""
 
     @abstractmethod
     def decode(
-        self, extent: int, type: FieldType, data: Encoded, dictionaries: Sequence[Encoded]
+        self, extent: int, rows: int, type: FieldType, data: Encoded, others: Sequence[Encoded]
     ) -> Any:
-        """Return a chunk's values, as `values_table` does. dictionaries: the bytes of the extents
-        that `dictionaries` names. Raises ValueError if the bytes are damaged."""
+        """Return the values of a chunk of some rows, as `values_table` does. others: the bytes of
+        the extents that `dictionaries` names. Raises ValueError if the bytes are damaged."""
 
     def is_plain(self, extent: int) -> bool:
         """Return True if a chunk's table consists of views of its bytes when these are mapped."""
@@ -167,7 +159,7 @@ class TableReader(UnitReader):
             view, dictionaries = data.view(chunk), self.dictionaries(chunk)
             read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
             view = read.pop(0) if view is None else view
-            table = self.decode(chunk, self._schema[field], view, read)
+            table = self.decode(chunk, count, self._schema[field], view, read)
             if len(table) != count:
                 raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
             return table
@@ -178,27 +170,31 @@ class TableReader(UnitReader):
 
 
 class TableFormat(ChunkFormat, ABC):
-    """The base of the formats of tables. kind: the format's name in messages."""
+    """The base of the formats of tables. reader_class: of its reader."""
 
-    kind: ClassVar[str]
+    reader_class: ClassVar[type[TableReader]]
     in_folders: ClassVar[bool] = True
 
     @abstractmethod
-    def read_files(
-        self, origin: Origin, files: Sequence[Entry], *, workers: int
-    ) -> Iterator[TableFile]:
-        """Yield the metadata of files, in their order. Raises DatasetError with the file's name,
-        and the errors of `read_file_parts`."""
+    def footer_bytes(self, tail: bytes, size_bytes: int) -> int:
+        """Return how many bytes at the end of a file are its footer, given some of its last bytes
+        and its size. Raises ValueError."""
 
     @abstractmethod
+    def open_file(
+        self, origin: Origin, entry: Entry, tail: bytes, *, known: dict[Any, Any], workers: int
+    ) -> TableFile:
+        """Read the metadata of a file. tail: its end, with the footer. known: the format's own,
+        kept from file to file. Raises ValueError or DatasetError, and the errors of
+        `read_file_parts`."""
+
     def reader(self, shard: ChunkedShardFacts) -> TableReader:
         """Open a shard."""
+        return self.reader_class(shard)
 
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
-        from penstock.readers.files import IMAGES
-
         top = origin.top(self.is_file)
         if origin.selection is not None:
             return bool(top.entries) and not top.others
@@ -207,9 +203,9 @@ class TableFormat(ChunkFormat, ABC):
                 f"{origin.url}: this is a Hudi table (.hoodie), whose folder holds files of older "
                 "versions too. Give the Parquet files of its current version as a list."
             )
-        folders = [name for name in top.folders if not is_passed_over(name)]
-        images = [name for name in top.others if extension(name) in IMAGES]
-        return bool(top.entries) and not folders and not images
+        has_folders = not all(map(is_passed_over, top.folders))
+        has_images = any(extension(name) in IMAGES for name in top.others)
+        return bool(top.entries) and not has_folders and not has_images
 
     def files(self, origin: Origin) -> DatasetFiles:
         """List all files, those in folders too; of a list, all that the user names."""
@@ -220,28 +216,48 @@ class TableFormat(ChunkFormat, ABC):
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Read the metadata of all files and return the table's shards. Raises DatasetError with
         the file's name."""
-        found = list(self.read_files(origin, files.entries, workers=workers))
+        found, known = list[TableFile](), dict[Any, Any]()
+        for entry, tail in _read_ends(self, origin, files.entries, workers=workers):
+            with refusing(entry):
+                found.append(self.open_file(origin, entry, tail, known=known, workers=workers))
         table = _Table(self, origin, found, workers=workers)
-        choice = table.choose()
-        schema = Schema(choice.types)
+        fields, left_out = choose_columns(
+            table.columns,
+            origin.arrangement,
+            file=printable(found[0].entry.name),
+            examine=table.examine,
+        )
 
         def announce() -> None:
             names = (entry.name for entry in files.entries)
-            warn_of_columns(origin.url, choice, names, table.first_values)
+            warn_of_columns(origin.url, fields, left_out, names, table.first_values)
 
-        shards = table.shards([*choice.columns.values()], schema)
+        schema = Schema({name: type for name, (_, type) in fields.items()})
+        shards = table.shards([column for column, _ in fields.values()], schema)
         if not shards:
             announce()
             raise DatasetNotFoundError(
-                f"{origin.url}: its {len(files.entries)} {self.kind} files have no rows."
+                f"{origin.url}: its {len(files.entries)} {self.name} files have no rows."
             )
-        return ChunkedDataset(
-            schema=schema, shards=shards, left_out=choice.left_out, announce=announce
-        )
+        return ChunkedDataset(schema=schema, shards=shards, left_out=left_out, announce=announce)
 
+
+_ADVICE = {NULL_INSIDE: "replace the null", RAGGED_INSIDE: "pad or flatten the lists"}
+"""What to do about lists that aren't arrays, by the reason. A value that doesn't fit isn't such a
+reason: it makes one bad sample."""
 
 FileUnits = tuple[int, int, int]
 """A file's number, its first unit, and the unit after its last."""
+
+
+class _Place(NamedTuple):
+    """A chunk of a column. file: its number; row: the first one of its unit in the file."""
+
+    file: int
+    unit: int
+    row: int
+    rows: int
+    chunk: StoredChunk
 
 
 class _Table:
@@ -253,27 +269,14 @@ class _Table:
         """Raises DatasetError if files differ in the type of a column."""
         self._format, self._origin = format, origin
         self._files, self._workers = files, workers
-        self._columns = union_of_columns(
+        self.columns = union_of_columns(
             ((file.entry, file.columns) for file in files), origin.arrangement.schema
         )
-        self._known: dict[tuple[int, str], ColumnChunks] = {}
+        self._known: dict[tuple[int, str], list[StoredChunk]] = {}
 
-    def choose(self) -> FieldChoice:
-        """Choose the fields, which may need some values of columns. Raises ConfigError,
-        DatasetError."""
-
-        def examine(column: ArrowColumn, type: FieldType | None) -> tuple[FieldType, str | None]:
-            type = type or kind_of(self.first_values(column))
-            return type, self._refusal(column, type)
-
-        name = printable(self._files[0].entry.name)
-        arrangement = self._origin.arrangement
-        choice = choose_columns(self._columns, arrangement, file=name, examine=examine)
-        if not choice.columns:
-            raise DatasetError(f"{self._origin.url}: no column can be a field: {choice.reasons}.")
-        return choice
-
-    def _chunks(self, number: int, name: str, form: ArrayForm | None) -> ColumnChunks | None:
+    def _chunks(
+        self, number: int, name: str, form: ArrayForm | None
+    ) -> Sequence[StoredChunk] | None:
         """Return the chunks of a column in a file, None if the file lacks it."""
         file = self._files[number]
         column = file.columns.get(name)
@@ -284,76 +287,75 @@ class _Table:
                 self._known[number, name] = file.chunks(column, form)
         return self._known[number, name]
 
+    def _places(self, name: str, form: ArrayForm | None) -> Iterator[_Place]:
+        """Yield the chunks of a column that have rows."""
+        for number, file in enumerate(self._files):
+            row = 0
+            rows = file.rows.tolist()
+            for unit, chunk in enumerate(self._chunks(number, name, form) or ()):
+                if rows[unit]:
+                    yield _Place(number, unit, row, rows[unit], chunk)
+                row += rows[unit]
+
     def first_values(self, column: ArrowColumn) -> list[bytes]:
         """Return some of the first values of an encoded field, none if reading them costs too
         much."""
-        for number, file in enumerate(self._files):
-            units = np.flatnonzero(file.rows)
-            chunks = self._chunks(number, column.name, None) if len(units) else None
-            if chunks is None:
-                continue
-            if chunks.sizes[units[0]] > MAX_CHECKED_BYTES:
-                return []
-            rows = np.arange(min(int(file.rows[units[0]]), _FIRST_ROWS))
-            with refusing(file.entry):
-                ((_, _, values),) = self._values([(number, int(units[0]))], column, Bytes())
-                if isinstance(values, ValueError):
-                    raise values
-                found = [np.empty(0, np.uint8)] * len(rows)
-                values.put(found, rows, rows, None)
-                return [sample.tobytes() for sample in found]
-        return []
+        first = next(self._places(column.name, None), None)
+        if first is None or first.chunk.size > MAX_CHECKED_BYTES:
+            return []
+        ((_, values),) = self._values([first], column, Bytes())
+        with refusing(self._files[first.file].entry):
+            if isinstance(values, ValueError):
+                raise values
+        return [value or b"" for value in values.array[:_FIRST_ROWS].to_pylist()]
 
-    def _refusal(self, column: ArrowColumn, type: FieldType) -> str | None:
-        """Return why a column's values can't be a field although its type can, or None: lists that
-        have nulls inside or aren't arrays; structs of paths without bytes.
+    def examine(self, column: ArrowColumn, type: FieldType | None) -> tuple[FieldType, str | None]:
+        """Return the type of a column, None if its first values decide; and why its values can't be
+        a field although its type can, or None: lists that have nulls inside or aren't arrays;
+        structs of paths without bytes.
 
         Reads up to MAX_CHECKED_BYTES of the column: the chunks whose nulls nothing has counted (it
         notes their number), and those whose metadata don't exclude such lists, but only the first
         of them for nested lists and on a remote store.
         """
+        type = type or kind_of(self.first_values(column))
         form = type.form
         is_nested = form is not None and form.shape.count(None) > 1
-        wanted: list[tuple[int, int]] = []
-        rows = total = 0
-        stored: list[ColumnChunks] = []
-        for number, file in enumerate(self._files):
-            chunks = self._chunks(number, column.name, form)
-            if chunks is None:
-                continue
-            stored.append(chunks)
-            rows += int(file.rows.sum())
-            inside = chunks.nulls_inside & (form is not None)
-            uncounted = (chunks.lacking < 0) & ~inside
-            for unit in np.flatnonzero((uncounted | inside | is_nested) & (file.rows > 0)).tolist():
-                total += int(chunks.sizes[unit])
+        wanted: list[_Place] = []
+        places = [*self._places(column.name, form)]
+        total = 0
+        for place in places:
+            inside = place.chunk.nulls_inside and form is not None
+            is_uncounted = place.chunk.lacking < 0 and not inside
+            if is_uncounted or inside or is_nested:
+                total += place.chunk.size
                 # On a remote store only one chunk of lists: each further one is a request.
-                is_enough = not uncounted[unit] and (not self._origin.is_local or not inside[unit])
+                is_enough = not is_uncounted and (not self._origin.is_local or not inside)
                 if total <= MAX_CHECKED_BYTES and not (wanted and is_enough):
-                    wanted.append((number, unit))
-        for number, unit, values in self._values(wanted, column, type):
+                    wanted.append(place)
+        for place, values in self._values(wanted, column, type):
             if isinstance(values, ValueError):  # a damaged chunk makes bad samples when it is read
                 continue
-            lacking, file = self._known[number, column.name].lacking, self._files[number]
             if form is None or not form.is_ragged:
-                lacking[unit] = values.array.null_count
-            if (found := values.not_an_array()) is not None:
-                row, reason, advice = found
-                row += int(file.rows[:unit].sum())
-                where = f"{printable(file.entry.name)}, row {row}"
-                return f"{reason} ({where}): {advice} when you write the file"
-        nulls = sum(int(chunks.lacking.sum()) for chunks in stored)
-        return PATHS_ALONE if column.is_media and stored and nulls == rows else None
+                place.chunk.lacking = values.array.null_count
+            for row, reason in values.reasons(np.arange(place.rows)):
+                if reason in _ADVICE:
+                    file = printable(self._files[place.file].entry.name)
+                    where = f"({file}, row {place.row + row})"
+                    advice = f"{_ADVICE[reason]} when you write the file"
+                    return type, f"{reason} {where}: {advice}"
+        lacks_all = all(place.chunk.lacking == place.rows for place in places)
+        return type, PATHS_ALONE if column.is_media and places and lacks_all else None
 
     def _values(
-        self, places: Sequence[tuple[int, int]], column: ArrowColumn, type: FieldType
-    ) -> Iterator[tuple[int, int, TableValues | ValueError]]:
-        """Read and decode a column in some units, given by file and unit in ascending order, as the
-        chunks of a shard. Yield the file, the unit, and its values or why they are damaged."""
+        self, places: Sequence[_Place], column: ArrowColumn, type: FieldType
+    ) -> Iterator[tuple[_Place, TableValues | ValueError]]:
+        """Read and decode some chunks of a column, in the order of the files, as those of a shard.
+        Yield each with its values, or why these are damaged."""
         if not places:
             return
         schema = cast("Schema", {column.name: type})  # the type may refer to another field
-        shard = self._shard([(file, unit, unit + 1) for file, unit in places], [column], schema)
+        shard = self._shard([(p.file, p.unit, p.unit + 1) for p in places], [column], schema)
         extents = shard.extents
         facts = ChunkedShardFacts(
             schema=schema,
@@ -372,13 +374,13 @@ class _Table:
         read = read_file_parts(self._origin, parts, workers=self._workers)
         data = [np.frombuffer(part, np.uint8) for part in read]
         chunks = reader.chunks([*range(len(places))], column.name)
-        for (number, unit), chunk in zip(places, chunks, strict=True):
+        for place, chunk in zip(places, chunks, strict=True):
             dictionaries = [data[other] for other in reader.dictionaries(chunk)]
             try:
-                table = reader.decode(chunk, type, data[chunk], dictionaries)
-                yield number, unit, TableValues(table)
+                found = reader.decode(chunk, place.rows, type, data[chunk], dictionaries)
+                yield place, TableValues(found)
             except ValueError as error:
-                yield number, unit, error
+                yield place, error
 
     def shards(self, columns: Sequence[ArrowColumn], schema: Schema) -> list[ChunkedShard]:
         """Return all shards with rows, in the order of the files. Raises DatasetError."""
@@ -393,73 +395,73 @@ class _Table:
         """Return the shard of some units, of which each file has some with rows. Raises
         DatasetError."""
         files = [self._files[number] for number, _, _ in units]
-        places: list[tuple[int, int]] = []  # of units: file, first row
-        rows: list[int] = []
-        table: list[Ints] = []  # of units: the number of each field's chunk
-        notes: list[list[Any]] = []
-        extents: list[tuple[int, int, int, int]] = []
-        forms: dict[Any, int] = {}
-        dictionaries: list[list[int]] = []
+        places: list[tuple[int, int, int]] = []  # of units: file, first row in it, rows
+        found: list[tuple[int, int, StoredChunk]] = []  # file, field, chunk
+        table: list[list[int]] = []  # of units: the place in `found` of each field's chunk
+        dictionaries: dict[int, Sequence[int]] = {}  # of chunks, as their places in `found`
         missing = dict.fromkeys(schema, 0)
         checksum = 0
 
-        def add(chunks: ColumnChunks, own: Sequence[int], field: int) -> range:
-            """Add chunks of the last file; return their numbers."""
-            for unit in own:
-                form = forms.setdefault(chunks.forms[unit], len(forms))
-                notes.append([form, *chunks.note(unit)])
-                size = int(chunks.sizes[unit])
-                extents.append((place, int(chunks.starts[unit]), size, field))
-            return range(len(notes) - len(own), len(notes))
+        def add(chunks: Sequence[StoredChunk]) -> range:
+            found.extend((place, field, chunk) for chunk in chunks)
+            return range(len(found) - len(chunks), len(found))
 
         for place, (file, (number, begin, end)) in enumerate(zip(files, units, strict=True)):
-            own = begin + np.flatnonzero(file.rows[begin:end])
-            counts, firsts = file.rows[own].tolist(), (np.cumsum(file.rows) - file.rows)[own]
-            places += [(place, first) for first in firsts.tolist()]
-            rows += counts
             identity = f"{file.checksum}:{begin}:{end}:".encode() + file.entry.name
             checksum = crc32c(identity, checksum)
-            numbers = np.full((len(own), len(columns)), NO_CHUNK, np.int64)
-            table.append(numbers)
+            own = begin + np.flatnonzero(file.rows[begin:end])
+            counts, firsts = file.rows[own].tolist(), (np.cumsum(file.rows) - file.rows)[own]
+            places += ((place, *unit) for unit in zip(firsts.tolist(), counts, strict=True))
+            by_field: list[Sequence[int]] = []
             for field, (name, type) in enumerate(schema.items()):
-                column = columns[field]
-                chunks = self._chunks(number, column.name, type.form)
-                if chunks is None:
+                every = self._chunks(number, columns[field].name, type.form)
+                if every is None:
                     missing[name] += sum(counts)
+                    by_field.append([NO_CHUNK] * len(own))
                     continue
-                with refusing(file.entry, f'its column "{column.name}": '):
-                    _check_claim(type.form, counts, chunks.sizes[own].tolist())
-                missing[name] += int(np.maximum(chunks.lacking[own], 0).sum())
-                values: list[int] = []
-                if (others := chunks.dictionaries) is not None:
-                    values += add(others, range(len(others.sizes)), field)
-                    dictionaries.append(values)
-                    if others.lacking.any():  # at least one row, so that a reader expects nulls
-                        missing[name] = max(missing[name], 1)
-                numbers[:, field] = added = add(chunks, own.tolist(), field)
-                for chunk in added if values else ():
-                    notes[chunk][-1] = values
-        found = np.array(extents, np.int64).reshape(-1, 4)
-        order = np.lexsort((found[:, 3], found[:, 1], found[:, 0]))  # as they are stored
-        new_numbers = np.append(np.argsort(order), NO_CHUNK)  # the last one is that of NO_CHUNK
-        for values in dictionaries:
-            values[:] = new_numbers[values].tolist()
+                chunks = [every[unit] for unit in own.tolist()]
+                with refusing(file.entry, f'its column "{columns[field].name}": '):
+                    for chunk, rows in zip(chunks, counts, strict=True):
+                        _check_claim(type.form, rows, chunk.size)
+                missing[name] += sum(max(chunk.lacking, 0) for chunk in chunks)
+                values = add(chunks[0].dictionary)  # of all chunks of the file
+                if any(part.lacking for part in chunks[0].dictionary):
+                    missing[name] = max(missing[name], 1)  # so that a reader expects nulls
+                by_field.append(add(chunks))
+                dictionaries.update(dict.fromkeys(by_field[-1], values) if values else {})
+            table += ([*unit] for unit in zip(*by_field, strict=True))
+        # As they are stored.
+        order = sorted(
+            range(len(found)), key=lambda at: (found[at][0], found[at][2].start, found[at][1])
+        )
+        numbers = {at: number for number, at in enumerate(order)} | {NO_CHUNK: NO_CHUNK}
+        forms: dict[Any, int] = {}
+        notes: list[list[Any]] = []
+        for at in order:
+            chunk = found[at][2]
+            notes.append([forms.setdefault(chunk.form, len(forms)), *chunk.note])
+            if at in dictionaries:
+                notes[-1][-1] = [numbers[part] for part in dictionaries[at]]
+        stored = (found[at] for at in order)
         note = {
             "names": [printable(file.entry.name) for file in files],
-            "files": [place for place, _ in places],
-            "firsts": [first for _, first in places],
-            "extents": new_numbers[np.concatenate(table)].tolist(),
+            "files": [place for place, _, _ in places],
+            "firsts": [first for _, first, _ in places],
+            "extents": [[numbers[at] for at in unit] for unit in table],
             "lacking": sorted(name for name, count in missing.items() if count),
-            **files[0].notes_of_fields(columns),
-            "chunks": [notes[number] for number in order.tolist()],
+            "parts": [column.path[1:] for column in columns],
+            "tensors": [[n, *column.tensor] for n, column in enumerate(columns) if column.tensor],
+            "chunks": notes,
             "forms": list(forms),
         }
         return ChunkedShard(
-            samples=sum(rows),
+            samples=sum(rows for _, _, rows in places),
             files=[file.entry for file in files],
-            extents=Extents.of(found[order]),
+            extents=Extents.of(
+                [(place, chunk.start, chunk.size, field) for place, field, chunk in stored]
+            ),
             checksum=checksum,
-            units=rows,
+            units=[rows for _, _, rows in places],
             fields={
                 name: FieldSummary(storage="chunks", missing=count)
                 for name, count in missing.items()
@@ -491,18 +493,17 @@ def max_decoded_bytes(size_bytes: int) -> int:
     return max(_FREE_BYTES, _MAX_RATIO * size_bytes)
 
 
-def _check_claim(form: ArrayForm | None, rows: Sequence[int], sizes: Sequence[int]) -> None:
-    """Raise ValueError if samples of a fixed shape need more memory than the bytes of their chunks
-    may decode to. rows, sizes: of the chunks."""
+def _check_claim(form: ArrayForm | None, rows: int, size_bytes: int) -> None:
+    """Raise ValueError if samples of a fixed shape need more memory than the bytes of their chunk
+    may decode to. rows: of the chunk."""
     if form is None or form.is_ragged:
         return
-    for count, size_bytes in zip(rows, sizes, strict=True):
-        claimed = math.prod(form.fixed_shape) * form.dtype.itemsize * count
-        if claimed > max_decoded_bytes(size_bytes):
-            raise ValueError(
-                f"its {count:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
-                f"bytes, and its chunk has {size_bytes:,}"
-            )
+    claimed = math.prod(form.fixed_shape) * form.dtype.itemsize * rows
+    if claimed > max_decoded_bytes(size_bytes):
+        raise ValueError(
+            f"its {rows:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
+            f"bytes, and its chunk has {size_bytes:,}"
+        )
 
 
 @contextmanager
@@ -539,19 +540,11 @@ _TAIL_READ_BYTES = 2**16
 _AT_ONCE = 1024
 
 
-def read_ends(
-    origin: Origin,
-    files: Sequence[Entry],
-    footer_bytes: Callable[[bytes, int], int],
-    *,
-    workers: int,
+def _read_ends(
+    format: TableFormat, origin: Origin, files: Sequence[Entry], *, workers: int
 ) -> Iterator[tuple[Entry, bytes]]:
-    """Yield the end of each file, in their order: its footer and possibly bytes before it.
-
-    footer_bytes: returns how many bytes at the end of a file are its footer, given some of its last
-    bytes and its size; raises ValueError. Raises DatasetError with the file's name, and the errors
-    of `read_file_parts`.
-    """
+    """Yield the end of each file, in their order: its footer and possibly bytes before it. Raises
+    DatasetError with the file's name, and the errors of `read_file_parts`."""
     for first in range(0, len(files), _AT_ONCE):
         group = files[first : first + _AT_ONCE]
         starts = [max(0, entry.size_bytes - _TAIL_READ_BYTES) for entry in group]
@@ -560,7 +553,7 @@ def read_ends(
         longer = []
         for number, (entry, tail) in enumerate(zip(group, tails, strict=True)):
             with refusing(entry):
-                begin = entry.size_bytes - footer_bytes(tail, entry.size_bytes)
+                begin = entry.size_bytes - format.footer_bytes(tail, entry.size_bytes)
             if begin < starts[number]:
                 longer.append((number, (entry, begin, starts[number])))
         heads = read_file_parts(origin, [part for _, part in longer], workers=workers)

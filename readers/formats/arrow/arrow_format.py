@@ -230,6 +230,12 @@ class ArrowFile(TableFile):
             found.append(chunk)
         return found
 
+    def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
+        """Return where the values of fields are in structs, and how their tensors are stored."""
+        tensors = [[n, *column.tensor] for n, column in enumerate(columns) if column.tensor]
+        parts = {"parts": [column.path[1:] for column in columns]}
+        return {**parts, "tensors": tensors} if tensors else parts
+
 
 def make_array(
     arrow: Any, nodes: Iterator[tuple[int, int]], buffers: Iterator[Any], variadic: Iterator[int]

@@ -98,18 +98,19 @@ class Leaf:
     path: tuple[str, ...]
     elements: tuple[bytes, ...]
     physical: int
-    has_levels: bool = True
-    is_flat: bool = False
     parts: int = 0
     writer: bytes = b""
     codec: int = 0
+    is_flat: bool = False
+    has_levels: bool = True
     tensor: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return an object that `of_json` reads."""
         elements = [base64.b64encode(each).decode() for each in self.elements]
         writer = base64.b64encode(self.writer).decode()
-        return {**asdict(self), "elements": elements, "writer": writer}
+        found = {**asdict(self), "elements": elements, "writer": writer}
+        return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def of_json(cls, notes: Any) -> Leaf:

@@ -98,6 +98,11 @@ class TableFile(ABC):
         if its samples are encoded; a null list of a ragged one counts as an empty list. Raises
         ValueError or DatasetError."""
 
+    def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
+        """Return what else the reader needs of the columns that are fields, for JSON."""
+        del columns
+        return {}
+
 
 class TableReader(UnitReader):
     """The base of readers of tables; a subclass decodes its format's chunks."""
@@ -399,11 +404,14 @@ class _Table:
         found: list[tuple[int, int, StoredChunk]] = []  # file, field, chunk
         table: list[list[int]] = []  # of units: the place in `found` of each field's chunk
         dictionaries: dict[int, Sequence[int]] = {}  # of chunks, as their places in `found`
+        forms: dict[Any, int] = {}
         missing = dict.fromkeys(schema, 0)
         checksum = 0
 
         def add(chunks: Sequence[StoredChunk]) -> range:
             found.extend((place, field, chunk) for chunk in chunks)
+            for chunk in chunks:
+                forms.setdefault(chunk.form, len(forms))
             return range(len(found) - len(chunks), len(found))
 
         for place, (file, (number, begin, end)) in enumerate(zip(files, units, strict=True)):
@@ -435,11 +443,10 @@ class _Table:
             range(len(found)), key=lambda at: (found[at][0], found[at][2].start, found[at][1])
         )
         numbers = {at: number for number, at in enumerate(order)} | {NO_CHUNK: NO_CHUNK}
-        forms: dict[Any, int] = {}
         notes: list[list[Any]] = []
         for at in order:
             chunk = found[at][2]
-            notes.append([forms.setdefault(chunk.form, len(forms)), *chunk.note])
+            notes.append([forms[chunk.form], *chunk.note])
             if at in dictionaries:
                 notes[-1][-1] = [numbers[part] for part in dictionaries[at]]
         stored = (found[at] for at in order)
@@ -449,8 +456,7 @@ class _Table:
             "firsts": [first for _, first, _ in places],
             "extents": [[numbers[at] for at in unit] for unit in table],
             "lacking": sorted(name for name, count in missing.items() if count),
-            "parts": [column.path[1:] for column in columns],
-            "tensors": [[n, *column.tensor] for n, column in enumerate(columns) if column.tensor],
+            **files[0].notes_of_fields(columns),
             "chunks": notes,
             "forms": list(forms),
         }

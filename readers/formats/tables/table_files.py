@@ -78,6 +78,12 @@ class StoredChunk:
     nulls_inside: bool = False
     dictionary: Sequence[StoredChunk] = ()
 
+    def count(self, nulls: int) -> None:
+        """Record how many rows lack the field, also in a note that ends with this number."""
+        if self.note[-1] == self.lacking:
+            self.note[-1] = nulls
+        self.lacking = nulls
+
 
 class TableFile(ABC):
     """The metadata of one file of a table.
@@ -342,7 +348,7 @@ class _Table:
             if isinstance(values, ValueError):  # a damaged chunk makes bad samples when it is read
                 continue
             if form is None or not form.is_ragged:
-                place.chunk.lacking = values.array.null_count
+                place.chunk.count(values.array.null_count)
             for row, reason in values.reasons(np.arange(place.rows)):
                 if reason in _ADVICE:
                     file = printable(self._files[place.file].entry.name)

@@ -84,7 +84,7 @@ def test_to_must_fit_the_lengths_that_differ() -> None:
     two = ragged([np.zeros((2, 4))], several=True)
     with pytest.raises(RecipeError, match="wanted 1 lengths"):
         padded(one, Pad("x", to=(3, 3)))
-    with pytest.raises(RecipeError, match="pass a tuple of 2"):
+    with pytest.raises(RecipeError, match="wanted 2 lengths"):
         padded(two, Pad("x", to=3))
 
 

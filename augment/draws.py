@@ -35,8 +35,6 @@ UNFILTERED_SHRINK = 2
 # half a pixel of centre offset, and float32 rounding of the region's corners.
 _SPARE_PX = 2
 
-_NO_DRAWS = Uniform(np.zeros(0, np.uint64), 0)  # of a recipe without random operations
-
 Draws = dict[str, "NDArray[Any]"]
 """Argument inputs of the graph, by name: one C-contiguous row per sample.
 
@@ -96,7 +94,7 @@ def draw(
     ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). occurrences: as in
     `draw_base`. moves: each window, resize, flip and warp is appended to it.
     """
-    base = None
+    base = np.zeros(0, np.uint64)
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
     made: list[ImageMove] = [] if moves is None else moves
@@ -134,7 +132,6 @@ def draw(
             inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
     flips = np.zeros(view.image.shape, np.bool_) if view.flips is None else view.flips
     for step in recipe.steps:
-        assert base is not None  # recipe.random is true: it draws
         values = step.values(base, recipe.image, flips)
         inputs |= values
         if moves is not None:
@@ -170,15 +167,12 @@ def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
 
 
 def _apply_windows(
-    view: _View,
-    windows: tuple[PlacedWindow, ...],
-    base: NDArray[np.uint64] | None,
-    moves: list[ImageMove],
+    view: _View, windows: tuple[PlacedWindow, ...], base: NDArray[np.uint64], moves: list[ImageMove]
 ) -> None:
     move: CropMove | FlipMove
     for index, op in windows:
         size = view.length
-        uniform = _NO_DRAWS if base is None else Uniform(base, index)
+        uniform = Uniform(base, index)
         if isinstance(op, FlipOperation):
             move = FlipMove(size=size, on=op.on(uniform), axis=op.axis)
         else:

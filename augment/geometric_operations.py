@@ -275,8 +275,10 @@ class RandomResizedCrop(GeometricOperation):
             more = uniform.of(failed).numbered([*range(2, last, 2), *range(3, last, 2)])
             window[:, failed], fits[failed] = self._first_fit(size[:, failed], more)
         room = size - window
-        top, left = np.where(fits, (draws[2:] * (room + 1)).astype(np.int64), room >> 1)
-        return top, left, window[0], window[1]
+        start = (draws[2:] * (room + 1)).astype(np.int64)
+        if not fits.all():
+            start = np.where(fits, start, room >> 1)
+        return start[0], start[1], window[0], window[1]
 
     def _attempts(self, size: Ints, area: Floats, ratio: Floats) -> Ints:
         """Return heights and widths of windows that may not fit, from draws in [0, 1)."""

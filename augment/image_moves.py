@@ -231,8 +231,6 @@ class ImageMoves:
         Raises DatasetError for a mask of another size, RecipeError if the dtype can't hold a
         `mask_fill`.
         """
-        if len(masks) != len(self):
-            raise ValueError(f"got {len(masks)} masks of {len(self)} images")
         out = np.zeros((len(masks), *self.shape), dtype or common_dtype(masks))
         warps = self.moves[len(self._straight) :]
         limits = np.iinfo(out.dtype) if out.dtype.kind in "iu" else None

@@ -95,7 +95,14 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
         return None
     is_2000 = codec == "jpeg2000"
     if is_2000:
-        _check_openjpeg()
+        from PIL import features
+
+        if not features.check_codec("jpg_2000"):
+            raise MissingDependencyError(
+                "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one has none. "
+                "Install Pillow's own wheel (pip install --force-reinstall pillow), or convert "
+                "them to PNG."
+            )
     try:
         with strict_pillow(), open_with_plugin(sample, codec) as image:
             too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
@@ -118,16 +125,6 @@ def pillow_refusal(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Rejectio
                 f"({type(error).__name__}: {reason})"
             )
     return None
-
-
-def _check_openjpeg() -> None:
-    from PIL import features
-
-    if not features.check_codec("jpg_2000"):
-        raise MissingDependencyError(
-            "Checking JPEG 2000 images needs a Pillow with OpenJPEG, and this one has none. "
-            "Install Pillow's own wheel (pip install --force-reinstall pillow), or convert to PNG."
-        )
 
 
 def read_header(sample: Encoded) -> ImageFacts | Rejection:
@@ -203,10 +200,8 @@ def verify_images(
     """
     workers = usable_cores() if threads is None else threads
     plan = PipelinePlan(batch_size=RUN_SAMPLES, threads=workers)
-    full = EncodedPipeline(plan, lambda encoded: [_full(encoded).shape()])
-    windows = functools.cache(
-        lambda: EncodedPipeline(plan, lambda encoded: [_window(encoded).shape()])
-    )
+    full = EncodedPipeline(plan, _shapes)
+    windows = functools.cache(lambda: EncodedPipeline(plan, _window_shapes))
     verdicts = [_capped_header(sample, max_pixels=max_pixels) for sample in samples]
     good = {row: each for row, each in enumerate(verdicts) if isinstance(each, ImageFacts)}
 
@@ -250,12 +245,13 @@ def _decode_halves(
         pipeline.run(encoded, {"start": start, "shape": half})
 
 
-# RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
-def _full(encoded: Any) -> Any:
-    return fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=True)
+def _shapes(encoded: Any) -> list[Any]:
+    # RGB even for grey images, as in recipes; ANY_DATA corrupts the heap.
+    pixels = fn.decoders.image(encoded, output_type=types.RGB, adjust_orientation=True)
+    return [pixels.shape()]
 
 
-def _window(encoded: Any) -> Any:
-    window = {name: source(name, "int32", 1) for name in ("start", "shape")}
-    options = {"axes": [0, 1], "output_type": types.RGB, "adjust_orientation": True}
-    return fn.decoders.image_slice(encoded, **window, **options)
+def _window_shapes(encoded: Any) -> list[Any]:
+    options: dict[str, Any] = {name: source(name, "int32", 1) for name in ("start", "shape")}
+    options |= {"axes": [0, 1], "output_type": types.RGB, "adjust_orientation": True}
+    return [fn.decoders.image_slice(encoded, **options).shape()]

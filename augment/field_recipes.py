@@ -94,7 +94,7 @@ def check_recipes(
     images: dict[str, CheckedRecipe] = {}
     for name in names:
         try:
-            recipe = check_recipe(lists.get(name), images=ranges.get(name), field=name)
+            recipe = check_recipe(lists.get(name), images=ranges[name], field=name)
         except RecipeError as error:
             raise RecipeError(f'augment, of "{name}": {error}') from error
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))

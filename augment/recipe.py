@@ -281,20 +281,15 @@ class CheckedRecipe:
 
 
 def check_recipe(
-    recipe: Recipe | None, *, images: ImageRange | None, field: str | None = None
+    recipe: Recipe | None, *, images: ImageRange, field: str | None = None
 ) -> CheckedRecipe:
     """Check a recipe and plan its stages for images of these sizes.
 
-    images: the dataset's sizes; None: it holds no images. field: name of the image field;
+    images: the dataset's sizes. field: name of the image field;
     operations for other fields are then ignored, but count for the places. A recipe without Decode
     gets one at its front. None and an empty recipe decode to uint8, CHW, if all images have one
     size. Raises RecipeError if the operations don't fit one another or the images.
     """
-    if images is None:
-        raise RecipeError(
-            f"augment={recipe!r} works on images, and this dataset has none. Leave augment= "
-            "out, or check fields= of the dataset."
-        )
     ops = operations_of(recipe)
     stages: Any = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
@@ -339,19 +334,14 @@ def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
         )
     for op in recipe:
         if not isinstance(op, Operation) or op.stage is Stage.MAP:
-            raise RecipeError(_unknown_operation(op))
+            if isinstance(op, type) and issubclass(op, Operation):
+                got = f"the class {op.__name__}, wanted an instance: {op.__name__}(...)"
+            else:
+                kind = f"{type(op).__module__}.{type(op).__name__}".removeprefix("builtins.")
+                got = f"{op!r} of type {kind}, wanted an operation of Penstock, such as Resize(256)"
+            raise RecipeError(f"augment: got {got}. `penstock` has torchvision's by their names.")
     ops = tuple(recipe)
     return ops if ops and ops[0].stage is Stage.DECODE else (Decode(), *ops)
-
-
-def _unknown_operation(op: Any) -> str:
-    if isinstance(op, type) and issubclass(op, Operation):
-        return f"augment: got the class {op.__name__}, wanted an instance: {op.__name__}(...)."
-    kind = f"{type(op).__module__}.{type(op).__name__}".removeprefix("builtins.")
-    return (
-        f"augment: got {op!r} of type {kind}, wanted an operation of Penstock, such as "
-        "Resize(256); `penstock` has torchvision's by their names."
-    )
 
 
 def _by_stage(

@@ -162,11 +162,6 @@ def test_what_does_not_fit_is_refused(recipe, message):
         check_recipe(recipe, images=MIXED)
 
 
-def test_a_dataset_without_images_is_refused():
-    with pytest.raises(RecipeError, match="this dataset has none"):
-        check_recipe(imagenet_train(), images=None)
-
-
 def test_a_wide_crop_fits_where_all_images_are_wide():
     wide = ImageRange(min_height=300, max_height=310, min_width=600, max_width=640)
     assert check_recipe([Resize(256), CenterCrop((256, 490))], images=wide).shape == (3, 256, 490)

@@ -90,7 +90,10 @@ def check_recipes(
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
     names = [name for name, type in selected.items() if type.is_image]
-    _check_crops(lists, selected)
+    known = [name for name, type in selected.items() if type.is_image or type.can_crop]
+    for op in _each(lists, FixedCrop):
+        for name in op.fields or ():
+            _claim({}, op, name, "image or array", known)
     images: dict[str, CheckedRecipe] = {}
     for name in names:
         try:
@@ -100,12 +103,12 @@ def check_recipes(
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _warn_of_untyped_fields(lists, selected, names)
-    return FieldRecipes(
-        fields=tuple(fields),
-        images=images,
-        followers=_followers(lists, selected, images, ranges),
-        columns=_column_operations(lists, selected),
-    )
+    followers = _followers(lists, selected, images, ranges)
+    columns: dict[str, ColumnOperation] = {}
+    for op in _each(lists, ColumnOperation):
+        _claim(columns, op, op.field, "field", selected)
+        op.check_types(selected)
+    return FieldRecipes(fields=tuple(fields), images=images, followers=followers, columns=columns)
 
 
 def _each(lists: Lists, kind: type) -> list[Any]:
@@ -198,14 +201,6 @@ def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, 
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
 
 
-def _check_crops(lists: Lists, selected: Types) -> None:
-    """Raise RecipeError for crops of fields that aren't selected images or arrays."""
-    known = [name for name, type in selected.items() if type.is_image or type.can_crop]
-    for op in _each(lists, FixedCrop):
-        for name in op.fields or ():
-            _claim({}, op, name, "image or array", known)
-
-
 def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Types) -> None:
     mixing = [op for recipe in images.values() for op in recipe.mixing]
     others = [name for name, type in selected.items() if type.follows]
@@ -287,14 +282,6 @@ def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
                 f'"{type.reference}") can\'t follow it{why}. Leave "{name}" out of fields=, or '
                 f"{op.__class__.__name__} out of the recipe{op.or_else}."
             )
-
-
-def _column_operations(lists: Lists, selected: Types) -> dict[str, ColumnOperation]:
-    found: dict[str, ColumnOperation] = {}
-    for op in _each(lists, ColumnOperation):
-        _claim(found, op, op.field, "field", selected)
-        op.check_types(selected)
-    return found
 
 
 def is_array_crop(op: object, of: str | None, schema: Types, fields: Sequence[str]) -> bool:

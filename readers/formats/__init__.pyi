@@ -11,7 +11,7 @@ from .array_windows import (
 )
 from .array_windows import windows_of as windows_of
 from .block_format import Block as Block, BlockFormat as BlockFormat
-from .candidates import Candidates as Candidates, Grouping as Grouping, MISSING as MISSING
+from .candidates import Candidates as Candidates, Grouping as Grouping
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .candidates import virtual_shards as virtual_shards
 from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory
@@ -39,7 +39,7 @@ from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
 from .kept_chunks import KeptChunk as KeptChunk, KeptChunks as KeptChunks
-from .open_shard import NO_SPAN as NO_SPAN
+from .open_shard import MISSING as MISSING, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES
 from .open_shard import SampleLayout as SampleLayout, SpanPlace as SpanPlace
 from .open_shard import RowRequest as RowRequest, RowsOut as RowsOut

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.cache import ConfigError, PenstockWarning
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, Schema
 from penstock.readers.files import printable
-from penstock.readers.formats.open_shard import SampleLayout
+from penstock.readers.formats.open_shard import MISSING, SampleLayout
 from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import MAX_PIXELS
 
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 _SHOWN = 5
-
-MISSING = -1
-"""The file number of a field that the sample lacks."""
 
 PART_BYTES = 64 * 2**20
 """The target size of a shard, the same as of a pack. Items that can't be cut may be larger."""

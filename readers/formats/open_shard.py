@@ -43,6 +43,9 @@ or chunks that are decoded as a whole ("chunks")."""
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 
+MISSING = -1
+"""The file number of a field that a sample lacks."""
+
 NO_SPAN = -1
 """The start and end of a span that a sample lacks."""
 

@@ -46,9 +46,10 @@ from penstock.readers.fieldtypes import (
     joined_columns,
 )
 from penstock.readers.files import is_passed_over, printable
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans, left_out_sentences
+from penstock.readers.formats.candidates import Candidates, Spans, left_out_sentences
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.folder import list_folder
+from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.formats.unindexed_files import open_data_file
 from penstock.readers.origin import QuarantineEntry

@@ -32,9 +32,8 @@ from penstock.readers.files import (
     write_batch,
     write_whole,
 )
-from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
-from penstock.readers.formats.open_shard import OpenShard
+from penstock.readers.formats.open_shard import MISSING, OpenShard
 from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.cache import ordered
 from penstock.cache.base import BlobSpans
 from penstock.readers.byte_source import LocalFile, changed_file_error, unreadable_file_error
-from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
 

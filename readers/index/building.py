@@ -18,12 +18,6 @@ from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError
 from penstock.readers.fieldtypes import Settling, image_fields
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
 from penstock.readers.formats import Snapshot, make_chunked_sidecar, make_sidecar
-from penstock.readers.index.candidate_checks import (
-    check_here,
-    check_units,
-    earlier_facts,
-    reusable_facts,
-)
 from penstock.readers.index.index_folders import Sidecars, check_arrangement, read_index
 from penstock.readers.index.manifest import (
     MANIFEST,
@@ -174,6 +168,8 @@ class IndexBuilder:
         dataset."""
         if not self.format.keeps_facts:
             return None
+        from penstock.readers.index.candidate_checks import earlier_facts
+
         sidecars = map(Sidecars(manifest, place).read, range(len(manifest.names)))
         try:
             same, shared = earlier_facts(candidates, sidecars)
@@ -261,6 +257,8 @@ class IndexBuilder:
             progress=self.progress,
             remedy="This is done once; `penstock index` does it before the job.",
         )
+        from penstock.readers.index.candidate_checks import check_units, reusable_facts
+
         bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
@@ -391,6 +389,8 @@ class IndexBuilder:
     @property
     def _check(self) -> Callable[..., Iterator[Results]]:
         """Return `check_here` for this dataset."""
+        from penstock.readers.index.candidate_checks import check_here  # not to open an index
+
         return partial(check_here, self.origin, verify=self.verify, workers=self.workers)
 
     def _part(

@@ -23,7 +23,6 @@ from penstock.readers.files import (
     stem,
     unsafe_reason,
 )
-from penstock.readers.formats.candidates import MISSING, Candidates
 from penstock.readers.formats.folder.listed_samples import (
     METADATA,
     UNREAD_METADATA,
@@ -32,6 +31,7 @@ from penstock.readers.formats.folder.listed_samples import (
     metadata_table,
 )
 from penstock.readers.formats.folder.named_samples import class_folder_samples, paired_samples
+from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.origin import (
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.folder.listed_samples import ListedTable
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.origin import Entry, Origin

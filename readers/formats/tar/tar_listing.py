@@ -23,8 +23,9 @@ from penstock.readers.fieldtypes import (
     masks_by_name,
     object_table,
 )
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans, left_out_sentences
+from penstock.readers.formats.candidates import Candidates, Spans, left_out_sentences
 from penstock.readers.formats.file_kinds import TYPES
+from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.formats.tar.archive_samples import NO_KEY, RequestedFields, archive_samples
 

@@ -205,12 +205,11 @@ def check_layout(url: str, names: Sequence[bytes]) -> None:
         )
     roles = {folder: role_of(folder) for folder in folders}
     companions = [folder for folder, role in roles.items() if role == "companion"]
-    are_pairs = _are_pairs(folders, names)
-    if companions or are_pairs:
+    if companions:
         roles |= {folder: "pictures" for folder in folders if folder.lower() in _SIDES}
     by_role = {role: [f for f in folders if roles[f] == role] for role in _NAMES}
     pictures = by_role["pictures"] or (by_role["part"] if len(by_role["part"]) == 1 else [])
-    if None not in roles.values() and pictures and (companions or are_pairs):
+    if None not in roles.values() and pictures and companions:
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} hold images and the data that belongs to "
             f"them; they aren't classes. {_places(names, pictures, companions)}For the "
@@ -235,18 +234,6 @@ def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
 def _folders(names: Sequence[bytes]) -> list[str]:
     tops = {printable(name.partition(b"/")[0]) for name in names if b"/" in name}
     return sorted(tops, key=lambda top: (top.lower(), top))
-
-
-def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
-    """Return True if left and right hold files of the same names: the two views of a scene."""
-    if {folder.lower() for folder in folders} != _SIDES:
-        return False
-    inside: dict[bytes, set[bytes]] = {}
-    for top, slash, rest in (name.partition(b"/") for name in names):
-        if slash:
-            inside.setdefault(top, set()).add(rest)
-    left, right = inside.values()
-    return left == right
 
 
 def _table(names: Sequence[bytes]) -> bytes | None:

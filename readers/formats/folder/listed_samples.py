@@ -26,7 +26,7 @@ from penstock.readers.formats.file_kinds import TYPES, type_by_names
 from penstock.readers.origin import QuarantineEntry, left_out_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.origin import Entry
@@ -257,10 +257,7 @@ def listed_samples(
         in_files,
         quarantined=list(missing.values()),
         unnamed=left_out_for("no row of the metadata names it", dict.fromkeys(unlisted, 1)),
-        unread=[
-            *left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
-            *_unread_files(listed, values.types, found),
-        ],
+        unread=left_out_sentences(f"of {len(table):,} rows of {shown}", list(missing.values())),
     ).with_table(values, of=f"columns of {shown}")
     # In the order of the table's columns, the sample's own file first.
     order = dict.fromkeys([columns[main], *(columns.get(name, name) for name in table.columns)])
@@ -291,7 +288,7 @@ def _names(listed: ListedTable, column: str, root: bytes) -> list[bytes | None]:
     return found
 
 
-def _below(folder: bytes, value: object, root: bytes = b"") -> bytes | None:
+def _below(folder: bytes, value: object, root: bytes) -> bytes | None:
     """Return the name of a file that a cell names, None if it isn't below the dataset's root."""
     name = encoded_name(value) if isinstance(value, str) else None
     if name is None or b"\0" in name:
@@ -301,19 +298,3 @@ def _below(folder: bytes, value: object, root: bytes = b"") -> bytes | None:
     path = posixpath.normpath(posixpath.join(folder, name))
     is_outside = name[:1] == b"/" or path.startswith(b"../") or path in (b"..", b".")
     return None if is_outside else path
-
-
-def _unread_files(
-    listed: ListedTable, types: Mapping[str, FieldType], found: Mapping[bytes, Entry]
-) -> Iterator[str]:
-    """Yield warnings about columns of text that name images: they aren't read unless asked for."""
-    table = listed.table
-    for name in types:
-        cells = enumerate(table.columns[name])
-        row, value = next(((i, v) for i, v in cells if isinstance(v, str)), (0, None))
-        path = _below(listed.folders[row], value) or b""
-        if kind_of(path) == "image" and path in found:
-            yield (
-                f'the column "{name}" of {table.source} is text, and names files: to read them '
-                f'pass schema={{"{name}": Image()}}, or Mask(of="image").'
-            )

@@ -40,15 +40,6 @@ JPEG = images.jpeg(1, 16, 20)
 MASK = images.encoded(images.picture(2, 16, 20, "L"), "PNG")
 
 
-def test_a_column_of_text_that_names_files_is_warned_about(tmp_path: Path) -> None:
-    files = {"a/1.jpg": JPEG, "b/1.png": MASK, "list.csv": b"image,mask\na/1.jpg,b/1.png\n"}
-    root = images.write_folder(tmp_path / "set", files)
-    with pytest.warns(PenstockWarning, match=r'"mask" of list.csv is text, and names files'):
-        Dataset(root, manifest="list.csv").open(verify=images.verify)
-    masks = Dataset(root, manifest="list.csv", schema={"mask": Mask(of="image")})
-    assert masks.open(verify=images.verify).schema["mask"] == Mask(of="image", dtype="uint8")
-
-
 def test_rows_with_invalid_values_are_warned_about(tmp_path: Path) -> None:
     table = b"path,label\n1.jpg,cat\n2.jpg,cow\n"
     root = images.write_folder(tmp_path / "set", {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table})

@@ -52,7 +52,6 @@ MASK = images.encoded(images.picture(2, mode="L"), "PNG")
             {"left/1.jpg": JPEG, "right/1.jpg": JPEG, "disp/1.npy": b"x"},
             r'"left": "left", "right": "right", "array": "disp"',
         ),
-        ({"left/1.jpg": JPEG, "right/1.jpg": JPEG}, r'"left": "left", "right": "right"}'),
         ({"images/1.jpg": JPEG, "annotations/1.json": b"{}"}, "annotations"),
         ({"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG}, "parts of a dataset"),
         (

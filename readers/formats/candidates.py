@@ -161,10 +161,8 @@ class Candidates:
     determine the shards. quarantined: entries that can't be candidates. passed_over: files that
     belong to no sample, counted by extension. chunked: shards of chunks, described by their
     metadata; there are no candidates then, because no sample is examined. left_out: the reason why
-    data isn't a field, by the name that the field would have. has_stray_files: True if candidates
-    or quarantined entries may be files that aren't part of the data, such as documentation.
-    unnamed: samples that are left out without a quarantine entry, by reason. max_pixels: of an
-    image or a mask.
+    data isn't a field, by the name that the field would have. unnamed: samples that are left out
+    without a quarantine entry, by reason. max_pixels: of an image or a mask.
 
     A listing also has these, until `grouped` uses them. shard_of: the number of each sample's file,
     which is its shard, ascending, int64, shape (n,); None groups the samples by a hash of their
@@ -185,7 +183,6 @@ class Candidates:
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     chunked: Sequence[ChunkedShard] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    has_stray_files: bool = False
     unnamed: Mapping[str, LeftOut] = field(default_factory=dict)
     max_pixels: int = MAX_PIXELS
     shard_of: NDArray[np.int64] | None = None

@@ -306,7 +306,7 @@ class IndexBuilder:
         if not written:
             raise DatasetNotFoundError(no_good_sample_message(url, quarantined))
         names, etags, summaries = zip(*written, strict=True)
-        left_out = count_left_out(quarantined, has_stray_files=candidates.has_stray_files)
+        left_out = count_left_out(quarantined)
         manifest = join_manifest(
             names,
             summaries,

@@ -27,7 +27,8 @@ _DETAILS = ((re.compile(r"\d[\d,._]*"), "N"), (re.compile(r"'[^']*'|\"[^\"]*\"")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
     """A file that is left out of a dataset, and the reason. name: relative to the dataset's root.
-    is_counted: False for a further file of a sample that another entry counts."""
+    is_counted: False for a file that isn't meant as a sample, and for a further file of a sample
+    that another entry counts."""
 
     name: bytes
     reason: str
@@ -50,22 +51,14 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
     )
 
 
-def count_left_out(
-    quarantined: Iterable[QuarantineEntry], *, has_stray_files: bool
-) -> dict[str, LeftOut]:
-    """Count the left-out samples by reason, most frequent first.
-
-    has_stray_files: True if files of other kinds next to the images may be among the entries; they
-    aren't samples and aren't counted. If there are too many reasons to read, reasons that differ
-    only in a number or a name are counted as one.
-    """
-    from penstock.readers.origin.unreadable import is_no_sample
-
+def count_left_out(quarantined: Iterable[QuarantineEntry]) -> dict[str, LeftOut]:
+    """Count the left-out samples by reason, most frequent first. If there are too many reasons to
+    read, reasons that differ only in a number or a name are counted as one."""
     return _shortened(
         _summed(
             (_PLACE.sub("", each.reason), LeftOut(1, printable(each.name)))
             for each in quarantined
-            if each.is_counted and not (has_stray_files and is_no_sample(each.name, each.reason))
+            if each.is_counted
         )
     )
 

@@ -110,17 +110,6 @@ _OTHER_FILES = frozenset(
 )
 # Names of texts about a dataset: alone they don't make a dataset of texts.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
-# Reasons why files are rejected that may be samples, in folders of arrays, texts and videos, and
-# reasons why files aren't samples.
-_OF_SAMPLES = ("empty file", "not an .npy file", "not UTF-8 text", "not sound (", "not a video (")
-_OF_OTHERS = (
-    "its name isn't that of",
-    "not an image",
-    "not in a class folder",
-    "its folder isn't a class",
-    "the file of the same name isn't a sample",
-    "not a regular file",
-)
 _SIDES = frozenset(("left", "right"))
 _ANYWAY = ' If they are classes nevertheless, pass schema={"label": ClassLabel()}.'
 _MOST_KINDS = 5
@@ -154,16 +143,6 @@ def may_be_image(name: bytes) -> bool:
     return found not in _DATA and found not in _OTHER_FILES and not is_prose(name)
 
 
-def is_no_sample(name: bytes, reason: str) -> bool:
-    """Return True if a left-out file lies next to the images and isn't meant as a sample: its name
-    is of another kind, and the reason isn't one that a sample has."""
-    kind, reason = kind_of(name), reason.removeprefix("image: ")
-    if kind == "image" or not (extension(name) or is_prose(name)):
-        return False
-    may_be_sample = kind not in (None, "json")
-    return reason.startswith(_OF_OTHERS if may_be_sample else _OF_OTHERS + _OF_SAMPLES)
-
-
 def is_prose(name: bytes) -> bool:
     """Return True for the name of a text about the dataset, such as README."""
     return name.rpartition(b"/")[2].decode("utf-8", "replace").lower().startswith(_PROSE)
@@ -195,13 +174,14 @@ def check_layout(url: str, names: Sequence[bytes]) -> None:
     folders, root = _folders(names), url.rstrip("/")
     if len(folders) == 1 and (table := _table(names)) is not None:
         kind, inside = extension(table), f"{root}/{folders[0]}"
-        how = f'pass manifest="{printable(table)}", with paths relative to the URL'
-        if kind not in _LIST_TABLES:
-            how = f'pass format="{_TABLE_FORMATS[kind]}"' if kind in _TABLE_FORMATS else REMEDY
+        how = f'For the table, pass manifest="{printable(table)}", with paths relative to the URL.'
+        if kind in _TABLE_FORMATS:
+            how = f'For the table, pass format="{_TABLE_FORMATS[kind]}".'
+        elif kind not in _LIST_TABLES:
+            how = REMEDY
         raise DatasetError(
             f"{url}: {printable(table)} shows that the only folder, {folders[0]!r}, isn't a class, "
-            f"which would make every label 0. For the files in it give {inside}. For the table, "
-            f"{how}."
+            f"which would make every label 0. For the files in it give {inside}. {how}"
         )
     roles = {folder: role_of(folder) for folder in folders}
     companions = [folder for folder, role in roles.items() if role == "companion"]

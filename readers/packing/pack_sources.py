@@ -144,7 +144,7 @@ class PackSource(ABC):
 
     schema: the packed fields; a mask's dtype may be unknown. fingerprint: changes with anything
     about the source. has_ids: True if its samples already have ids, which don't change if one of
-    them is bad. has_stray_files, max_pixels: see `Candidates`. quarantined: the candidates that
+    them is bad. max_pixels: see `Candidates`. quarantined: the candidates that
     were rejected before they were read. left_out: further samples that the source left out.
     """
 
@@ -153,7 +153,6 @@ class PackSource(ABC):
     schema: Schema
     fingerprint: str
     max_pixels: int
-    has_stray_files = False
     quarantined: Sequence[QuarantineEntry] = ()
     left_out: Mapping[str, LeftOut]
 
@@ -239,7 +238,6 @@ class CandidateSource(PackSource):
         self._origin, self._candidates, self._sent = origin, candidates, sent
         self.url, self.fingerprint, self.schema = origin.url, fingerprint, candidates.schema
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
-        self.has_stray_files = candidates.has_stray_files
         self.max_pixels = candidates.max_pixels
         self._units = BoxUnits(enough=min(8, len(candidates)))
 

@@ -133,7 +133,7 @@ class PackSummary:
             left_out={
                 reason: each.samples
                 for reason, each in count_left_out(
-                    (q for record in records for _, q in record.rejected), has_stray_files=True
+                    q for record in records for _, q in record.rejected
                 ).items()
             },
         )
@@ -299,7 +299,7 @@ def _write_manifest(
             ids = shard.source_ids[~np.isin(shard.source_ids, gone)]
             shown = ids - np.searchsorted(gone, ids)
             rewrite_source(folder.shard(shard.number), source.schema, shown)
-    left_out = count_left_out(quarantined, has_stray_files=source.has_stray_files)
+    left_out = count_left_out(quarantined)
     manifest = join_manifest(
         [shard_name(shard.number) for shard, _ in good],
         [facts for _, facts in good],

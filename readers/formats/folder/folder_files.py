@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetNotFoundError
-from penstock.readers.files import is_passed_over, unsafe_reason
+from penstock.readers.files import is_passed_over, kind_of, unsafe_reason
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.origin import QuarantineEntry, not_a_folder_message, not_found_message
 
@@ -40,7 +40,8 @@ def list_folder(origin: Origin) -> DatasetFiles:
                 found.append(entry)
                 continue
             reason = "not a regular file, or a symbolic link that leads to none"
-        quarantined.append(QuarantineEntry(name=name, reason=reason))
+        is_data = kind_of(name) is not None
+        quarantined.append(QuarantineEntry(name=name, reason=reason, is_counted=is_data))
     if is_empty and (kind := origin.root_kind()) != "folder":
         if kind == "file":
             raise ConfigError(not_a_folder_message(origin.url))

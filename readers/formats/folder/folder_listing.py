@@ -159,7 +159,7 @@ class FolderFiles(SpanListing):
                 'one, pass schema={"label": ClassLabel()}.'
             ]
         unread = [*samples.unread, *hints]
-        return replace(samples, passed_over=passed_over, unread=unread, has_stray_files=True)
+        return replace(samples, passed_over=passed_over, unread=unread)
 
 
 def _read(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[bytes]:

@@ -51,10 +51,6 @@ _SHOWN_CLASSES, _SHOWN_FOLDERS = 5, 8
 _IN_ROOT = "not in a class folder (a file next to the class folders has no label)"
 _NO_CLASS = "its folder isn't a class: it holds no file that can be a sample"
 _NO_SAMPLE = "the file of the same name isn't a sample"
-_WRONG_NAME: Mapping[Kind, str] = {
-    "audio": "its name isn't that of audio",
-    "video": "its name isn't that of a video",
-}
 
 
 def class_folder_samples(
@@ -87,8 +83,8 @@ def class_folder_samples(
     samples: list[Entry] = []
     for file in files:
         top = _class_of(file.name)
-        if main in _WRONG_NAME and kind_of(file.name) != main:  # unlike for images, names decide
-            left_out[file.name] = _WRONG_NAME[main]
+        if not _may_be(main, file.name):
+            left_out[file.name] = f"its name is of another kind than {main}"
         elif classes and top not in known:
             left_out[file.name] = _NO_CLASS if top else _IN_ROOT
         else:
@@ -106,7 +102,14 @@ def class_folder_samples(
     known = set(stems)
     for mine in companions.values():
         left_out |= {file.name: _NO_SAMPLE for own, file in mine.items() if own not in known}
-    quarantined = [QuarantineEntry(name=name, reason=why) for name, why in left_out.items()]
+    quarantined = [
+        QuarantineEntry(
+            name=name,
+            reason=why,
+            is_counted=_may_be(main, name) and (kind_of(name) == main or not extension(name)),
+        )
+        for name, why in left_out.items()
+    ]
     made = Candidates.of_files(
         columns,
         {name: type if name == "label" else schema.get(name, type) for name, type in types.items()},
@@ -117,6 +120,12 @@ def class_folder_samples(
     jsons = companions.get("json", {})
     rows = {row: jsons[own] for row, own in enumerate(stems) if own in jsons}
     return _with_json(made, rows, read, schema) if rows else made
+
+
+def _may_be(kind: Kind, name: bytes) -> bool:
+    """Return True if a file may be a sample of a kind by its name. Many images have no known
+    extension."""
+    return may_be_image(name) if kind == "image" else kind_of(name) == kind
 
 
 def _main_kind(files: Sequence[Entry]) -> Kind:
@@ -136,8 +145,7 @@ def _split(
 ) -> tuple[list[Entry], dict[Kind, dict[bytes, Entry]]]:
     """Separate the samples' own files from their companions, which are returned by kind and stem.
 
-    A file of another kind that is no companion is returned with the first: checking it reports why
-    it isn't a sample.
+    A file of another kind that is no companion is returned with the first.
     """
     own = {None, "image"} if main == "image" else {main}
     kinds = [kind_of(file.name) for file in files]
@@ -160,11 +168,7 @@ def _classes(files: Sequence[Entry], kind: Kind) -> list[bytes]:
     the error reports what is wrong with their files.
     """
     tops = {top for file in files if (top := _class_of(file.name)) is not None}
-    usable = {
-        _class_of(file.name)
-        for file in files
-        if (may_be_image(file.name) if kind == "image" else kind_of(file.name) == kind)
-    }
+    usable = {_class_of(file.name) for file in files if _may_be(kind, file.name)}
     return sorted(tops & usable or (set() if None in usable else tops))
 
 

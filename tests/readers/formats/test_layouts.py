@@ -122,10 +122,10 @@ def test_a_schema_numbers_class_folders() -> None:
 def test_texts_next_to_images_are_captions() -> None:
     found = lying("2.jpg", "1.jpg", "1.txt", "README.txt")
     assert list(found.schema.items()) == [("image", Image()), ("caption", Text())]
-    # Contents that aren't an image are reported when they are read.
-    assert files_of(found, "image") == ["1.jpg", "2.jpg", "README.txt"]
-    assert files_of(found, "caption") == ["1.txt", None, None]
-    assert found.spans["caption"].sizes.tolist() == [10, 0, 0]
+    assert files_of(found, "image") == ["1.jpg", "2.jpg"]
+    assert files_of(found, "caption") == ["1.txt", None]
+    assert found.spans["caption"].sizes.tolist() == [10, 0]
+    assert reasons(found) == {"README.txt": "its name is of another kind than image"}
 
 
 def test_arrays_and_json_next_to_images() -> None:
@@ -272,7 +272,7 @@ def test_two_files_for_one_are_named() -> None:
     )
     assert files_of(found, "image") == ["a/2.jpg"]
     assert set(reasons(found)) == {"a/1.jpg", "b/1.png", "b/1.bmp"}
-    counted = count_left_out(found.quarantined, has_stray_files=True)
+    counted = count_left_out(found.quarantined)
     assert counted == {"mask: 2 files of its name in 'b'": (1, "a/1.jpg")}
 
 
@@ -442,7 +442,7 @@ def test_metadata_of_two_kinds_is_an_error() -> None:
 def test_a_file_next_to_class_folders_is_named_with_its_reason() -> None:
     found = lying("a/1.jpg", "README.txt")
     assert files_of(found, "image") == ["a/1.jpg"]
-    assert "class folder" in reasons(found)["README.txt"]
+    assert "another kind" in reasons(found)["README.txt"]
 
 
 def test_without_sub_folders_there_are_no_labels() -> None:

@@ -330,7 +330,7 @@ def unfinished_other(dst: Path, folder: Path) -> None:
 
 
 def an_indexed_folder(dst: Path, _: Path) -> None:
-    images.write_folder(dst, {"shard-000001.arrow": images.jpeg(1)})
+    images.write_folder(dst, {"shard-000001.arrow": images.jpeg(1), "1.jpg": images.jpeg(1)})
     open_index(dst, verify=images.verify, format="folder")
 
 

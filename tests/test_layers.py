@@ -78,7 +78,7 @@ NOT_FOR_ARRAYS = (
     "penstock.readers.fieldtypes.boxes",
     "penstock.readers.fieldtypes.cells",
     "penstock.readers.fieldtypes.masks",
-    "penstock.readers.fieldtypes.sniff",
+    "penstock.readers.fieldtypes.verification",
     "penstock.readers.fieldtypes.text_tables",
     "penstock.readers.files.atomic",
     "penstock.readers.blob_source",

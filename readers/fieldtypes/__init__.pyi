@@ -41,10 +41,10 @@ from .schema import check_selection as check_selection, class_field as class_fie
 from .schema import default_fields as default_fields, deliverable_fields as deliverable_fields
 from .schema import image_fields as image_fields, not_chosen as not_chosen
 from .schema import renamed_field as renamed_field, stored_fields as stored_fields
-from .sniff import IMAGE_HEAD_BYTES as IMAGE_HEAD_BYTES
-from .sniff import check_jpeg as check_jpeg, is_progressive as is_progressive
-from .sniff import open_with_plugin as open_with_plugin
-from .sniff import sniff as sniff, upright_sizes as upright_sizes
+from .verification import IMAGE_HEAD_BYTES as IMAGE_HEAD_BYTES
+from .verification import check_jpeg as check_jpeg, is_progressive as is_progressive
+from .verification import open_with_plugin as open_with_plugin
+from .verification import sniff as sniff, upright_sizes as upright_sizes
 from .text_tables import TableFields as TableFields
 from .text_tables import fields_of as fields_of
 from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTable

@@ -24,7 +24,12 @@ from penstock.readers.fieldtypes.array_forms import (
 )
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference
-from penstock.readers.fieldtypes.sniff import IMAGE_HEAD_BYTES, open_with_plugin, sniff
+from penstock.readers.fieldtypes.verification import (
+    IMAGE_HEAD_BYTES,
+    open_with_plugin,
+    sniff,
+    strict_pillow,
+)
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failure, pixel_refusal
 
 if TYPE_CHECKING:
@@ -87,8 +92,6 @@ class Mask(FieldType):
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Decode a mask completely, and return its facts."""
-        from penstock.readers.fieldtypes.verification import strict_pillow
-
         del field
         dtype = "uint8" if self.dtype == "uint8" else AUTO_DTYPE
         with strict_pillow():
@@ -269,23 +272,21 @@ def masks_by_name(
     images = [name for name, type in types.items() if type.is_image]
     likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
     others = [name for name in images if name not in likely]
-    masks: dict[str, Mask] = {}
+    if len(others) != 1:
+        return {}, [
+            f'"{name}" is read as pictures, as there are several images: for masks name the '
+            f'image, schema={{"{name}": Mask(of="{others[0]}")}}'
+            for name in (likely if others else ())
+        ]
     notes = []
-    for name in likely if others else ():
-        if len(others) > 1:
-            notes.append(
-                f'"{name}" is read as pictures, as there are several images: for masks name the '
-                f'image, schema={{"{name}": Mask(of="{others[0]}")}}'
-            )
-            continue
+    for name in likely:
         lossy = [f".{each}" for each in sorted({*extensions[name]} - _LOSSLESS)]
-        masks[name] = Mask(of=others[0])
         doubt = f", which {', '.join(lossy)} files can't hold" if lossy else ""
         notes.append(
             f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
             f'pixel{doubt}. For pictures pass schema={{"{name}": Image()}}'
         )
-    return masks, notes
+    return dict.fromkeys(likely, Mask(of=others[0])), notes
 
 
 def is_mask_name(name: str, extensions: Iterable[str]) -> bool:

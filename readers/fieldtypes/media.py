@@ -100,7 +100,7 @@ class Image(FieldType):
     head_bytes: ClassVar[int] = 64
 
     def check_head(self, head: bytes) -> Rejection | None:
-        from penstock.readers.fieldtypes.sniff import sniff
+        from penstock.readers.fieldtypes.verification import sniff
 
         found = sniff(head)
         return found if isinstance(found, Rejection) else None

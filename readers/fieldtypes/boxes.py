@@ -6,15 +6,15 @@ All arithmetic is float32, as are the delivered boxes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetError, explain_arguments
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
-from penstock.readers.fieldtypes.field_type import FieldType, check_reference
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ class _Points(FieldType):
         yield ~np.isfinite(places).all(axis=1), "isn't finite", ""
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Boxes(_Points):
     """Boxes in an image, float32, (boxes, 4) per sample, delivered as x1, y1, x2, y2 in pixels.
 
@@ -170,8 +169,7 @@ class Boxes(_Points):
             yield far, "lies outside its image", more
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Keypoints(_Points):
     """Points in an image, float32, (points, 2) per sample: x, y in pixels of the upright image. of:
     the image's field."""

@@ -17,15 +17,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast, dataclass_transform
 
 import numpy as np
 
-from penstock.cache import ConfigError, MissingDependencyError, PenstockError
+from penstock.cache import ConfigError, MissingDependencyError, PenstockError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array, unfit_numbers
 from penstock.readers.fieldtypes.columns import ListColumn
 from penstock.readers.types import (
@@ -63,6 +63,16 @@ PRESENT = ".present"
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,128}")
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True)
+def frozen_type(cls: C) -> C:
+    """Make a class of a type a frozen dataclass, whose calls explain wrong arguments."""
+    made: Any = dataclass(frozen=True, slots=True)(cls)
+    return cast("C", explain_arguments(ConfigError)(made))
 
 
 class Moves(Protocol):

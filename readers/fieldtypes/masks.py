@@ -8,13 +8,13 @@ bits) are scaled back. Files that Pillow would invert or guess at are rejected.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetError, explain_arguments
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import (
     AUTO_DTYPE,
     MAGIC,
@@ -23,7 +23,7 @@ from penstock.readers.fieldtypes.array_forms import (
     read_npy_header,
 )
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
-from penstock.readers.fieldtypes.field_type import FieldType, check_reference
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.verification import (
     IMAGE_HEAD_BYTES,
     open_with_plugin,
@@ -57,8 +57,7 @@ _INT32 = np.dtype(np.int32)
 _NO_PIXELS = np.zeros((0, 0), np.uint8)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Mask(FieldType):
     """A class number for each pixel of an image, in a lossless image file or an .npy file.
 

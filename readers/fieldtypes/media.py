@@ -3,11 +3,9 @@ unchanged. A recipe decodes images with DALI."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from penstock.cache import ConfigError, explain_arguments
-from penstock.readers.fieldtypes.field_type import FieldType
+from penstock.readers.fieldtypes.field_type import FieldType, frozen_type
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
 if TYPE_CHECKING:
@@ -19,8 +17,7 @@ _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Text(FieldType):
     """UTF-8 text, delivered as str."""
 
@@ -69,8 +66,7 @@ class Text(FieldType):
         return str(value)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Bytes(FieldType):
     """Bytes that are delivered unchanged."""
 
@@ -86,8 +82,7 @@ class Bytes(FieldType):
         return bytes(value)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Image(FieldType):
     """An encoded image (JPEG, PNG, …), which is decoded to upright pixels. `examine` checks all
     images of a batch at once."""
@@ -106,8 +101,7 @@ class Image(FieldType):
         return found if isinstance(found, Rejection) else None
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Audio(Bytes):
     """An encoded piece of sound, which nothing decodes or checks yet."""
 
@@ -116,8 +110,7 @@ class Audio(Bytes):
     is_delivered: ClassVar[bool] = False
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Video(Bytes):
     """An encoded video, which nothing decodes or checks yet."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, explain_arguments
+from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import (
     AUTO_DTYPE,
     ArrayForm,
@@ -19,7 +19,12 @@ from penstock.readers.fieldtypes.array_forms import (
     unfit_numbers,
     widened,
 )
-from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, check_reference
+from penstock.readers.fieldtypes.field_type import (
+    FieldType,
+    check_dtype,
+    check_reference,
+    frozen_type,
+)
 from penstock.readers.types import CODECS, Facts
 
 if TYPE_CHECKING:
@@ -31,8 +36,7 @@ _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
 _INT64 = np.dtype(np.int64)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Value(FieldType):
     """One number per sample. dtype: numpy's name, such as "float32"."""
 
@@ -84,8 +88,7 @@ class _Classes(FieldType):
         return partial(read, numbers=ClassNumbers(self.names), is_text=is_text)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class ClassLabel(_Classes):
     """A class by its number, int64. names: by number; empty if the classes have no names."""
 
@@ -130,8 +133,7 @@ class ClassLabel(_Classes):
         return self.names[number] if 0 <= number < len(self.names) else str(number)
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class MultiLabel(_Classes):
     """Any number of classes per sample, delivered as float32 of shape (len(names),), with 1 for
     each class that applies. names: of the classes, at least one."""
@@ -155,8 +157,7 @@ class MultiLabel(_Classes):
         return set()
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Array(FieldType):
     """Numbers in one or more dimensions.
 
@@ -228,8 +229,7 @@ class Array(FieldType):
         return None if self.dtype == AUTO_DTYPE else np.dtype(self.dtype), self.shape
 
 
-@explain_arguments(ConfigError)
-@dataclass(frozen=True, slots=True)
+@frozen_type
 class Tokens(FieldType):
     """A sequence of integers whose length differs between samples. dtype: numpy's name."""
 

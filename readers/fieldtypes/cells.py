@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
+from penstock.readers.types import accepted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from penstock.readers.fieldtypes.field_type import FieldType
 
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
@@ -49,6 +52,20 @@ def number_of(text: str) -> int | float | None:
         number = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
         return number if number is not None and number in INT64 else None
     return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def usual_cell(value: Any, *, type: FieldType, is_text: bool) -> Any:
+    """Convert a value to a sample of a type: a number, UTF-8 that it decodes, or an array. is_text:
+    of a CSV."""
+    if (number := type.number) is not None:
+        return number_cell(value, number, is_text=is_text)
+    if type.is_encoded:
+        text = text_cell(value)
+        type.decoder()(np.frombuffer(text, np.uint8))
+        return text
+    array = array_cell(value, *type.known, is_text=is_text)
+    accepted(type.check_values(array))
+    return array
 
 
 def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:

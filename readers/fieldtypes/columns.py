@@ -165,11 +165,11 @@ def joined_columns(columns: Sequence[Any]) -> Column:
     first: Column = columns[0]
     if len(columns) == 1:
         return first
-    if isinstance(first, ListColumn):
-        return ListColumn([each for column in columns for each in column.samples])
-    if isinstance(first, EncodedColumn):
-        dims = [column.dims for column in columns if column.dims is not None]
+    if isinstance(first, ListColumn | EncodedColumn):
         samples = [each for column in columns for each in column.samples]
+        if isinstance(first, ListColumn):
+            return ListColumn(samples)
+        dims = [column.dims for column in columns if column.dims is not None]
         return EncodedColumn(samples, np.concatenate(dims) if len(dims) == len(columns) else None)
     if isinstance(first, DenseColumn):
         return DenseColumn(np.concatenate([column.values for column in columns]))

@@ -28,15 +28,7 @@ import numpy as np
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array, unfit_numbers
 from penstock.readers.fieldtypes.columns import ListColumn
-from penstock.readers.types import (
-    MAX_PIXELS,
-    NUMBER_SIZES,
-    UNFIT,
-    Facts,
-    Rejection,
-    accepted,
-    failure,
-)
+from penstock.readers.types import CODECS, MAX_PIXELS, UNFIT, Facts, Rejection, accepted, failure
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -49,9 +41,7 @@ if TYPE_CHECKING:
 GROUP = "penstock.field_types"
 """The entry points of types that other packages provide."""
 
-DTYPES = frozenset(
-    np.dtype(f"{kind}{size}").name for kind, sizes in NUMBER_SIZES.items() for size in sizes
-)
+DTYPES = frozenset(codec.name for codec in CODECS.values())
 """The names of the supported dtypes."""
 
 ID, SAMPLE_ID, NUMBER = "id", "sample_id", "penstock/id"
@@ -355,36 +345,17 @@ class FieldType:
         """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
         array. Raises ValueError, whose message is a reason against the row; a Rejection that is
         returned counts as well. is_text: the value is text of a CSV."""
-        return self._usual_reader(is_text=is_text)(value)
+        from penstock.readers.fieldtypes.cells import usual_cell
+
+        return usual_cell(value, type=self, is_text=is_text)
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         """Return the function that converts the values of one column. It raises ValueError."""
+        from penstock.readers.fieldtypes.cells import usual_cell
+
         if type(self).cell is FieldType.cell:
-            return self._usual_reader(is_text=is_text)
+            return partial(usual_cell, type=self, is_text=is_text)
         return lambda value: accepted(self.cell(value, is_text=is_text))
-
-    def _usual_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
-        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
-
-        if self.number is not None:
-            return partial(number_cell, dtype=self.number, is_text=is_text)
-        if self.is_encoded:
-            decode = self.decoder()
-
-            def read_text(value: Any) -> bytes:
-                text = text_cell(value)
-                decode(np.frombuffer(text, np.uint8))
-                return text
-
-            return read_text
-        dtype, shape = self.known
-
-        def read_array(value: Any) -> NDArray[Any]:
-            array = array_cell(value, dtype, shape, is_text=is_text)
-            accepted(self.check_values(array))
-            return array
-
-        return read_array
 
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of
@@ -540,9 +511,3 @@ def check_dtype(what: str, dtype: Any) -> str:
         if dtype is not None and name in DTYPES:  # numpy reads None as float64
             return str(name)
     raise ConfigError(f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}.")
-
-
-def check_reference(what: str, of: object) -> None:
-    """Raise ConfigError unless `of=` is a field's name. what: the type's name."""
-    if not is_field_name(of):
-        raise ConfigError(f"{what}: got of={of!r:.80}, wanted the name of a field.")

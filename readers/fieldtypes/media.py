@@ -41,12 +41,7 @@ class Text(FieldType):
         if head.startswith(_WIDE_BOMS):
             raise ValueError("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
         start = len(_BOM) if head == _BOM else 0
-        try:
-            str(data.data[start:], "utf-8")
-        except UnicodeDecodeError as error:
-            at = start + error.start
-            reason = f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it"
-            raise ValueError(reason) from None
+        self.decode(data[start:])
         return Facts.of(data, start=start, codec=self.codec)
 
     def decode(self, payload: Encoded) -> str:
@@ -54,7 +49,8 @@ class Text(FieldType):
         try:
             return str(payload.data, "utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"not UTF-8 text at byte {error.start}") from error
+            wrong = f"0x{payload[error.start]:02X} at byte {error.start}"
+            raise ValueError(f"not UTF-8 text ({wrong}): convert it") from None
 
     def returned(self, value: Any) -> str:
         if not isinstance(value, str):

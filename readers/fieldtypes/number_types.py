@@ -19,12 +19,7 @@ from penstock.readers.fieldtypes.array_forms import (
     unfit_numbers,
     widened,
 )
-from penstock.readers.fieldtypes.field_type import (
-    FieldType,
-    check_dtype,
-    check_reference,
-    frozen_type,
-)
+from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, frozen_type
 from penstock.readers.types import CODECS, Facts
 
 if TYPE_CHECKING:
@@ -185,8 +180,6 @@ class Array(FieldType):
             raise ConfigError(
                 f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any."
             )
-        if self.of is not None:
-            check_reference("Array", self.of)
 
     @property
     def form(self) -> ArrayForm | None:

@@ -51,7 +51,8 @@ class Schema(Mapping[str, FieldType]):
         self._fields = dict(fields)
         for name, type in fields.items():
             of, wanted = type.reference, type.refers_to
-            if of is None or wanted is None or (of in fields and fields[of].kind == wanted):
+            found = fields.get(of) if isinstance(of, str) else None
+            if of is None or wanted is None or (found is not None and found.kind == wanted):
                 continue
             raise ConfigError(
                 f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
@@ -127,11 +128,6 @@ class Settling:
         self._found: dict[str, FieldType] = {}
         self._first: dict[str, str] = {}
 
-    @property
-    def is_done(self) -> bool:
-        """Return True if the schema is settled already, so that no facts are needed."""
-        return not self._open
-
     def add(self, facts: Mapping[str, Facts], *, sample: str) -> None:
         """Add the facts of one good sample. sample: its name in messages. Raises DatasetError if a
         field has two dtypes or numbers of dimensions."""
@@ -139,16 +135,17 @@ class Settling:
             if name not in facts:
                 continue
             each, type = facts[name], self._schema[name]
+            codec = array_codec(each.codec)
+            shown = f"{codec.name if codec else each.codec} of shape {each.shape} in {sample}"
+            first = self._first.setdefault(name, shown)
             try:
                 self._found[name] = type.settled(self._found.get(name), each, field=name)
             except ValueError as error:
                 raise DatasetError(
-                    f'The field "{name}" is {self._first[name]}, and {_described(each, sample)}: '
+                    f'The field "{name}" is {first}, and {shown}: '
                     "wanted one dtype and number of dimensions. Convert the others, or choose one "
                     f"type and quarantine the others: {error}."
                 ) from None
-            if name not in self._first:
-                self._first[name] = _described(each, sample)
 
     def schema(self) -> Schema:
         """Return the settled schema. A field that no sample has becomes an empty float32 array, or
@@ -159,11 +156,6 @@ class Settling:
                 for name, type in self._schema.items()
             }
         )
-
-
-def _described(facts: Facts, sample: str) -> str:
-    codec = array_codec(facts.codec)
-    return f"{facts.codec if codec is None else codec.name} of shape {facts.shape} in {sample}"
 
 
 LABEL = "label"

@@ -284,7 +284,7 @@ class IndexBuilder:
                     name = candidates.names[position]
                     if isinstance(result, Rejection):
                         bad.append(QuarantineEntry(name=name, reason=result.reason))
-                    elif not settling.is_done:
+                    else:
                         settling.add(result, sample=printable(name))
                 part = self._part(candidates, positions, results, candidates.layout)
                 if part is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
-from penstock.readers.fieldtypes.field_type import FieldType, frozen_type
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class Boxes(_Points):
     _noun: ClassVar[str] = "box"
 
     def __post_init__(self) -> None:
+        check_reference("Boxes", self.of)
         if self.format not in get_args(BoxFormat):
             wanted = ", ".join(get_args(BoxFormat))
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
@@ -177,6 +178,9 @@ class Keypoints(_Points):
 
     kind: ClassVar[str] = "keypoints"
     _width: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_reference("Keypoints", self.of)
 
     def follow(
         self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.field_type import FieldType
-
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
 _NUMBER = re.compile(
@@ -54,9 +52,9 @@ def number_of(text: str) -> int | float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
-def usual_cell(value: Any, *, type: FieldType, is_text: bool) -> Any:
-    """Convert a value to a sample of a type: a number, UTF-8 that it decodes, or an array. is_text:
-    of a CSV."""
+def usual_cell(value: Any, *, type: Any, is_text: bool) -> Any:
+    """Convert a value to a sample: a number, UTF-8 that decodes, or an array. type: the `FieldType`
+    of its column. is_text: of a CSV."""
     if (number := type.number) is not None:
         return number_cell(value, number, is_text=is_text)
     if type.is_encoded:

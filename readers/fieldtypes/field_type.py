@@ -511,3 +511,9 @@ def check_dtype(what: str, dtype: Any) -> str:
         if dtype is not None and name in DTYPES:  # numpy reads None as float64
             return str(name)
     raise ConfigError(f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(DTYPES))}.")
+
+
+def check_reference(what: str, of: object) -> None:
+    """Raise ConfigError unless `of=` is a field's name. what: the type's name."""
+    if not is_field_name(of):
+        raise ConfigError(f"{what}: got of={of!r:.80}, wanted the name of a field.")

@@ -23,7 +23,7 @@ from penstock.readers.fieldtypes.array_forms import (
     read_npy_header,
 )
 from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
-from penstock.readers.fieldtypes.field_type import FieldType, frozen_type
+from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.verification import (
     IMAGE_HEAD_BYTES,
     open_with_plugin,
@@ -75,6 +75,7 @@ class Mask(FieldType):
     is_slow: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_reference("Mask", self.of)
         if self.dtype not in (AUTO_DTYPE, "uint8", "int32"):
             raise ConfigError(f'Mask: got dtype={self.dtype!r}, wanted "uint8" or "int32".')
 

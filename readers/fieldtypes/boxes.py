@@ -41,6 +41,11 @@ class _Points(FieldType):
     _width: ClassVar[int]
     _noun: ClassVar[str] = "point"
 
+    of: str
+
+    def __post_init__(self) -> None:
+        check_reference(type(self).__name__, self.of)
+
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self._width))
@@ -113,7 +118,7 @@ class Boxes(_Points):
     _noun: ClassVar[str] = "box"
 
     def __post_init__(self) -> None:
-        check_reference("Boxes", self.of)
+        _Points.__post_init__(self)
         if self.format not in get_args(BoxFormat):
             wanted = ", ".join(get_args(BoxFormat))
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
@@ -178,9 +183,6 @@ class Keypoints(_Points):
 
     kind: ClassVar[str] = "keypoints"
     _width: ClassVar[int] = 2
-
-    def __post_init__(self) -> None:
-        check_reference("Keypoints", self.of)
 
     def follow(
         self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None

@@ -77,9 +77,12 @@ def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:
         limits = np.iinfo(dtype)
         is_fit, number = limits.min <= found <= limits.max, found
     else:
-        with np.errstate(over="ignore"):
-            number = dtype.type(found)
-        is_fit = dtype.kind == "b" or not np.isinf(number) or math.isinf(found)
+        try:
+            with np.errstate(over="ignore"):
+                number = dtype.type(found)
+        except OverflowError:  # an integer beyond float64
+            number = np.inf
+        is_fit = not np.isinf(number) or found in (math.inf, -math.inf)
     if not is_fit:
         raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
     return number

@@ -369,8 +369,7 @@ class FieldType:
     def may_not_fit(self, stored: np.dtype[Any]) -> bool:
         """Return True if some numbers of a stored dtype may not fit the type."""
         form = self.stored
-        is_cast = form is not None and not np.can_cast(stored, form.dtype)
-        return is_cast or (self.is_class and bool(self.class_names))
+        return self.is_class or (form is not None and not np.can_cast(stored, form.dtype))
 
     def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
         """Mark the stored numbers that aren't values of the type: integers out of range, and

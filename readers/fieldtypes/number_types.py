@@ -101,8 +101,8 @@ class ClassLabel(_Classes):
         return {"number", "text"} if self.names else {"number"}
 
     def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-        unfit = unfit_numbers(dtype, numbers)
-        return unfit | (numbers < 0) | (numbers >= len(self.names)) if self.names else unfit
+        unfit = unfit_numbers(dtype, numbers) | (numbers < 0)
+        return unfit | (numbers >= len(self.names)) if self.names else unfit
 
     def mismatch(self) -> str:
         if not self.names:

@@ -55,7 +55,7 @@ def values_table(
         return _arrays(type, array, form, tensor, wrong)
     numbers = _plain(array)
     found, unfit = _cast(numbers, type, form.dtype)
-    for row in [] if unfit is None else np.flatnonzero(unfit).tolist():
+    for row in np.flatnonzero(unfit).tolist():
         wrong[row] = f"{numbers[row].as_py()!r:.80} {type.mismatch()}"
     return _table(found, wrong)
 
@@ -121,16 +121,16 @@ def _plain(array: Any) -> Any:
     return array
 
 
-def _cast(array: Any, type: FieldType, dtype: np.dtype[Any]) -> tuple[Any, Bools | None]:
-    """Return numbers as a dtype, 0 if they don't fit the type, and which don't (None: all fit)."""
+def _cast(array: Any, type: FieldType, dtype: np.dtype[Any]) -> tuple[Any, Bools]:
+    """Return numbers as a dtype, 0 if they don't fit the type, and which of them don't."""
     wanted = pa.uint8() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
-    if array.type == wanted and not (type.is_class or type.may_not_fit(dtype)):
-        return array, None
+    if array.type == wanted and not type.may_not_fit(dtype):
+        return array, np.zeros(len(array), np.bool_)
     is_number = pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     if dtype.kind == "b" or not is_number:
         raise ValueError(f"it holds {array.type}, and the index expects {dtype}")
     found, present = raw_numbers(array), _present(array)
-    unfit = type.unfit(found, dtype) | (type.is_class & (found < 0))
+    unfit = type.unfit(found, dtype)
     with np.errstate(all="ignore"):
         found = np.where(unfit | ~present, found.dtype.type(0), found).astype(dtype)
     return pa.array(found, mask=None if present.all() else ~present), unfit & present
@@ -193,8 +193,7 @@ def _arrays(
         lists.shapes = np.where(lists.shapes, [shape[axis] for axis in axes], 0)
     for row in np.flatnonzero(_other_shapes(lists.shapes, form) & present).tolist():
         wrong.setdefault(row, f"its shape is {tuple(lists.shapes[row].tolist())}, not {form.shape}")
-    for row in [] if unfit is None else np.flatnonzero(lists.rows_with(unfit)).tolist():
-        assert unfit is not None
+    for row in np.flatnonzero(lists.rows_with(unfit)).tolist():
         start, end = lists.offsets[row : row + 2].tolist()
         value = plain[start + int(np.argmax(unfit[start:end]))].as_py()
         wrong.setdefault(row, f"{value!r} {type.mismatch()}")

@@ -177,6 +177,7 @@ def test_mixed_kinds_in_csv_are_text_and_reported() -> None:
         (Value("int64"), 1.0, "1.0 isn't an integer"),
         (Value("uint8"), 256, "doesn't fit into uint8"),
         (Value("float16"), 1e6, "doesn't fit into float16"),
+        (Value("float32"), 10**400, "doesn't fit into float32"),
         (Value("float32"), True, "True isn't a number"),
         (Value("bool"), 1, "1 isn't true or false"),
         (Text(), 3, "3 isn't a text"),

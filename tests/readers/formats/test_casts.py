@@ -21,6 +21,7 @@ CASES: list[tuple[Any, Any, str]] = [
     ([1.0, 1e300, 3.0], Value("float32"), "1e+300 doesn't fit Value(dtype='float32')"),
     ([0, 7, 2], ClassLabel(("a", "b", "c")), "7 is none of the 3 classes ('a', 'b', 'c')"),
     ([0, -1, 2], ClassLabel(("a", "b", "c")), "-1 is none of the 3 classes"),
+    ([0, -1, 2], ClassLabel(), "-1 isn't a class number: classes are numbered from 0"),
     ([[1, 2], [3, -129], [5, 6]], Array("int8", (2,)), "-129 doesn't fit Array(dtype='int8'"),
 ]
 

@@ -15,8 +15,6 @@ from penstock.readers.files import extension, is_passed_over, printable
 from penstock.readers.formats.format import DatasetFiles, Format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.readers.formats.format import Listing
     from penstock.readers.origin import Origin
 
@@ -58,25 +56,24 @@ class FilesFormat(Format, ABC):
 
         Raises DatasetNotFoundError, ConfigError, DatasetError or FetchError.
         """
-        is_walked = self.in_folders or self.is_file_per_sample
-        missing: Sequence[bytes] = ()
-        if origin.selection is None and is_walked:
+        if origin.selection is None and (self.in_folders or self.is_file_per_sample):
             from penstock.readers.formats.folder import list_folder
 
             found = list_folder(origin)
             entries = [entry for entry in found.entries if self.is_file(entry.name)]
             listed = replace(found, entries=entries, directories={})
         else:
-            top = origin.top(self.is_file)
-            listed, missing = DatasetFiles(entries=top.entries), top.missing
-            if origin.selection is not None and top.others:
+            others = [] if origin.selection is None else origin.names().files
+            other = next((name for name in others if not self.is_file(name)), None)
+            if other is not None:
                 raise ConfigError(
-                    f"{origin.url}: {printable(top.others[0])} isn't a {self.name} file "
+                    f"{origin.url}: {printable(other)} isn't a {self.name} file "
                     f"({self.names_of_files()}). Name files of one kind."
                 )
-        if missing or not listed.entries:
-            what = printable(missing[0]) if missing else self.names_of_files()
+            listed = DatasetFiles(entries=origin.entries(self.is_file))
+        if not listed.entries:
             raise DatasetNotFoundError(
-                f"{origin.url}: there is no file {what}. Expected {self.name} files."
+                f"{origin.url}: there is no file {self.names_of_files()}. Expected {self.name} "
+                "files."
             )
         return listed

@@ -189,8 +189,9 @@ def _looks_like_fallback(origin: Origin) -> bool:
     expects."""
     from penstock.readers.files import IMAGES  # not needed if a format is found
 
-    top = origin.top(lambda name: extension(name) in IMAGES)
-    return bool(top.entries) or not all(map(is_passed_over, top.folders))
+    names = origin.names()
+    has_images = any(extension(name) in IMAGES for name in names.files)
+    return has_images or not all(map(is_passed_over, names.folders))
 
 
 def _unknown(origin: Origin) -> ConfigError:

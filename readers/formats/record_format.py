@@ -160,7 +160,7 @@ class RecordFormat(FilesFormat):
         elif self.in_folders or self.is_file_per_sample:
             others = [entry for entry in list_folder(origin).entries if entry.name in names]
         else:
-            others = origin.top(names.__contains__).entries
+            others = origin.entries(names.__contains__)
         return replace(files, found={entry.name: entry for entry in others})
 
     def list(self, origin: Origin) -> RecordListing:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     Part = tuple[Entry, int, int]
     Load = Callable[[Sequence[int], Sequence[int]], list[Encoded]]
+    LoadParts = Callable[[Sequence[Part]], list[Encoded]]
     Contents = dict[str, list[Encoded | Rejection | None]]
 
 _WINDOW_BYTES = 8 * 2**20
@@ -72,42 +73,32 @@ class DataFile:
             self._start, self._window = offset, window.data
         return bytes(self._window[offset - self._start : end - self._start])
 
-    def read(
-        self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
-    ) -> list[Encoded | Rejection]:
-        """Read spans that may be samples of these types. A Rejection replaces a span whose first
-        bytes rule it out; a large one isn't read completely then."""
-
-        def load(wanted: Sequence[tuple[int, int]]) -> list[Encoded]:
-            begins = [starts[i] for i, _ in wanted]
-            return self._load(begins, [starts[i] + size for i, size in wanted])
-
-        return _checked(sizes, types, load)
+    def load(self, parts: Sequence[Part]) -> list[Encoded]:
+        """Read parts of the file completely."""
+        return self._load([start for _, start, _ in parts], [end for _, _, end in parts])
 
 
 def _checked(
-    sizes: Sequence[int],
-    types: Sequence[FieldType],
-    load: Callable[[Sequence[tuple[int, int]]], Sequence[Encoded]],
+    parts: Sequence[Part], types: Sequence[FieldType], load: LoadParts
 ) -> list[Encoded | Rejection]:
-    """Read spans that may be samples; of a large one only the head, if that rules it out.
-
-    load: returns the first bytes of some spans, which are given by (number, size).
-    """
+    """Read parts of files that may be samples of these types. A Rejection replaces a part whose
+    first bytes rule it out; a large one isn't read completely then."""
     heads = [
-        type.head_bytes if type.head_bytes and size > _SMALL_BYTES else size
-        for size, type in zip(sizes, types, strict=True)
+        (file, start, start + type.head_bytes)
+        if type.head_bytes and end - start > _SMALL_BYTES
+        else (file, start, end)
+        for (file, start, end), type in zip(parts, types, strict=True)
     ]
     samples: list[Encoded | Rejection] = []
-    for data, type in zip(load(list(enumerate(heads))) if heads else (), types, strict=True):
+    for data, type in zip(load(heads) if heads else (), types, strict=True):
         refusal = type.check_head(data[: type.head_bytes].tobytes())
         samples.append(data if refusal is None else refusal)
     rest = [
-        (i, size)
-        for i, size in enumerate(sizes)
-        if heads[i] < size and not isinstance(samples[i], Rejection)
+        i
+        for i, part in enumerate(parts)
+        if heads[i] != part and not isinstance(samples[i], Rejection)
     ]
-    for (i, _), data in zip(rest, load(rest) if rest else (), strict=True):
+    for i, data in zip(rest, load([parts[i] for i in rest]) if rest else (), strict=True):
         samples[i] = data
     return samples
 
@@ -195,15 +186,6 @@ def read_file_parts(origin: Origin, parts: Sequence[Part], *, workers: int) -> l
     return list(ordered(read, parts, workers=workers, ahead=4 * workers, name="footers"))
 
 
-class _Wanted(NamedTuple):
-    """A span to read, and its place in the result."""
-
-    start: int
-    size: int
-    field: str
-    place: int
-
-
 def read_candidates(
     origin: Origin, candidates: Candidates, positions: NDArray[np.int64]
 ) -> Contents:
@@ -213,38 +195,30 @@ def read_candidates(
     Raises IndexChangedError if a file differs from the listing, DatasetError or FetchError.
     """
     contents: Contents = {name: [None] * len(positions) for name in candidates.spans}
-    of_files: dict[int, list[_Wanted]] = defaultdict(list)
+    # For each file, the start and the size of its parts, and their places in the result.
+    of_files: dict[int, list[tuple[int, int, str, int]]] = defaultdict(list)
     for name, spans in candidates.spans.items():
         columns = (spans.files, spans.starts, spans.sizes)
         rows = zip(*(column[positions].tolist() for column in columns), strict=True)
         for place, (file, start, size) in enumerate(rows):
             if file != MISSING:
-                of_files[file].append(_Wanted(start, size, name, place))
+                of_files[file].append((start, size, name, place))
 
-    def put(some: Sequence[_Wanted], found: Sequence[Encoded | Rejection]) -> None:
-        for each, sample in zip(some, found, strict=True):
-            contents[each.field][each.place] = sample
+    def read(wanted: Sequence[tuple[Part, str, int]], load: LoadParts) -> None:
+        types = [candidates.schema[name] for _, name, _ in wanted]
+        found = _checked([part for part, _, _ in wanted], types, load)
+        for (_, name, place), sample in zip(wanted, found, strict=True):
+            contents[name][place] = sample
 
-    files, whole = [], []
+    whole: list[tuple[Part, str, int]] = []
     for number, some in sorted(of_files.items()):
         file = candidates.files[number]
-        if isinstance(origin, RemoteFolder) and all(w.size == file.size_bytes for w in some):
-            files += [file] * len(some)
-            whole += some
+        wanted = [((file, start, start + size), n, at) for start, size, n, at in sorted(some)]
+        if isinstance(origin, RemoteFolder) and all(part[1] == file.size_bytes for part in some):
+            whole += wanted
             continue
-        some.sort()
-        types = [candidates.schema[each.field] for each in some]
         with open_data_file(origin, file) as opened:
-            put(some, opened.read([w.start for w in some], [w.size for w in some], types))
+            read(wanted, opened.load)
     if isinstance(origin, RemoteFolder):
-        remote = origin
-        types = [candidates.schema[each.field] for each in whole]
-        put(
-            whole,
-            _checked(
-                [each.size for each in whole],
-                types,
-                lambda wanted: remote.read([(files[i], 0, size) for i, size in wanted]),
-            ),
-        )
+        read(whole, origin.read)
     return contents

@@ -196,7 +196,8 @@ def select_files(tree: Tree, selection: FileSelection) -> list[Listed]:
     url, is_listed = tree.url, selection.is_listed
     # A name may contain brackets too.
     named = [part for part in selection.parts if not (is_listed and _WILDCARD.search(part))]
-    existing = dict(zip(named, _entries(tree, named), strict=True))
+    entries = _each(tree, lambda name: tree.entry(os.fsencode(name)), named)
+    existing = dict(zip(named, entries, strict=True))
     plain = [part for part in named if not (is_listed and _has_wildcard(part))]
     missing = [part for part in plain if existing[part] is None]
     if missing:
@@ -227,10 +228,6 @@ def _each(tree: Tree, ask: Callable[[str], Answer], names: Sequence[str]) -> lis
     if tree.is_local or len(names) < 2:
         return [ask(name) for name in names]
     return list(ordered(ask, names, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
-
-
-def _entries(tree: Tree, names: Sequence[str]) -> list[Entry | None]:
-    return _each(tree, lambda name: tree.entry(os.fsencode(name)), names)
 
 
 def _matches(tree: Tree, pattern: str) -> list[Listed]:

@@ -24,18 +24,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopLevel:
-    """The contents of a folder, without its subfolders' contents. entries: the wanted files.
-    missing: names of wanted files that aren't regular files or are broken links. others, folders:
-    names of the other files and of the subfolders."""
-
-    entries: list[Entry]
-    missing: list[bytes]
-    others: list[bytes]
-    folders: list[bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RootNames:
     """The names of the files and folders at a dataset's root, or of the files its URL selects."""
 

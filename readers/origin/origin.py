@@ -13,9 +13,10 @@ import stat
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from penstock.cache import DatasetNotFoundError
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.listed_files import Entry, RootNames, TopLevel
+from penstock.readers.origin.listed_files import Entry, RootNames
 from penstock.readers.origin.urls import NOT_FOUND, cannot_examine, status_of
 
 if TYPE_CHECKING:
@@ -94,35 +95,40 @@ class Origin(ABC):
         FetchError."""
 
     def names(self) -> RootNames:
-        """Return the names that `top` lists. They are listed once, so that each format can check
-        cheaply whether it recognises the dataset. Raises the same errors as `top`."""
+        """Return the names of the files directly below the root, sorted, and of its folders. Both
+        are empty if the root doesn't exist. With a selection, return the names of its files in its
+        order, wherever they lie below the root.
+
+        They are listed once, so that each format can check cheaply whether it recognises the
+        dataset. Raises FetchError and DatasetError; with a selection, DatasetNotFoundError if a
+        file doesn't exist and ConfigError if one is named twice.
+        """
         if self._names is None:
             files, folders = listed = self._list()
             self._names = RootNames(files=tuple(n for n, _ in files), folders=tuple(folders))
-            # Stores list a page at a time, so the call of `top` that follows uses this listing.
+            # Stores list a page at a time, so the call of `entries` that follows uses this listing.
             self._kept = None if self.is_local else listed
         return self._names
 
-    def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
-        """List the files directly below the root, sorted by name. The result is empty if the folder
-        doesn't exist. With a selection, list its files in its order, wherever they lie below the
-        root.
+    def entries(self, wanted: Callable[[bytes], bool]) -> list[Entry]:
+        """Return the entries of the wanted files among those of `names`, listed again and in their
+        order.
 
-        wanted: returns True for the names of the files to examine. Raises FetchError and
-        DatasetError. With a selection, raises DatasetNotFoundError if a file doesn't exist and
-        ConfigError if one is named twice.
+        wanted: returns True for the names of the files to examine. Raises the errors of `names`,
+        and DatasetNotFoundError for a broken link and for what isn't a regular file.
         """
         listed, self._kept = self._kept, None
-        files, folders = listed or self._list()
-        top = TopLevel(entries=[], missing=[], others=[], folders=folders)
-        for name, known in files:
-            if not wanted(name):
-                top.others.append(name)
-            elif (entry := known or self.entry(name)) is not None:
-                top.entries.append(entry)
-            else:
-                top.missing.append(name)
-        return top
+        found = list[Entry]()
+        for name, known in (listed or self._list())[0]:
+            if wanted(name):
+                entry = known or self.entry(name)
+                if entry is None:
+                    raise DatasetNotFoundError(
+                        f"{self.url}: there is no file {printable(name)}. It is listed, but it is "
+                        "a broken link or isn't a regular file. Restore or remove it."
+                    )
+                found.append(entry)
+        return found
 
     def _list(self) -> tuple[list[tuple[bytes, Entry | None]], list[bytes]]:
         """List the files of the root, sorted, or of the selection, in its order, and the folders at

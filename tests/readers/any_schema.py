@@ -197,7 +197,7 @@ class Files(Format):
     keeps_facts = True
 
     def list(self, origin: Origin) -> _Listing:
-        entries = origin.top(lambda name: not name.startswith(b".")).entries
+        entries = origin.entries(lambda name: not name.startswith(b"."))
         return _Listing(entries, is_file_per_sample=self.is_file_per_sample)
 
     def recognises(self, origin: Origin) -> bool:
@@ -226,7 +226,7 @@ class Noted(Files):
     name = "any-noted"
 
     def list(self, origin: Origin) -> _Listing:
-        entries = origin.top(lambda name: not name.startswith(b".")).entries
+        entries = origin.entries(lambda name: not name.startswith(b"."))
         return _NotedListing(entries, is_file_per_sample=True)
 
 

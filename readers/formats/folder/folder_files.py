@@ -23,7 +23,7 @@ def list_folder(origin: Origin) -> DatasetFiles:
     if origin.selection is not None:
         if origin.selection.is_one:
             raise ConfigError(not_a_folder_message(origin.url))
-        return DatasetFiles(entries=sorted(origin.top(bool).entries, key=lambda file: file.name))
+        return DatasetFiles(entries=sorted(origin.entries(bool), key=lambda file: file.name))
     found: list[Entry] = []
     quarantined: list[QuarantineEntry] = []
     directories: dict[bytes, int] = {}

@@ -206,22 +206,22 @@ class TableFormat(ChunkFormat, ABC):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root has such files but no folders or images, whose table these files
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
-        top = origin.top(self.is_file)
-        if origin.selection is not None:
-            return bool(top.entries) and not top.others
-        if b".hoodie" in top.folders:
+        names = origin.names()
+        others = [name for name in names.files if not self.is_file(name)]
+        if len(others) == len(names.files) or origin.selection is not None:
+            return bool(names.files) and not others
+        if b".hoodie" in names.folders:
             raise DatasetError(
                 f"{origin.url}: this is a Hudi table (.hoodie), whose folder holds files of older "
                 "versions too. Give the Parquet files of its current version as a list."
             )
-        has_folders = not all(map(is_passed_over, top.folders))
-        has_images = any(extension(name) in IMAGES for name in top.others)
-        return bool(top.entries) and not has_folders and not has_images
+        has_images = any(extension(name) in IMAGES for name in others)
+        return not has_images and all(map(is_passed_over, names.folders))
 
     def files(self, origin: Origin) -> DatasetFiles:
         """List all files, those in folders too; of a list, all that the user names."""
         if origin.selection is not None:
-            return DatasetFiles(entries=origin.top(bool).entries)
+            return DatasetFiles(entries=origin.entries(bool))
         return super().files(origin)
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:

@@ -199,18 +199,16 @@ def find_files(origin: Origin) -> list[Pair]:
 
     Raises DatasetNotFoundError, DatasetError or FetchError.
     """
-    top = origin.top(lambda name: not is_passed_over(name))
-    if top.missing:
-        raise DatasetNotFoundError(f"{origin.url}: no file {printable(top.missing[0])}.")
-    data = [entry for entry in top.entries if entry.name.endswith((BIN, NPY))]
+    entries = origin.entries(lambda name: not is_passed_over(name))
+    data = [entry for entry in entries if entry.name.endswith((BIN, NPY))]
     if not data:  # files of any name: reading them finds contents that can't be tokens
-        data = [entry for entry in top.entries if not entry.name.endswith(IDX)]
+        data = [entry for entry in entries if not entry.name.endswith(IDX)]
     if not data:
         raise DatasetNotFoundError(
             f"{origin.url}: no file of tokens. Expected .bin or .npy files, or other files of "
             "token ids, directly in this folder."
         )
-    left = {entry.name: entry for entry in top.entries if entry.name.endswith(IDX)}
+    left = {entry.name: entry for entry in entries if entry.name.endswith(IDX)}
     pairs: list[Pair] = []
     for entry in data:
         name = entry.name.removesuffix(BIN) + IDX
@@ -441,7 +439,7 @@ class TokenFormat(ChunkFormat):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds Megatron's files, or flat .bin files whose dtype the user
         gives. Other files don't record what they are."""
-        entries = origin.top(lambda name: name.endswith((BIN, IDX))).entries
+        entries = origin.entries(lambda name: name.endswith((BIN, IDX)))
         if not entries:
             return False
         idx = next((entry for entry in entries if entry.name.endswith(IDX)), None)

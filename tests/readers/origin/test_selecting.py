@@ -130,7 +130,7 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Origin]]:
 
 
 def names(origin: Origin) -> list[str]:
-    found = [os.fsdecode(entry.name) for entry in origin.top(bool).entries]
+    found = [os.fsdecode(entry.name) for entry in origin.entries(bool)]
     assert [os.fsdecode(name) for name in origin.names().files] == found
     return found
 
@@ -170,9 +170,8 @@ def test_a_url_names_files(
     extra = ["test.parquet"] if "tes?" in url else []
     assert names(origin) == wanted + extra
     assert names(origin) == wanted + extra
-    assert origin.entry(os.fsencode(wanted[0])) == origin.top(bool).entries[0]
-    others = origin.top(lambda name: name.endswith(b"nothing"))
-    assert (len(others.entries), len(others.others)) == (0, len(wanted + extra))
+    assert origin.entry(os.fsencode(wanted[0])) == origin.entries(bool)[0]
+    assert origin.entries(lambda name: name.endswith(b"nothing")) == []
 
 
 def test_a_folder_with_the_name_of_a_file_is_a_folder(
@@ -281,7 +280,7 @@ def test_only_folders_that_can_match_a_pattern_are_listed(
     origin = opened(f"{hub}/data/train-*.parquet")
     assert asked == []
     origin.names()
-    origin.top(bool)
+    origin.entries(bool)
     assert [name for name, _ in asked] == ["ls"]
     asked.clear()
     opened(f"{hub}/x.npy").names()
@@ -308,7 +307,7 @@ def test_a_single_object_of_a_web_server_needs_no_listing(
     try:
         origin = opened(f"{server.url}/x.npy?signature=secret")
         server.reset()
-        (entry,) = origin.top(bool).entries
+        (entry,) = origin.entries(bool)
         assert (entry.name, entry.size_bytes) == (b"x.npy", 5)
         assert server.requests == 1
         assert "secret" not in origin.url + origin.key

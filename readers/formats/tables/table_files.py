@@ -208,7 +208,7 @@ class TableFormat(ChunkFormat, ABC):
         may be; of a list of files, if all are such. Raises DatasetError for a Hudi table."""
         names = origin.names()
         others = [name for name in names.files if not self.is_file(name)]
-        if len(others) == len(names.files) or origin.selection is not None:
+        if origin.selection is not None:
             return bool(names.files) and not others
         if b".hoodie" in names.folders:
             raise DatasetError(
@@ -216,7 +216,8 @@ class TableFormat(ChunkFormat, ABC):
                 "versions too. Give the Parquet files of its current version as a list."
             )
         has_images = any(extension(name) in IMAGES for name in others)
-        return not has_images and all(map(is_passed_over, names.folders))
+        has_folders = not all(map(is_passed_over, names.folders))
+        return len(others) < len(names.files) and not has_folders and not has_images
 
     def files(self, origin: Origin) -> DatasetFiles:
         """List all files, those in folders too; of a list, all that the user names."""

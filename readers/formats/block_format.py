@@ -222,15 +222,19 @@ class BlockReader(UnitReader):
         file = printable(self._files[self._file_numbers[block]])
         return f"{file}[{int(self._firsts[block]) + at}]"
 
-    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> BlockValues:
-        """Decode a block."""
-        decode, uses = partial(self._decode, chunk, data), self._counts[unit]
-        found = data.decoded(chunk, decode, uses=uses * len(self._schema), taken=taken)
-        return found[field]
+    def uses(self, unit: int) -> int:
+        """Return how often rows are taken of a block: once for each field."""
+        return self._counts[unit] * len(self._schema)
 
-    def _decode(self, number: int, data: ShardData) -> DecodedBlock:
-        block, view = self._blocks[number], data.view(number)
-        encoded = data.read([number])[0] if view is None else view
+    def values(self, decoded: DecodedBlock, field: str) -> BlockValues:
+        """Return the values of a field."""
+        return decoded[field]
+
+    def decoded(self, chunk: int, unit: int, field: str, data: ShardData) -> DecodedBlock:
+        """Decode a block."""
+        del unit, field
+        block, view = self._blocks[chunk], data.view(chunk)
+        encoded = data.read([chunk])[0] if view is None else view
         try:
             values: Any = self._format.decode(encoded, block)
             types = self._schema.items()

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     Key = tuple[int, int]
     DecodeSeveral = Callable[[list[int]], Iterable[Any]]
+    IsView = Callable[[int], bool]
 
 LEAST_LENT_BYTES = 2**16
 """Smaller arrays have memory of their own, which the allocator keeps."""
@@ -270,16 +271,6 @@ class DecodedChunks:
         with self._lock:
             return self._kept.find(key) is not None
 
-    def take_kept(self, key: Key, taken: int) -> Any:
-        """Return a chunk that is kept, and count the rows that are taken of it; None if it isn't.
-        This costs half as much as `take` for one chunk."""
-        with self._lock:
-            if (kept := self._kept.find(key)) is None:
-                return None
-            self._kept.count_use(key, kept, taken)
-            self._kept.expire()
-            return kept.value
-
     def take(
         self,
         shard: int,
@@ -289,7 +280,7 @@ class DecodedChunks:
         uses: Sequence[int],
         taken: Sequence[int],
         size_bytes: int = 0,
-        is_view: bool = False,
+        is_view: IsView | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield chunks of a shard with their numbers, in any order; see `ShardData.decode_all`.
 
@@ -398,11 +389,11 @@ class DecodedChunks:
     def _keep(self, group: _Group, values: Mapping[int, Any]) -> None:
         """Keep chunks in memory if there is room, else in files if there is, else count them."""
         without_room: list[tuple[int, KeptChunk]] = []
+        good = {n: value for n, value in values.items() if not isinstance(value, ValueError)}
+        views = set() if group.is_view is None else set(filter(group.is_view, good))
         with self._lock:
-            for number, value in values.items():
-                if isinstance(value, ValueError):
-                    continue
-                size, uses = 0 if group.is_view else int(value.nbytes), group.rows[number][0]
+            for number, value in good.items():
+                size, uses = 0 if number in views else int(value.nbytes), group.rows[number][0]
                 kept = KeptChunk(
                     value=value, size_bytes=size, memory_bytes=size, uses=uses, left=uses
                 )
@@ -472,19 +463,15 @@ class DecodedChunks:
 
     # -- order
 
-    def in_order(self, shard: int, chunks: Sequence[int]) -> Iterator[int]:
-        """Yield the same chunks; those that another thread is decoding come last."""
-        places = self._idle_first(
-            len(chunks), lambda place: (shard, chunks[place]) in self._decoding
-        )
-        return (chunks[place] for place in places)
-
     def shards_in_order(self, shards: Sequence[int]) -> Iterator[int]:
-        """Yield the places of these shards; those of which another thread is decoding a chunk come
-        last."""
-        return self._idle_first(
-            len(shards), lambda place: shards[place] in {shard for shard, _ in [*self._decoding]}
-        )
+        """Yield the places of these shards, each chosen when it is requested; those of which
+        another thread is decoding a chunk come last."""
+        left = self._rotated(range(len(shards)))
+        while left:
+            busy = {shard for shard, _ in [*self._decoding]}
+            place = next((place for place in left if shards[place] not in busy), left[0])
+            left.remove(place)
+            yield place
 
     def _rotated(self, places: range) -> list[int]:
         """Return places, beginning at another one for every caller. Otherwise threads that waited
@@ -493,20 +480,14 @@ class DecodedChunks:
         start = int(len(places) * (self._turns * _GOLDEN % 1))
         return [*places[start:], *places[:start]]
 
-    def _idle_first(self, count: int, is_busy: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the numbers below count, each chosen when it is requested."""
-        left = self._rotated(range(count))
-        while left:
-            place = next((place for place in left if not is_busy(place)), left[0])
-            left.remove(place)
-            yield place
-
 
 class _Group:
     """Chunks of a shard that one thread decodes at a time. size_bytes: of each; 0 if unknown. rows:
     by chunk, how many need it, and how many are taken now."""
 
-    def __init__(self, shard: int, decode: DecodeSeveral, size_bytes: int, is_view: bool) -> None:
+    def __init__(
+        self, shard: int, decode: DecodeSeveral, size_bytes: int, is_view: IsView | None
+    ) -> None:
         self.shard, self.decode = shard, decode
         self.size_bytes, self.is_view = size_bytes, is_view
         self.rows: dict[int, tuple[int, int]] = {}

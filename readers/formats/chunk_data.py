@@ -11,7 +11,7 @@ is opened once for all that is needed of it, or mapped.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Fetches = Mapping[int, PendingExtent]
-
-Chunk = TypeVar("Chunk")
-"""A decoded chunk: a numpy array, an Arrow table, or another object with `nbytes`. Only the first
-two can be kept in files."""
 
 
 class ChunkParts:
@@ -237,45 +233,6 @@ class ShardData:
 
     # -- decoded chunks
 
-    def decoded(
-        self,
-        chunk: int,
-        decode: Callable[[], Chunk],
-        *,
-        uses: int,
-        taken: int = 1,
-        size_bytes: int = 0,
-        is_view: bool = False,
-    ) -> Chunk:
-        """Return a chunk, decoding it if it isn't kept. The chunk is read-only.
-
-        It is decoded once and kept as long as there is room, until it was taken `uses` times. Copy
-        the rows of a batch out of it and drop it, because any view keeps all of it in memory.
-
-        chunk: the number of the extent from which it is decoded, the first one of several. An
-        extent whose chunk is kept isn't fetched. decode: makes the chunk, on this thread or on
-        another that came first. It raises ValueError, in all waiting threads, if the bytes are
-        damaged, and must not request another chunk. uses: rows of the shard that need the chunk.
-        taken: rows of this call that need it. size_bytes: of the chunk, if metadata record it, so
-        that room can be made in advance; 0 if unknown. is_view: True if the chunk is a view of a
-        mapped file, which takes no memory.
-        """
-        found: Chunk | None = self._store.take_kept((self._shard, chunk), taken)
-        if found is not None:
-            return found
-        several = self._store.take(
-            self._shard,
-            [chunk],
-            lambda _: [decode()],
-            uses=[uses],
-            taken=[taken],
-            size_bytes=size_bytes,
-            is_view=is_view,
-        )
-        ((_, found),) = several
-        assert found is not None
-        return found
-
     def decode_all(
         self,
         chunks: Sequence[int],
@@ -284,29 +241,38 @@ class ShardData:
         uses: Sequence[int],
         taken: Sequence[int],
         size_bytes: int = 0,
+        is_view: Callable[[int], bool] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield several chunks with their numbers, in any order, under the rules of `decoded`.
+        """Yield several chunks with their numbers, in any order, decoding those that aren't kept.
+        They are read-only: numpy arrays, Arrow tables, or other objects with `nbytes`, of which
+        only the first two can be kept in files.
 
-        decode: returns the chunks of these numbers in their order, or a ValueError in the place of
-        a damaged one, which is yielded instead of the chunk. It is called for several small chunks
-        at a time if their size is known. uses, taken: for each chunk.
+        Each is decoded once and kept as long as there is room, until it was taken `uses` times.
+        Copy the rows of a batch out of it and drop it, because any view keeps all of it in memory.
+
+        chunks: the number of the extent from which each is decoded, the first one of several. An
+        extent whose chunk is kept isn't fetched. decode: returns the chunks of these numbers in
+        their order, or a ValueError in the place of a damaged one, which is yielded instead of the
+        chunk. This thread calls it, or another that came first, for several small chunks at a time
+        if their size is known. It must not request other chunks. uses: rows of the shard that need
+        each chunk. taken: rows of this call that need it. size_bytes: of a chunk, if metadata
+        record it, so that room can be made in advance; 0 if unknown. is_view: returns True if a
+        chunk is a view of a mapped file, which takes no memory; None if none is.
         """
         return self._store.take(
-            self._shard, chunks, decode, uses=uses, taken=taken, size_bytes=size_bytes
+            self._shard,
+            chunks,
+            decode,
+            uses=uses,
+            taken=taken,
+            size_bytes=size_bytes,
+            is_view=is_view,
         )
 
     def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return writable memory with undefined content to decode a chunk into. It is reused from
         chunks of which no view is left."""
         return self._store.memory.array(shape, dtype)
-
-    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
-        """Yield the chunks in the order in which to request them.
-
-        Chunks that another thread is decoding come last, so that threads share the work instead of
-        waiting for one another.
-        """
-        return self._store.in_order(self._shard, chunks)
 
 
 class FetchedShardData(ShardData):

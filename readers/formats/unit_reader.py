@@ -80,9 +80,21 @@ class UnitReader(ChunkReader):
         self._last: tuple[bytes, Mapping[int, tuple[Ints, Ints]]] = (b"", {})
 
     @abstractmethod
-    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> UnitValues:
-        """Decode a field of a unit from its chunk. taken: rows of this call that need it. Raises
-        ValueError for damage."""
+    def decoded(self, chunk: int, unit: int, field: str, data: ShardData) -> Any:
+        """Decode the chunk of a unit. Raises ValueError for damage."""
+
+    @abstractmethod
+    def values(self, decoded: Any, field: str) -> UnitValues:
+        """Return the values of a field from its decoded chunk."""
+
+    def uses(self, unit: int) -> int:
+        """Return how often rows are taken of a unit's chunk, by default once for each row."""
+        return self._counts[unit]
+
+    def is_view(self, chunk: int, data: ShardData) -> bool:
+        """Return True if a decoded chunk is a view of a mapped file, by default False."""
+        del chunk, data
+        return False
 
     def chunks(self, units: list[int], field: str) -> list[int]:
         """Return the numbers of the chunks that hold a field of some units, by default the units';
@@ -189,16 +201,24 @@ class UnitReader(ChunkReader):
                 here, local = groups[unit]
                 present[here] = False
                 yield here, local, None
-        for chunk in data.in_order([*units]):
+
+        def decode(some: list[int]) -> list[Any]:
+            return [self._decode(chunk, units[chunk], field, data) for chunk in some]
+
+        every = data.decode_all(
+            [*units],
+            decode,
+            uses=[self.uses(unit) for unit in units.values()],
+            taken=[len(groups[unit][0]) for unit in units.values()],
+            is_view=lambda chunk: self.is_view(chunk, data),
+        )
+        for chunk, found in every:
             here, local = groups[units[chunk]]
-            try:
-                values = self.values(chunk, units[chunk], field, data, len(here))
-            except ValueError as error:
-                if isinstance(error, PenstockError):
-                    raise
-                _mark(wrong, here, f"{field}: {error}")
+            if isinstance(found, ValueError):
+                _mark(wrong, here, f"{field}: {found}")
                 yield here, local, None
                 continue
+            values = self.values(found, field)
             for place, reason in values.reasons(local):
                 _mark(wrong, here[place : place + 1], f"{field}: {reason}. {UNFIT}")
             has_field = values.present(local)
@@ -208,6 +228,15 @@ class UnitReader(ChunkReader):
                 if field not in self._lacking:
                     _mark(wrong, lacking, f"{field}: {_MISSING}")
             yield here, local, values
+
+    def _decode(self, chunk: int, unit: int, field: str, data: ShardData) -> Any:
+        """Decode a chunk; return the error if it is damaged."""
+        try:
+            return self.decoded(chunk, unit, field, data)
+        except ValueError as error:
+            if isinstance(error, PenstockError):
+                raise
+            return error
 
     def _groups_of(self, rows: Ints) -> Mapping[int, tuple[Ints, Ints]]:
         """Return the units of rows, each with the places of its rows among them, and these rows'

@@ -162,22 +162,25 @@ class TableReader(UnitReader):
         unit, at = self.place_of(row)
         return f"{self._names[self._files[unit]]}, row {self._firsts[unit] + at}"
 
-    def values(self, chunk: int, unit: int, field: str, data: ShardData, taken: int) -> TableValues:
-        """Return the values of a chunk. Raises ValueError if it can't be decoded."""
+    def decoded(self, chunk: int, unit: int, field: str, data: ShardData) -> Any:
+        """Return the table of a chunk's values."""
+        view, dictionaries = data.view(chunk), self.dictionaries(chunk)
+        read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
+        view = read.pop(0) if view is None else view
         count = self._counts[unit]
+        table = self.decode(chunk, count, self._schema[field], view, read)
+        if len(table) != count:
+            raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
+        return table
 
-        def decode() -> Any:
-            view, dictionaries = data.view(chunk), self.dictionaries(chunk)
-            read = data.read([*dictionaries] if view is not None else [chunk, *dictionaries])
-            view = read.pop(0) if view is None else view
-            table = self.decode(chunk, count, self._schema[field], view, read)
-            if len(table) != count:
-                raise ValueError(f"it has {len(table):,} rows, and the index has {count:,}")
-            return table
+    def values(self, decoded: Any, field: str) -> TableValues:
+        """Return the values of a field."""
+        del field
+        return TableValues(decoded)
 
-        is_view = self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None
-        found = data.decoded(chunk, decode, uses=count, taken=taken, is_view=is_view)
-        return TableValues(found)
+    def is_view(self, chunk: int, data: ShardData) -> bool:
+        """Return True if the chunk's values are plain numbers in a mapped file."""
+        return self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None
 
 
 class TableFormat(ChunkFormat, ABC):

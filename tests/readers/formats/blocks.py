@@ -149,20 +149,26 @@ class Reader(ChunkReader):
             decoded: dict[int, list[Any]] = {}
             each = dict(zip(*np.unique(units, return_counts=True), strict=True))
             of_extent = {len(FIELDS) * int(unit) + FIELDS.index(field): unit for unit in each}
-            for extent in data.in_order([*of_extent]):
-                unit = int(of_extent[extent])
+
+            def decode(extents: list[int]) -> list[Any]:
+                return [self._decode(data, extent) for extent in extents]
+
+            for extent, unit in of_extent.items():
                 TAKEN[self._first, extent, self._units[unit]] += int(each[unit])
-                try:
-                    decoded[unit] = data.decoded(
-                        extent,
-                        lambda at=extent: self._decode(data, at),
-                        uses=self._units[unit],
-                        taken=int(each[unit]),
-                    )[""].to_pylist()
-                except ValueError as error:
-                    reasons = dict.fromkeys(np.flatnonzero(units == unit).tolist(), str(error))
+            chunks = data.decode_all(
+                [*of_extent],
+                decode,
+                uses=[self._units[unit] for unit in of_extent.values()],
+                taken=[int(each[unit]) for unit in of_extent.values()],
+            )
+            for extent, chunk in chunks:
+                unit = int(of_extent[extent])
+                if isinstance(chunk, ValueError):
+                    reasons = dict.fromkeys(np.flatnonzero(units == unit).tolist(), str(chunk))
                     wrong |= reasons
                     decoded[unit] = [value(field, 0)] * self._units[unit]
+                else:
+                    decoded[unit] = chunk[""].to_pylist()
             values = [
                 decoded[unit][row - self._bounds[unit]]
                 for unit, row in zip(units.tolist(), rows.tolist(), strict=True)
@@ -183,7 +189,7 @@ class Reader(ChunkReader):
         try:
             return pa.table({"": json.loads(zlib.decompress(found.tobytes()))})
         except zlib.error as error:
-            raise ValueError(str(error)) from error
+            return ValueError(str(error))
 
 
 class ByParts(Reader):

@@ -76,7 +76,7 @@ def take(
         uses=[uses],
         taken=[taken],
         size_bytes=size_bytes,
-        is_view=is_view,
+        is_view=lambda _: is_view,
     )
     assert number == key[1]
     return value
@@ -193,7 +193,6 @@ def test_one_thread_decodes_and_the_others_wait() -> None:
     ]
     assert begun.wait(PATIENCE_S)
     assert take(store, (0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # other chunks don't wait
-    assert list(store.in_order(0, [0, 3, 2]))[-1] == 0
     assert [*store.shards_in_order([0, 5, 0, 4])][2:] in ([0, 2], [2, 0])
     go.set()
     assert all((outcome.result(PATIENCE_S) == 7).all() for outcome in outcomes)

@@ -439,12 +439,14 @@ class TokenFormat(ChunkFormat):
     def recognises(self, origin: Origin) -> bool:
         """Return True if the root holds Megatron's files, or flat .bin files whose dtype the user
         gives. Other files don't record what they are."""
-        entries = origin.entries(lambda name: name.endswith((BIN, IDX)))
-        if not entries:
+        names = [name for name in origin.names().files if name.endswith((BIN, IDX))]
+        if not names:
             return False
-        idx = next((entry for entry in entries if entry.name.endswith(IDX)), None)
+        # Links that are broken are left to the format that is recognised.
+        found = (origin.entry(name) for name in names if name.endswith(IDX))
+        idx = next((entry for entry in found if entry is not None), None)
         if idx is None and origin.selection is not None:  # the URL names the .bin file only
-            idx = origin.entry(entries[0].name.removesuffix(BIN) + IDX)
+            idx = origin.entry(names[0].removesuffix(BIN) + IDX)
         if idx is not None:
             with open_data_file(origin, idx) as file:
                 return file.read_at(0, len(MAGIC)) == MAGIC

@@ -396,9 +396,12 @@ def test_a_link_that_loops_is_quarantined(tmp_path: Path) -> None:
     os.symlink("b", root / "class-1" / "a")
     os.symlink("a", root / "class-1" / "b")
     os.symlink("nowhere", root / "class-1" / "c.jpg")
+    for name in (tokens := ("x.bin", "x.idx")):  # a format of tokens looks for these names
+        os.symlink("nowhere", root / name)
     assert build_index(root, verify=images.verify).samples == 4
     reasons = quarantine(tmp_path / "set.penstock")
-    assert set(reasons) == {"class-0/loop.jpg", "class-1/a", "class-1/b", "class-1/c.jpg"}
+    links = {"class-0/loop.jpg", "class-1/a", "class-1/b", "class-1/c.jpg", *tokens}
+    assert set(reasons) == links
     assert all("link" in reason for reason in reasons.values())
     os.symlink("self", tmp_path / "self")
     with pytest.raises(FileNotFoundError, match="there is no such file or folder"):

@@ -281,7 +281,11 @@ class PackShard(OpenShard):
 
     def _rows(self, dense: PackRows, rows: Ints, mode: ReadMode) -> list[NDArray[Any]]:
         """Return large rows of a shard that isn't whole on the local disk, after fetching them."""
-        wanted = SourceSpans(self.source, *map(list, zip(*dense.needed(rows), strict=True)))
+        spans = dense.needed(rows)
+        if self.source.is_kept:  # `fetch` has counted the hits, which `load` would count again
+            self.source.buffer(spans)
+            return list(dense.each(rows))
+        wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
         return dense.samples(self.source.load([wanted], mode)[0])
 
 

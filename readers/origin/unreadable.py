@@ -106,7 +106,28 @@ _DATA = (KINDS.keys() - IMAGES) | _TABLES.union(
     _TABLE_FORMATS, _STORE_OF.keys() - {"zip", "db"}, ("npz", "zarray", "zgroup", "idx", "bin")
 )
 _OTHER_FILES = frozenset(
-    ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
+    (
+        "md",
+        "rst",
+        "html",
+        "pdf",
+        "log",
+        "yaml",
+        "yml",
+        "toml",
+        "ini",
+        "cfg",
+        "py",
+        "sh",
+        "zip",
+        "db",
+        "bak",
+        "tmp",
+        "lnk",
+        "url",
+        "orig",
+        "xmp",
+    )
 )
 # Names of texts about a dataset: alone they don't make a dataset of texts.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")

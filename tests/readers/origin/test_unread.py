@@ -245,10 +245,12 @@ def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> Non
 
 def test_plain_folders_cause_no_warning(tmp_path: Path) -> None:
     root = images.class_folder(tmp_path / "set", samples=6)
-    images.write_folder(root, {"class-0/Thumbs.db": b"x", "class-1/LICENSE": b"x"})
+    stray = ("class-0/Thumbs.db", "class-1/LICENSE", "class-1/desktop.ini", "class-1/1.jpg.bak")
+    images.write_folder(root, dict.fromkeys(stray, b"x"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert open_index(root, verify=images.verify).samples == 6
+        index = open_index(root, verify=images.verify)
+    assert (index.samples, index.about.left_out) == (6, {})
 
 
 def test_a_bin_without_arguments_names_the_format_of_tokens(tmp_path: Path) -> None:

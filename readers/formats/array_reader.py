@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, Shape
-    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts, ShardData
+    from penstock.readers.formats.chunk_data import ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.types import Encoded
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ColumnCrop
-    from penstock.readers.formats.chunked import ShardData
+    from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.types import Encoded

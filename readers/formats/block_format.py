@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.chunked import ChunkedShardFacts, ShardData
+    from penstock.readers.formats.chunk_data import ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin

@@ -20,8 +20,7 @@ import numpy as np
 from penstock.cache import CorruptShardError, DatasetError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
-from penstock.readers.formats.chunk_data import FetchedShardData
-from penstock.readers.formats.chunk_data import ShardData as ShardData
+from penstock.readers.formats.chunk_data import FetchedShardData, ShardData
 from penstock.readers.formats.extents import decode_note
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.format import DatasetFiles, Snapshot

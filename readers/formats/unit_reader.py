@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, Column
-    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, ShardData
+    from penstock.readers.formats.chunk_data import ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops
     from penstock.readers.formats.open_shard import Places
 
     Ints = NDArray[np.int64]

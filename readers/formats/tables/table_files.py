@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.chunked import ShardData
+    from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.tables.column_fields import ArrowColumn
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
@@ -258,8 +258,8 @@ class TableFormat(ChunkFormat, ABC):
 
 
 _ADVICE = {NULL_INSIDE: "replace the null", RAGGED_INSIDE: "pad or flatten the lists"}
-"""What to do about lists that aren't arrays, by the reason. A value that doesn't fit isn't such a
-reason: it makes one bad sample."""
+"""The remedy for lists that can't become arrays, by the reason. A value that doesn't fit makes one
+bad sample instead."""
 
 FileUnits = tuple[int, int, int]
 """A file's number, its first unit, and the unit after its last."""

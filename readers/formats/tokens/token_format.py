@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
-    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts, ShardData
+    from penstock.readers.formats.chunk_data import ShardData
+    from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.dataset_arguments import DocumentMode
     from penstock.readers.formats.open_shard import Places
     from penstock.readers.origin import Entry, Origin

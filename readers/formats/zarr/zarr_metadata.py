@@ -1,7 +1,7 @@
 """Parse the metadata documents of Zarr hierarchies and arrays; every number is bounded before use.
 
 Documents are JSON of bounded size. Their authors aren't trusted, so every value is checked. Damage
-raises ValueError or DatasetError. An array that can't be a tensor raises NotImplementedError with
+raises ValueError or DatasetError. An array that can't be a tensor raises UnsupportedArrayError with
 the reason. The document of an array of version 2 is translated to the form of version 3, so one
 parser and one chain of codecs (`zarr_codecs`) serve both. A shard of version 3 is a file of many
 inner chunks, with an index of their locations.
@@ -53,6 +53,10 @@ Python, it takes up to 24 times that size."""
 _MAX_DEPTH = 64
 
 # -- documents and nodes
+
+
+class UnsupportedArrayError(Exception):
+    """An intact array can't be delivered as tensors. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,13 +179,13 @@ class CodecSpec(NamedTuple):
 
 
 def _specs(codecs: object) -> tuple[CodecSpec, ...]:
-    """Parse a chain in the order of encoding. Raises ValueError or NotImplementedError."""
+    """Parse a chain in the order of encoding. Raises ValueError or UnsupportedArrayError."""
     if not isinstance(codecs, list) or not 0 < len(codecs) <= MAX_CODECS:
         raise ValueError(f"its codecs are {_short(codecs)}, expected a list of 1 to {MAX_CODECS}")
     specs = tuple(CodecSpec(*_named("codec", codec)) for codec in codecs)
     for name, _ in specs:
         if name.removeprefix(NUMCODECS) in OBJECT_CODECS:
-            raise NotImplementedError(
+            raise UnsupportedArrayError(
                 f"its codec {name!r} decodes to Python objects or texts, which can't be a tensor"
             )
     return specs
@@ -265,7 +269,7 @@ def _sharding(
     """Return the layout of a shard of this shape, and the shape and codecs of its inner chunks;
     None if its index has codecs of unknown size, so that a whole file is one chunk.
 
-    Raises ValueError or NotImplementedError.
+    Raises ValueError or UnsupportedArrayError.
     """
     given = spec.configuration
     chunk = _lengths("shape of inner chunks", given.get("chunk_shape"), axes=len(shape))
@@ -314,7 +318,7 @@ def data_type(given: object) -> np.dtype[Any]:
     """Parse the data type of either version: of version 2 with its byte order; int64 for dates and
     durations, which are delivered as a number of units.
 
-    Raises ValueError, or NotImplementedError for a type that can't be a tensor.
+    Raises ValueError, or UnsupportedArrayError for a type that can't be a tensor.
     """
     name, options = _named("data type", "records" if isinstance(given, list) else given)
     text = name
@@ -327,7 +331,7 @@ def data_type(given: object) -> np.dtype[Any]:
             return np.dtype(f"{dtype.byteorder}i8")
         if array_codec(dtype.str) is not None:
             return dtype
-    raise NotImplementedError(
+    raise UnsupportedArrayError(
         f"its data type {_short(given)} can't be a tensor: only booleans, integers, floats, "
         "complex numbers and times can"
     )
@@ -430,7 +434,7 @@ def parse_array(node: Node) -> ArrayMetadata | Rejection:
     Raises DatasetError if they are damaged."""
     try:
         return _parse(node, _translated(node) if node.version == 2 else node.document)
-    except NotImplementedError as error:
+    except UnsupportedArrayError as error:
         return Rejection(str(error))
     except ValueError as error:
         raise DatasetError(
@@ -473,7 +477,7 @@ def _translated(node: Node) -> Document:
 
 
 def _parse(node: Node, document: Document) -> ArrayMetadata:
-    """Parse a document in the form of version 3. Raises ValueError or NotImplementedError."""
+    """Parse a document in the form of version 3. Raises ValueError or UnsupportedArrayError."""
     grid, configuration = _named("chunk_grid", document.get("chunk_grid"))
     encoding, separators = _named("chunk_key_encoding", document.get("chunk_key_encoding"))
     keys = [
@@ -482,12 +486,12 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
         if not isinstance(document[key], dict) or document[key].get("must_understand") is not False
     ]
     if grid != "regular" or encoding not in ("default", "v2") or keys:
-        raise NotImplementedError(
+        raise UnsupportedArrayError(
             f"its chunk grid {grid!r}, its chunk keys {encoding!r} or the keys {keys[:5]!r:.80} of "
             "its metadata aren't supported"
         )
     if document.get("storage_transformers"):
-        raise NotImplementedError("it has storage transformers, which aren't supported")
+        raise UnsupportedArrayError("it has storage transformers, which aren't supported")
     prefix, usual = ("c", "/") if encoding == "default" else ("", ".")
     dtype = data_type(document.get("data_type")).newbyteorder("=")
     shape = _lengths("shape", document.get("shape"))
@@ -497,9 +501,9 @@ def _parse(node: Node, document: Document) -> ArrayMetadata:
     if 0 in part:
         raise ValueError(f"its chunk shape is {part}, expected lengths of at least 1")
     if not shape:
-        raise NotImplementedError("it is a single number, of shape ()")
+        raise UnsupportedArrayError("it is a single number, of shape ()")
     if 0 in shape[1:]:
-        raise NotImplementedError(f"its samples are empty: its shape is {shape}")
+        raise UnsupportedArrayError(f"its samples are empty: its shape is {shape}")
     names = document.get("dimension_names")
     are_names = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
     if names is not None and not (are_names and len(names) == len(shape)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, put_parts
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, cropped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,15 +112,14 @@ def _kept_rows(name: str, column: Column, keep: Bools, offsets: Ints) -> RaggedC
         values = column.values.reshape(-1, *column.values.shape[2:])
         column = RaggedColumn(values, np.arange(count + 1) * rows)
     assert isinstance(column, RaggedColumn)
-    counts, several = np.diff(offsets), column.shapes
-    lengths = np.diff(column.offsets) if several is None else several[:, 0]
+    counts, lengths = np.diff(offsets), column.first_lengths
     if (wrong := np.flatnonzero(lengths != counts)).size:
         at = wrong[0]
         raise DatasetError(
             f'"{name}" has {lengths[at]} rows in a sample of {counts[at]} boxes: wanted a row for '
             "each box. Correct the data, or leave `of=` out of its type."
         )
-    if several is None:
+    if column.shapes is None:
         return RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
     parts = enumerate(pairwise(offsets.tolist()))
     left = [column.sample(row)[keep[begin:end]] for row, (begin, end) in parts]
@@ -197,10 +196,8 @@ class ArrayDraws:
                     f"parts of shape {crop.shape}"
                 )
         corners = self._corners(crop, content.ids, epoch, shapes)
-        out = np.zeros((len(content), *crop.shape), column.values.dtype)
-        there = np.flatnonzero(~is_small)
-        put_parts(map(column.sample, there.tolist()), corners[there], out, there)
-        return DenseColumn(out)
+        parts = ColumnCrop(corners, crop.shape)
+        return cropped(column, parts, rows=np.flatnonzero(~is_small))
 
     def _corners(
         self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]

@@ -285,7 +285,8 @@ class Pad(ColumnOperation):
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless samples of the field differ in length."""
         type = selected[self.field]
-        if not type.is_ragged:
+        form = type.form or type.decoded
+        if form is None or not form.is_ragged:
             raise RecipeError(
                 f'{self}: samples of "{self.field}" ({type.__class__.__name__}) don\'t differ in '
                 "length. Leave Pad out."
@@ -370,8 +371,8 @@ class Unpack(ColumnOperation):
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless both fields are sequences of the same length."""
         types = [selected[self.field], selected.get(self.by)]
-        forms = [None if each is None or each.is_ragged else each.form for each in types]
-        shapes = [None if form is None else form.shape for form in forms]
+        forms = [None if each is None else each.form for each in types]
+        shapes = [None if form is None or form.is_ragged else form.shape for form in forms]
         if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
             raise RecipeError(
                 f"{self}: got {types[0]!r} and {types[1]!r}, wanted two selected fields of "

@@ -705,8 +705,5 @@ def _values_of(column: Column, type: FieldType) -> NDArray[Any] | list[Any]:
     """Return a column's values as a numpy array or a list."""
     if isinstance(column, DenseColumn):
         return column.values
-    if isinstance(column, RaggedColumn):
-        return [column.sample(row) for row in range(len(column))]
-    if isinstance(column, EncodedColumn):
-        return list(map(type.decoder(), column.samples))
-    return list(column.samples)
+    samples = [column.sample(row) for row in range(len(column))]
+    return list(map(type.decoder(), samples)) if isinstance(column, EncodedColumn) else samples

@@ -18,15 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache import ConfigError, MissingDependencyError
-from penstock.readers.fieldtypes import (
-    PRESENT,
-    Boxes,
-    Keypoints,
-    Mask,
-    deliverable_fields,
-    image_fields,
-    number_name,
-)
+from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -342,8 +334,7 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
     options["allow_left_out"] = 1  # inspection must not fail because of bad samples
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
-    shown = deliverable_fields(schema)
-    fields = [*shown, *(name + PRESENT for name in shown if lacking.get(name))]
+    fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name))]
     return Dataset(url, **options).select(*fields, number_name(schema))
 
 

@@ -308,7 +308,7 @@ class Payloads:
         self._decoders = {
             name: (type.decoder(max_pixels=max_pixels), type.empty, type.column)
             for name, type in types.items()
-            if type.is_encoded and type.is_delivered and not type.is_image
+            if type.is_encoded and not type.is_image
         }
         self.are_none = not self._decoders
         self.are_slow = any(type.is_slow for type in types.values())

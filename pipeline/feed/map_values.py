@@ -33,7 +33,7 @@ def without_views(column: Column, type: FieldType) -> Column:
     """Return a column without views on files; samples that aren't decoded become bytes."""
     if not isinstance(column, EncodedColumn):
         return column
-    if type.is_image or not type.is_delivered:
+    if type.is_image:
         return ListColumn([sample.tobytes() for sample in column.samples])
     return type.column(list(map(type.decoder(), column.samples)))
 

@@ -24,7 +24,7 @@ from .field_type import check_field_name as check_field_name, check_field_type a
 from .field_type import is_field_name as is_field_name
 from .field_type import is_number as is_number, named_type as named_type
 from .field_type import number_name as number_name
-from .masks import Mask as Mask, decode_mask as decode_mask, is_mask_name as is_mask_name
+from .masks import Mask as Mask, is_mask_name as is_mask_name
 from .masks import (
     common_dtype as common_dtype,
     mask_codec as mask_codec,
@@ -38,7 +38,7 @@ from .schema import PLAIN as PLAIN, Schema as Schema, Settling as Settling
 from .schema import base_name as base_name
 from .schema import check_names as check_names, check_renames as check_renames
 from .schema import check_selection as check_selection, class_field as class_field
-from .schema import default_fields as default_fields, deliverable_fields as deliverable_fields
+from .schema import default_fields as default_fields
 from .schema import image_fields as image_fields, not_chosen as not_chosen
 from .schema import renamed_field as renamed_field, stored_fields as stored_fields
 from .verification import IMAGE_HEAD_BYTES as IMAGE_HEAD_BYTES

@@ -138,12 +138,9 @@ class Boxes(_Points):
         """Return boxes as x1, y1, x2, y2 in pixels, float32."""
         stored, owner, offsets = self._rows(column)
         boxes = to_xyxy(stored, self.format)
-        if self.is_normalised and moves is not None:
-            sides = np.stack([moves.size[1], moves.size[0]] * 2, axis=1)
-            boxes = (boxes * sides[owner]).astype(np.float32)
-        elif self.is_normalised:
-            assert size is not None, self
-            boxes *= np.array([*size[::-1]] * 2, np.float32)
+        if self.is_normalised:
+            height, width = size or (0, 0) if moves is None else (s[owner] for s in moves.size)
+            boxes *= np.stack(np.broadcast_arrays(width, height, width, height), axis=-1)
         if moves is not None:
             boxes = moves.move_boxes(boxes, owner)
         return RaggedColumn(boxes, offsets)

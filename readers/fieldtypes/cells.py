@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
-from penstock.readers.types import accepted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,71 +29,42 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 INT64 = range(-(2**63), 2**63)
+_INTEGERS = range(-(2**63), 2**64)
 _LONGEST_INTEGER = 20
 _SEPARATORS = ("|", ";", ",")
 _SHOWN = 60
 _MAX_DEPTH = 16
-_KINDS = {
-    "b": "true or false",
-    "i": "an integer",
-    "u": "an integer",
-    "f": "a number",
-    "c": "a number",
-}
+_WHOLE, _ANY = ("an integer", (int,)), ("a number", (int, float))
+_KINDS = {"b": ("true or false", (bool,)), "i": _WHOLE, "u": _WHOLE, "f": _ANY, "c": _ANY}
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def number_of(text: str) -> int | float | None:
-    """Parse a cell of a CSV as a number. Returns None for other text, and for integers beyond 64
-    bits."""
+def number_of(text: str, integers: range = INT64) -> int | float | None:
+    """Parse a cell of a CSV as a number. Returns None for other text, and for other integers than
+    these."""
     if _INTEGER.fullmatch(text):
-        number = int(text) if len(text.strip()) <= _LONGEST_INTEGER else None
-        return number if number is not None and number in INT64 else None
+        is_short = len(text.strip()) <= _LONGEST_INTEGER
+        return int(text) if is_short and int(text) in integers else None
     return float(text) if _NUMBER.fullmatch(text) else None
-
-
-def usual_cell(value: Any, *, type: Any, is_text: bool) -> Any:
-    """Convert a value to a sample: a number, UTF-8 that decodes, or an array. type: the `FieldType`
-    of its column. is_text: of a CSV."""
-    if (number := type.number) is not None:
-        return number_cell(value, number, is_text=is_text)
-    if type.is_encoded:
-        text = text_cell(value)
-        type.decoder()(np.frombuffer(text, np.uint8))
-        return text
-    array = array_cell(value, *type.known, is_text=is_text)
-    accepted(type.check_values(array))
-    return array
 
 
 def number_cell(value: Any, dtype: np.dtype[Any], *, is_text: bool) -> Any:
     """Convert a value to a number of a dtype. is_text: of a CSV."""
-    found = _cell_number(value, dtype) if is_text else value
-    is_fraction = isinstance(found, float) and dtype.kind in "iu"
-    is_bool = isinstance(found, bool)
-    if not isinstance(found, int | float) or is_fraction or is_bool is not (dtype.kind == "b"):
-        raise ValueError(f"{shorten(value)} isn't {_KINDS[dtype.kind]}")
+    found, (what, types) = value, _KINDS[dtype.kind]
+    if is_text:
+        is_bool = dtype.kind == "b"
+        found = _BOOLS.get(value.strip().lower()) if is_bool else number_of(value, _INTEGERS)
+    if type(found) not in types:
+        raise ValueError(f"{shorten(value)} isn't {what}")
     if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        is_fit, number = limits.min <= found <= limits.max, found
+        if np.iinfo(dtype).min <= found <= np.iinfo(dtype).max:
+            return found
     else:
-        try:
-            with np.errstate(over="ignore"):
-                number = dtype.type(found)
-        except OverflowError:  # an integer beyond float64
-            number = np.inf
-        is_fit = not np.isinf(number) or found in (math.inf, -math.inf)
-    if not is_fit:
-        raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
-    return number
-
-
-def _cell_number(text: str, dtype: np.dtype[Any]) -> bool | int | float | None:
-    if dtype.kind == "b":
-        return _BOOLS.get(text.strip().lower())
-    if dtype.kind == "u" and _INTEGER.fullmatch(text) and len(text.strip()) <= _LONGEST_INTEGER:
-        return int(text)
-    return number_of(text)
+        with np.errstate(over="ignore"), suppress(OverflowError):  # an integer beyond float64
+            number = dtype.type(found)
+            if not np.isinf(number) or math.isinf(found):
+                return number
+    raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
 
 
 class ClassNumbers(dict[str, int]):
@@ -174,9 +145,8 @@ def array_cell(
     dtype = array.dtype if dtype is None else dtype
     if shape is not None:
         form = ArrayForm(dtype, shape)
-        if array.shape == (0,) and form.empty.size:
-            raise ValueError(f"{shorten(value)} is empty, wanted shape {shape}")
-        array = form.empty if array.shape == (0,) else array
+        if array.shape == (0,) and not form.empty.size:
+            array = form.empty
         if not form.has(array.shape):
             raise ValueError(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
     if array.dtype != dtype and not (array.size == 0 or fits(dtype, array)):
@@ -193,9 +163,8 @@ def _array_of(value: Any) -> NDArray[Any]:
     dtype = np.bool_ if bool in kinds else np.int64 if kinds == {int} else np.float64
     try:
         return np.array(value, dtype)
-    except (OverflowError, ValueError) as error:
-        is_large = isinstance(error, OverflowError)
-        what = "an integer beyond 64 bits" if is_large else "lists of different lengths"
+    except (OverflowError, ValueError):
+        what = "lists of different lengths, or an integer beyond 64 bits"
         raise ValueError(f"{shorten(value)} holds {what}") from None
 
 

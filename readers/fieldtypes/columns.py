@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Samples:
-    """Samples in a list. A sample that is missing or bad is empty."""
+    """Samples in a list. A sample that is missing or bad is empty. dims: of images and masks,
+    upright height and width, int32, shape (n, 2); None for others."""
 
     samples: list[Any]
+    dims: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -40,34 +42,25 @@ class _Samples:
         """Return the value of one sample."""
         return self.samples[row]
 
-    def _picked(self, rows: Rows | slice) -> list[Any]:
-        samples = self.samples
-        return samples[rows] if isinstance(rows, slice) else [samples[row] for row in rows]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodedColumn(_Samples):
-    """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
-
-    dims: of images and masks, upright height and width, int32, shape (n, 2); None for others.
-    """
-
-    dims: NDArray[np.int32] | None = None
-
-    def take(self, rows: Rows | slice) -> EncodedColumn:
+    def take(self, rows: Rows | slice) -> Self:
         """Return these rows, in this order."""
-        dims = None if self.dims is None else self.dims[rows]
-        return EncodedColumn(self._picked(rows), dims)
+        samples = self.samples
+        picked = samples[rows] if isinstance(rows, slice) else [samples[row] for row in rows]
+        return type(self)(picked, None if self.dims is None else self.dims[rows])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class EncodedColumn(_Samples):
+    """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file
+    alive."""
+
+    __slots__ = ()
+
+
 class ListColumn(_Samples):
     """Decoded samples in a list: str for texts, bytes for bytes, arrays for masks, what `decode`
     returns for types of other packages."""
 
-    def take(self, rows: Rows | slice) -> ListColumn:
-        """Return these rows, in this order."""
-        return ListColumn(self._picked(rows))
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,10 +160,8 @@ def joined_columns(columns: Sequence[Any]) -> Column:
         return first
     if isinstance(first, ListColumn | EncodedColumn):
         samples = [each for column in columns for each in column.samples]
-        if isinstance(first, ListColumn):
-            return ListColumn(samples)
         dims = [column.dims for column in columns if column.dims is not None]
-        return EncodedColumn(samples, np.concatenate(dims) if len(dims) == len(columns) else None)
+        return type(first)(samples, np.concatenate(dims) if len(dims) == len(columns) else None)
     if isinstance(first, DenseColumn):
         return DenseColumn(np.concatenate([column.values for column in columns]))
     counts = np.concatenate([np.diff(column.offsets) for column in columns])
@@ -303,13 +294,14 @@ def put_parts(
         ]
 
 
-def cropped(column: Column, crop: ColumnCrop) -> DenseColumn:
-    """Return the parts of a column's samples as one array, with zeros for an empty sample. Every
-    other sample must contain its part."""
+def cropped(column: Column, crop: ColumnCrop, *, rows: Ints | None = None) -> DenseColumn:
+    """Return the parts of a column's samples as one array, with zeros for samples that aren't in
+    rows. rows: samples that contain their part; None means all that aren't empty."""
     assert isinstance(column, DenseColumn | RaggedColumn), type(column)
-    rows = np.arange(len(column))
-    if isinstance(column, RaggedColumn):
-        rows = rows[np.diff(column.offsets) > 0]
+    if rows is None:
+        rows = np.arange(len(column))
+        if isinstance(column, RaggedColumn):
+            rows = np.flatnonzero(np.diff(column.offsets))
     out = np.zeros((len(column), *crop.shape), column.values.dtype)
     put_parts(map(column.sample, rows.tolist()), crop.corners[rows], out, rows)
     return DenseColumn(out)

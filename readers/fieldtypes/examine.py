@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError
 from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
 from penstock.readers.fieldtypes.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fieldtypes.verification import check_images, named_verify
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 
 
 def verify_for(
-    schema: Schema, verify: Verify | str | None, *, workers: int, max_pixels: int | None = None
+    schema: Schema, verify: Verify | str | None, *, workers: int, max_pixels: int = MAX_PIXELS
 ) -> Verify | None:
     """Return the decoder of a dataset's images: `verify`, or the one of that name, else the
     installed one; None if there are no images, so that none needs to be installed. max_pixels: of
-    an image; None uses the default. Raises MissingDependencyError."""
+    an image. Raises MissingDependencyError."""
     if not any(type.is_image for type in schema.values()):
         return None
     if callable(verify):
@@ -57,11 +56,6 @@ def check_files(
     header, by field."""
 
     def check(name: str, type: FieldType, data: Encoded) -> Facts | Rejection:
-        if not type.in_files:
-            raise ConfigError(
-                f'schema["{name}"]: {type!r} is a value of a table or a JSON file. For a value in '
-                'a file of its own (.npy) use an Array, such as Array("float32", ()).'
-            )
         try:
             if codecs and name in codecs and type.form is not None:
                 return bare_facts(data, type.form, codecs[name])
@@ -94,8 +88,7 @@ def examine(
     samples: by field, the bytes of every field that lies in files, or why they couldn't be read;
     None if the sample lacks the field. noted: values that a table holds, as `noted_values` returns
     them. verify: decodes images; None if the schema has none. checked: the result of `check_files`,
-    if it was called. max_pixels: of an image or a mask. Raises ConfigError for fields that can't
-    lie in files.
+    if it was called. max_pixels: of an image or a mask.
     """
     known = {**(checked or check_files(samples, schema, max_pixels=max_pixels))}
     for name in samples:
@@ -130,26 +123,20 @@ def check_related(
     values: those that a table holds or that have rules, None if the sample lacks the field. facts:
     of its fields in files."""
     shapes = {name: each.shape for name, each in {**facts, **values}.items() if each is not None}
-    lengths = {name: shape[0] for name, shape in shapes.items() if shape}
     for name, type in schema.items():
         of, reason, value = type.reference or "", "", values.get(name)
-        image = facts.get(of) if type.refers_to == "image" else None
-        size = None if image is None else (image.shape[0], image.shape[1])
+        mine, its = shapes.get(name), shapes.get(of)
+        size = (its[0], its[1]) if its and type.refers_to == "image" else None
         if value is not None:
             refusal = type.check_values(value, size)
             reason = "" if refusal is None else refusal.reason
-        elif name in facts and type.has_sides and type.reference:
-            height, width = facts[name].shape[:2]
-            if size is None:
-                reason = f'a mask without its image ("{of}")'
-            elif size != (height, width):
-                reason = (
-                    f"it is {width} wide and {height} high, and its image is {size[1]} wide and "
-                    f"{size[0]} high"
-                )
-        rows, boxes = lengths.get(name), lengths.get(of) if type.refers_to == "boxes" else None
-        if None not in (rows, boxes) and rows != boxes:
-            reason = f'{rows} rows for the {boxes} boxes of "{of}"'
+        elif mine and of and type.has_sides and size is None:
+            reason = f'a mask without its image ("{of}")'
+        elif mine and size and type.has_sides and size != mine[:2]:
+            own, image = (f"{each[1]} wide and {each[0]} high" for each in (mine, size))
+            reason = f"it is {own}, and its image is {image}"
+        if mine and its and type.refers_to == "boxes" and mine[0] != its[0]:
+            reason = f'{mine[0]} rows for the {its[0]} boxes of "{of}"'
         if reason:
             return Rejection(f"{name}: {reason}")
     return None

@@ -18,7 +18,6 @@ import contextlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast, dataclass_transform
@@ -104,11 +103,11 @@ class FieldType:
     names, if there is such an argument. has_sides: height and width of each sample are recorded.
     is_image: pixels that a recipe changes and DALI decodes. is_class: a class per sample. is_boxes:
     boxes, which a recipe may drop together with their rows. can_crop: a recipe may read a part of
-    each array. can_return: a `Map` may return such values. is_delivered: False if nothing decodes
-    it yet. is_slow: decoding takes longer than reading. is_bits: packs store each number as a bit.
-    head_bytes: the number of leading bytes that `check_head` needs; 0 for types without one.
-    missing: the value of a sample that lacks an encoded field whose `decoded` is None. codec: of
-    encoded samples without a header that identifies it, in their facts.
+    each array. can_return: a `Map` may return such values. is_default: False if batches have it
+    only if `fields=` names it. is_slow: decoding takes longer than reading. is_bits: packs store
+    each number as a bit. head_bytes: the number of leading bytes that `check_head` needs; 0 for
+    types without one. missing: the value of a sample that lacks an encoded field whose `decoded` is
+    None. codec: of encoded samples without a header that identifies it, in their facts.
     """
 
     __slots__ = ()
@@ -122,7 +121,7 @@ class FieldType:
     is_boxes: ClassVar[bool] = False
     can_crop: ClassVar[bool] = False
     can_return: ClassVar[bool] = True
-    is_delivered: ClassVar[bool] = True
+    is_default: ClassVar[bool] = True
     is_slow: ClassVar[bool] = False
     is_bits: ClassVar[bool] = False
     head_bytes: ClassVar[int] = 0
@@ -172,15 +171,9 @@ class FieldType:
         return None
 
     @property
-    def is_ragged(self) -> bool:
-        """Return True if samples are arrays that may differ in shape."""
-        form = self.form or self.decoded
-        return form is not None and form.is_ragged
-
-    @property
     def in_tables(self) -> bool:
         """Return True if the cells of a table in text can be samples."""
-        return not self.is_encoded
+        return not self.is_encoded or "text" in self.column_kinds
 
     @property
     def in_files(self) -> bool:
@@ -345,26 +338,33 @@ class FieldType:
         """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
         array. Raises ValueError, whose message is a reason against the row; a Rejection that is
         returned counts as well. is_text: the value is text of a CSV."""
-        from penstock.readers.fieldtypes.cells import usual_cell
+        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
 
-        return usual_cell(value, type=self, is_text=is_text)
+        if self.number is not None:
+            return number_cell(value, self.number, is_text=is_text)
+        if self.is_encoded:
+            text = text_cell(value)
+            self.decoder()(np.frombuffer(text, np.uint8))
+            return text
+        array = array_cell(value, *self.known, is_text=is_text)
+        return self.check_values(array) or array
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         """Return the function that converts the values of one column. It raises ValueError."""
-        from penstock.readers.fieldtypes.cells import usual_cell
-
-        if type(self).cell is FieldType.cell:
-            return partial(usual_cell, type=self, is_text=is_text)
         return lambda value: accepted(self.cell(value, is_text=is_text))
 
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of
-        another dtype are cast, and a number that doesn't fit makes its sample bad."""
+        another dtype are cast, and a number that doesn't fit makes its sample bad. shape: None in
+        it is a length that differs, or that isn't known."""
         form = self.stored
-        if form is None or form.shape != shape:
-            return False
+        if form is None:
+            return bool(shape) and not self.is_encoded
+        is_alike = len(shape) == len(form.shape) and all(
+            None in pair or pair[0] == pair[1] for pair in zip(shape, form.shape, strict=True)
+        )
         are_integers = {dtype.kind, form.dtype.kind} <= {*"iu"}
-        return are_integers or np.can_cast(dtype, form.dtype, "same_kind")
+        return is_alike and (are_integers or np.can_cast(dtype, form.dtype, "same_kind"))
 
     def may_not_fit(self, stored: np.dtype[Any]) -> bool:
         """Return True if some numbers of a stored dtype may not fit the type."""
@@ -413,14 +413,11 @@ class FieldType:
 
 
 _MODULES = {
-    kind: f"{__name__.rpartition('.')[0]}.{module}"
-    for module, kinds in (
-        ("media", ("image", "audio", "video", "text", "bytes")),
-        ("number_types", ("value", "class_label", "multi_label", "array", "tokens")),
-        ("masks", ("mask",)),
-        ("boxes", ("boxes", "keypoints")),
-    )
-    for kind in kinds
+    **dict.fromkeys(("image", "audio", "video", "text", "bytes"), f"{__package__}.media"),
+    **dict.fromkeys(("value", "array", "tokens"), f"{__package__}.number_types"),
+    **dict.fromkeys(("class_label", "multi_label"), f"{__package__}.number_types"),
+    "mask": f"{__package__}.masks",
+    **dict.fromkeys(("boxes", "keypoints"), f"{__package__}.boxes"),
 }
 _KNOWN: dict[str, type[FieldType]] = {}
 
@@ -443,15 +440,13 @@ def named_type(kind: str) -> type[FieldType]:
             "first."
         )
     try:
-        found = point.load()
-        if not (isinstance(found, type) and issubclass(found, FieldType) and found.kind == kind):
-            raise TypeError("it isn't a type of that kind")
+        point.load()
+        return _KNOWN[kind]
     except Exception as error:  # another package's code may raise anything
         raise MissingDependencyError(
             f"The type of field {kind!r} ({point.value}) can't be loaded "
             f"({type(error).__name__}: {error}). Correct its package, or install what it needs."
         ) from error
-    return found
 
 
 def from_json(value: Any) -> FieldType:

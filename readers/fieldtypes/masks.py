@@ -54,7 +54,6 @@ _TIFF_JPEG = (6, 7, 34892)
 _PNG_BIT_DEPTH = 24  # its position, in IHDR
 _WIDE = ":i4"
 _INT32 = np.dtype(np.int32)
-_NO_PIXELS = np.zeros((0, 0), np.uint8)
 
 
 @frozen_type
@@ -73,6 +72,7 @@ class Mask(FieldType):
     is_encoded: ClassVar[bool] = True
     has_sides: ClassVar[bool] = True
     is_slow: ClassVar[bool] = True
+    missing: ClassVar[Any] = np.zeros((0, 0), np.uint8)
 
     def __post_init__(self) -> None:
         check_reference("Mask", self.of)
@@ -92,21 +92,22 @@ class Mask(FieldType):
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Decode a mask completely, and return its facts."""
         del field
-        dtype = "uint8" if self.dtype == "uint8" else AUTO_DTYPE
+        narrowest = self if self.dtype == "uint8" else replace(self, dtype=AUTO_DTYPE)
         with strict_pillow():
-            classes = decode_mask(data, dtype, max_pixels=max_pixels)
+            classes = narrowest.decode(data, max_pixels=max_pixels)
         # The payload includes the header of an .npy file: masks are decoded from their bytes alone.
         return Facts.of(data, shape=(*classes.shape, 1), codec=mask_codec(_codec_of(data), classes))
 
-    def decode(self, payload: Encoded) -> NDArray[Any]:
-        return decode_mask(payload, self.dtype)
+    def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> NDArray[Any]:
+        """Decode the class numbers of a mask from an image file or an .npy file: uint8 or int32,
+        shape (height, width)."""
+        classes = _classes(payload, _codec_of(payload), max_pixels=max_pixels)
+        if self.dtype == "uint8" and classes.dtype != np.uint8:
+            raise ValueError(TOO_WIDE)
+        return classes.astype(_INT32, copy=False) if self.dtype == "int32" else classes
 
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
-        return partial(decode_mask, dtype=self.dtype, max_pixels=max_pixels)
-
-    @property
-    def empty(self) -> Any:
-        return _NO_PIXELS
+        return partial(self.decode, max_pixels=max_pixels)
 
     @property
     def needs_size(self) -> bool:
@@ -154,20 +155,6 @@ def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
     """Return the dtype that holds the values of all masks of a batch; uint8 without any mask."""
     kinds = {mask.dtype for mask in masks if mask.size}
     return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
-
-
-def decode_mask(
-    payload: Encoded, dtype: str = "auto", *, max_pixels: int = MAX_PIXELS
-) -> NDArray[Any]:
-    """Decode the class numbers of a mask from an image file or an .npy file.
-
-    dtype: of the settled `Mask`. Returns uint8 or int32, shape (height, width). Raises ValueError,
-    whose message is a reason against the sample.
-    """
-    classes = _classes(payload, _codec_of(payload), max_pixels=max_pixels)
-    if dtype == "uint8" and classes.dtype != np.uint8:
-        raise ValueError(TOO_WIDE)
-    return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
 
 
 def mask_codec(codec: str, classes: NDArray[Any]) -> str:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
 _BOM = b"\xef\xbb\xbf"
-_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 
 @frozen_type
@@ -27,20 +26,13 @@ class Text(FieldType):
     codec: ClassVar[str] = "utf-8"
 
     @property
-    def in_tables(self) -> bool:
-        return True
-
-    @property
     def column_kinds(self) -> Set[str]:
         return {"text", "binary"}
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
         del field, max_pixels
-        head = data[: len(_BOM)].tobytes()
-        if head.startswith(_WIDE_BOMS):
-            raise ValueError("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
-        start = len(_BOM) if head == _BOM else 0
+        start = len(_BOM) if data[: len(_BOM)].tobytes() == _BOM else 0
         self.decode(data[start:])
         return Facts.of(data, start=start, codec=self.codec)
 
@@ -50,16 +42,15 @@ class Text(FieldType):
             return str(payload.data, "utf-8")
         except UnicodeDecodeError as error:
             wrong = f"0x{payload[error.start]:02X} at byte {error.start}"
-            raise ValueError(f"not UTF-8 text ({wrong}): convert it") from None
+            raise ValueError(f"not UTF-8 but another encoding ({wrong}): convert it") from None
 
     def returned(self, value: Any) -> str:
-        if not isinstance(value, str):
-            raise ValueError("", "a str")
+        text = str(FieldType.returned(self, value))
         try:
-            value.encode()
+            text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
-        return str(value)
+        return text
 
 
 @frozen_type
@@ -99,17 +90,15 @@ class Image(FieldType):
 
 @frozen_type
 class Audio(Bytes):
-    """An encoded piece of sound, which nothing decodes or checks yet."""
+    """An encoded piece of sound, which nothing decodes or checks."""
 
     kind: ClassVar[str] = "audio"
-    can_return: ClassVar[bool] = False
-    is_delivered: ClassVar[bool] = False
+    is_default: ClassVar[bool] = False
 
 
 @frozen_type
 class Video(Bytes):
-    """An encoded video, which nothing decodes or checks yet."""
+    """An encoded video, which nothing decodes or checks."""
 
     kind: ClassVar[str] = "video"
-    can_return: ClassVar[bool] = False
-    is_delivered: ClassVar[bool] = False
+    is_default: ClassVar[bool] = False

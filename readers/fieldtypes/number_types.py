@@ -31,6 +31,11 @@ _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
 _INT64 = np.dtype(np.int64)
 
 
+def some_names(names: Sequence[str]) -> str:
+    """Return the first names as a list for a message."""
+    return ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+
+
 @frozen_type
 class Value(FieldType):
     """One number per sample. dtype: numpy's name, such as "float32"."""
@@ -59,17 +64,19 @@ class _Classes(FieldType):
 
     def __post_init__(self) -> None:
         what, names = type(self).__name__, self.names
-        if not isinstance(names, Sequence) or isinstance(names, str):
-            raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
-        if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
-            raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
+        is_list = isinstance(names, Sequence) and not isinstance(names, str)
+        least = int(self._is_listed)
+        if not is_list or not all(
+            isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names
+        ):
+            raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted a list of strings.")
+        if not least <= len(names) <= _MAX_NAMES:
+            raise ConfigError(
+                f"{what}: got {len(names):,} names, wanted {least} to {_MAX_NAMES:,}."
+            )
         if len(set(names)) < len(names):
             ((twice, _),) = Counter(names).most_common(1)
             raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
-        if len(names) > _MAX_NAMES:
-            raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")
-        if self._is_listed and not names:
-            raise ConfigError(f"{what}: got no names, wanted the classes' names.")
         object.__setattr__(self, "names", tuple(names))
 
     @property
@@ -107,9 +114,8 @@ class ClassLabel(_Classes):
     def mismatch(self) -> str:
         if not self.names:
             return "isn't a class number: classes are numbered from 0"
-        shown = ", ".join(map(repr, self.names[:_NAMES_SHOWN]))
-        more = ", …" if len(self.names) > _NAMES_SHOWN else ""
-        return f"is none of the {len(self.names):,} classes ({shown}{more}), numbered from 0"
+        shown = some_names([*map(repr, self.names)])
+        return f"is none of the {len(self.names):,} classes ({shown}), numbered from 0"
 
     def returned(self, value: Any) -> NDArray[Any]:
         """Convert a class number of any integer type."""
@@ -189,6 +195,7 @@ class Array(FieldType):
 
     @property
     def is_ragged(self) -> bool:
+        """Return True if samples may differ in shape."""
         return self.shape is None or None in self.shape
 
     @property

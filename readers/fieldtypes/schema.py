@@ -10,7 +10,6 @@ the index.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,16 +123,14 @@ class Settling:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._open = schema.unsettled
+        self._open = {*schema.unsettled}
         self._found: dict[str, FieldType] = {}
         self._first: dict[str, str] = {}
 
     def add(self, facts: Mapping[str, Facts], *, sample: str) -> None:
         """Add the facts of one good sample. sample: its name in messages. Raises DatasetError if a
         field has two dtypes or numbers of dimensions."""
-        for name in self._open:
-            if name not in facts:
-                continue
+        for name in self._open & facts.keys():
             each, type = facts[name], self._schema[name]
             codec = array_codec(each.codec)
             shown = f"{codec.name if codec else each.codec} of shape {each.shape} in {sample}"
@@ -182,15 +179,15 @@ def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...
     """Return the fields of a batch if the user chose none.
 
     With images and a field of classes named "label", these are the first images and "label"; an
-    additional caption must not break `for images, labels in loader`. Otherwise all fields that
-    batches can have. A field that some samples lack isn't chosen. lacking: the number of samples
-    that lack a field, for fields that some lack.
+    additional caption must not break `for images, labels in loader`. Otherwise all fields but sound
+    and video. A field that some samples lack isn't chosen. lacking: the number of samples that lack
+    a field, for fields that some lack.
     """
     complete = [name for name in schema if not lacking.get(name)]
     image = next((name for name in complete if schema[name].is_image), None)
     if image is not None and LABEL in complete and schema[LABEL].is_class:
         return image, LABEL
-    return tuple(name for name in deliverable_fields(schema) if name in complete)
+    return tuple(name for name in complete if schema[name].is_default)
 
 
 def image_fields(schema: Schema, fields: Iterable[str]) -> tuple[str, ...]:
@@ -203,19 +200,14 @@ def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
     return next((name for name in fields if name in schema and schema[name].is_class), None)
 
 
-def deliverable_fields(schema: Schema) -> tuple[str, ...]:
-    """Return the fields that batches can have."""
-    return tuple(name for name, type in schema.items() if type.is_delivered)
-
-
 def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
     """Return a sentence about the fields that `default_fields` leaves out because some samples lack
-    them, or nothing decodes them; "" if there are none."""
+    them, or because nothing decodes them; "" if there are none."""
     chosen = default_fields(schema, lacking)
     left = [name for name in default_fields(schema, {}) if name not in chosen]
-    raw = [name for name in schema if not schema[name].is_delivered]
+    raw = [name for name in schema if not schema[name].is_default]
     if raw and not image_fields(schema, schema):
-        reason = _raw(raw[0], schema)
+        reason = f'nothing decodes "{raw[0]}", but batches may have its bytes'
     elif left:
         counts = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
         reason = (
@@ -228,13 +220,6 @@ def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
     return f"batches have {chosen} unless fields= is given: {reason}."
 
 
-def _raw(name: str, schema: Schema) -> str:
-    return (
-        f'"{name}" is {type(schema[name]).__name__}, which nothing decodes yet. Declare it as '
-        f'Bytes to have its bytes: schema={{"{name}": Bytes()}} (of a pack: when it is packed)'
-    )
-
-
 def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
     """Return the names that a user gave as a tuple, or None if there were none. Whether the dataset
     has them is checked when its schema is known. Raises ConfigError."""
@@ -243,13 +228,12 @@ def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
     # A set has no order: each process would deliver the fields in another one.
     is_listed = isinstance(fields, Iterable) and not isinstance(fields, Set | bytes)
     wanted = (fields,) if isinstance(fields, str) else tuple(fields) if is_listed else ()
-    if not wanted or not all(isinstance(field, str) for field in wanted):
+    are_names = all(isinstance(field, str) for field in wanted)
+    if not wanted or not are_names or len({*wanted}) < len(wanted):
         raise ConfigError(
-            f'fields: got {fields!r}, wanted names of fields, such as ("image", "label", "id").'
+            f"fields: got {fields!r}, wanted names of fields, each once, such as "
+            '("image", "label", "id").'
         )
-    ((twice, count),) = Counter(wanted).most_common(1)
-    if count > 1:
-        raise ConfigError(f"fields: got {twice!r} twice in {list(wanted)}: name it once.")
     return wanted
 
 
@@ -266,14 +250,14 @@ def check_selection(
 
     fields: of the user, else the default ones. lacking: as for `default_fields`. left_out: why some
     names can't be fields. has_reasons: the format reports reasons if a mapping names the field.
-    Raises ConfigError for fields that the dataset lacks, that nothing decodes, and that some
-    samples lack if their mask isn't selected; and if no field can be chosen.
+    Raises ConfigError for fields that the dataset lacks, and that some samples lack if their mask
+    isn't selected; and if no field can be chosen.
     """
     available = [*schema, number_name(schema)]
     if not fields:
         raise ConfigError(
-            f"{url} has no field that all samples have and that batches can hold, so choose some "
-            f"with fields=. Its fields: {available}."
+            f"{url} has no field that all samples have and that is decoded, so choose some with "
+            f"fields=. Its fields: {available}."
         )
     for field in fields:
         name = base_name(field)
@@ -286,14 +270,10 @@ def check_selection(
             raise ConfigError(
                 f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."
             )
-        if name not in schema or field.endswith(PRESENT):
-            continue
-        if not schema[name].is_delivered:
-            raise ConfigError(f"fields: {_raw(name, schema)}. Or leave it out.")
-        if lacking.get(name) and name + PRESENT not in fields:
+        if lacking.get(field) and field + PRESENT not in fields:
             raise ConfigError(
-                f"fields: {lacking[name]:,} samples of {url} have no {field!r}. Either add "
-                f'"{name}{PRESENT}" to fields=, one bool per sample that marks which have it (the '
+                f"fields: {lacking[field]:,} samples of {url} have no {field!r}. Either add "
+                f'"{field}{PRESENT}" to fields=, one bool per sample that marks which have it (the '
                 "others are empty or zeros), or leave the field out, or add it to those samples."
             )
     return fields
@@ -356,16 +336,12 @@ class Naming:
                 )
             after = {step.get(name, name): stored for name, stored in own.items()}
             if len(after) < len(own):
-                twice = next(new for old, new in step.items() if new in own and new not in step)
                 raise ConfigError(
-                    f"fields: {url} already has a field {twice!r}: rename that one too."
+                    f"fields: {dict(step)} gives two fields of {url} one name: rename both."
                 )
             own = after
         by_stored = {stored: new for new, stored in own.items() if new != stored}
-        if by_stored:
-            schema = Schema(
-                {by_stored.get(n, n): type.renamed(by_stored) for n, type in schema.items()}
-            )
+        schema = Schema({by_stored.get(n, n): t.renamed(by_stored) for n, t in schema.items()})
         by_new = {new: stored for stored, new in by_stored.items()}
         return cls(schema=schema, by_new=by_new, by_stored=by_stored)
 
@@ -384,9 +360,7 @@ class Naming:
 
     def stored(self, fields: Sequence[str] | None) -> tuple[str, ...] | None:
         """Return the names of several fields in the index."""
-        if fields is None:
-            return None
-        return tuple(fields if self.is_plain else map(self.stored_name, fields))
+        return None if fields is None else tuple(map(self.stored_name, fields))
 
     def new(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Return values by field under the new names."""

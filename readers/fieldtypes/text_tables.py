@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,12 +29,12 @@ from penstock.readers.fieldtypes.cells import INT64, number_of, shorten
 from penstock.readers.fieldtypes.columns import EncodedColumn
 from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name
 from penstock.readers.fieldtypes.media import Text
-from penstock.readers.fieldtypes.number_types import Array, ClassLabel, Value
+from penstock.readers.fieldtypes.number_types import Array, ClassLabel, Value, some_names
 from penstock.readers.fieldtypes.schema import LABEL
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -173,9 +173,10 @@ def object_table(
     columns: dict[str, list[Any]] = {}
     table = TextTable(source=source, columns=columns, places=places, unit=unit)
     for row, each in enumerate(objects):
-        flat: dict[str, Any] = {}
         try:
-            _flatten(flat, "", each or {}, depth=0)
+            flat = _unique_keys(islice(_flat("", each or {}), MAX_COLUMNS + 1))
+            if len(flat) > MAX_COLUMNS:
+                raise ValueError(_TOO_MANY)
         except ValueError as error:
             reason = f"{source}, {table.place(row)}: {error}"
             if rejected is None:
@@ -191,34 +192,25 @@ def object_table(
     return replace(table, columns=_fill_empty_lists(columns))
 
 
-def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
+def _flat(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if depth > _MAX_DEPTH:
         raise ValueError(f"objects nested more than {_MAX_DEPTH} deep, at {shorten(name)}.")
     if isinstance(value, dict):
         for key, inner in value.items():
-            _flatten(flat, f"{name}.{key}" if depth else key, inner, depth=depth + 1)
+            yield from _flat(f"{name}.{key}" if depth else key, inner, depth + 1)
     elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         for key in dict.fromkeys(key for each in value for key in each):
-            inner = [each.get(key) for each in value]
-            _flatten(flat, f"{name}.{key}", inner, depth=depth + 1)
-    elif name in flat:
-        raise ValueError(f"the key {shorten(name)} occurs twice. Rename one.")
-    elif len(flat) == MAX_COLUMNS:
-        raise ValueError(_TOO_MANY)
+            yield from _flat(f"{name}.{key}", [each.get(key) for each in value], depth + 1)
     else:
-        flat[name] = value
+        yield name, value
 
 
 def _fill_empty_lists(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Replace an empty list of objects, which has no keys, by an empty list for each key that other
     rows have."""
-    parents = {
-        name: [other for other in columns if other.startswith(f"{name}.")]
-        for name, values in columns.items()
-        if all(value is None or value == [] for value in values)
-    }
-    for name, children in parents.items():
-        if children:
+    empty = [name for name, each in columns.items() if all(v is None or v == [] for v in each)]
+    for name in empty:
+        if children := [other for other in columns if other.startswith(f"{name}.")]:
             for row, value in enumerate(columns.pop(name)):
                 for child in children if value == [] else ():
                     columns[child][row] = []
@@ -229,7 +221,7 @@ def _unique_keys(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {shorten(key)} occurs twice")
+            raise ValueError(f"the key {shorten(key)} occurs twice. Rename one.")
         found[sys.intern(key)] = value  # many objects have the same keys
     return found
 
@@ -260,7 +252,7 @@ def _check_header(names: Sequence[str], source: str) -> None:
         raise DatasetError(f"{source}: got {len(names):,} columns, wanted at most {MAX_COLUMNS:,}.")
 
 
-_NAMES_SHOWN = 5
+_FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -292,7 +284,7 @@ def fields_of(
     no table can hold.
     """
     found = TableFields()
-    for name, values in table.columns.items():
+    for name in table.columns:
         given = (schema or {}).get(name)
         if given is not None and not given.in_tables:
             raise ConfigError(
@@ -303,9 +295,7 @@ def fields_of(
             found.left_out[name] = "no field can have this name"
             continue
         try:
-            type = given or _infer_type(table, name, values, found)
-            is_inferred = given is None
-            reason = type if isinstance(type, str) else _add(found, table, name, type, is_inferred)
+            reason = _add(found, table, name, given)
         except DatasetError as error:
             if not is_lenient or name == LABEL:
                 raise
@@ -321,16 +311,14 @@ _KINDS: dict[type, tuple[str, FieldType]] = {
     float: ("fractions", Value("float32")),
     str: ("text", Text()),
     list: ("lists", Array()),
+    dict: ("objects", Text()),
 }
-_OTHERS = "objects", Text()
 
 
-def _infer_type(
-    table: TextTable, name: str, values: Sequence[Any], found: TableFields
-) -> FieldType | str:
+def _infer_type(table: TextTable, name: str, found: TableFields) -> FieldType | str:
     """Infer the type of a column that the schema doesn't name, or return why it is left out. The
     cells of a CSV are numbers if all of them are, else text."""
-    cells = values
+    values = cells = table.columns[name]
     if table.is_text:
         parsed = [None if cell is None else number_of(cell) for cell in values]
         cells = [n if n is not None else c for n, c in zip(parsed, values, strict=True)]
@@ -344,66 +332,67 @@ def _infer_type(
         texts, filled = rows[str], sum(map(len, rows.values()))
         if 2 * len(texts) < filled:
             found.doubts.append(
-                f'the column "{name}" of {table.source} is read as text: '
-                f"{filled - len(texts):,} of {filled:,} cells are numbers, "
-                f"{shorten(values[texts[0]])} in {table.place(texts[0])} isn't. For numbers pass "
-                f'schema={{"{name}": Value("float32")}}: other rows are then left out.'
+                f'the column "{name}" of {table.source} is read as text, though most cells are '
+                f"numbers: {shorten(values[texts[0]])} in {table.place(texts[0])} isn't. For "
+                f'numbers pass schema={{"{name}": Value("float32")}}: other rows are left out.'
             )
         rows = {str: texts}
     if float in rows and rows.keys() <= {int, float}:
-        numbers = [cell for cell in cells if cell is not None]
-        exact, are_whole = np.array(numbers, np.float64), [isinstance(n, int) for n in numbers]
-        with np.errstate(over="ignore"):
-            is_changed = exact.astype(np.float32) != exact
-        is_narrow = fits(np.dtype(np.float32), exact) and not (is_changed & are_whole).any()
+        exact = np.array([cell for cell in cells if cell is not None], np.float64)
+        whole = np.array([cells[row] for row in rows.get(int, ())], np.float64)
+        is_narrow = fits(_FLOAT32, exact) and (whole.astype(np.float32) == whole).all()
         return Value("float32" if is_narrow else "float64")
     if len(rows) > 1:
-        kinds = sorted(rows, key=lambda kind: (-len(rows[kind]), kind.__name__))
+        kinds = sorted(rows, key=lambda kind: (-len(rows[kind]), kind.__name__))[:2]
         shown = [
-            f"{_KINDS.get(kind, _OTHERS)[0]} ({shorten(values[row])}, {table.place(row)})"
-            for kind in kinds[:2]
-            for row in rows[kind][:1]
+            f"{_KINDS[kind][0]} ({shorten(values[row])}, {table.place(row)})"
+            for kind, row in ((kind, rows[kind][0]) for kind in kinds)
         ]
         raise DatasetError(
             f'{table.source}: the column "{name}" holds {" and ".join(shown)}. Correct the values, '
-            f'or choose a type, such as schema={{"{name}": {_KINDS.get(kinds[0], _OTHERS)[1]}}}: '
+            f'or choose a type, such as schema={{"{name}": {_KINDS[kinds[0]][1]}}}: '
             "rows that don't fit are then left out, by name."
         )
     (kind,) = rows
-    if kind not in _KINDS:
+    if kind is dict:
         return "it holds objects without keys"
     if kind is int and not all(cells[row] in INT64 for row in rows[kind]):
         return "it has integers beyond 64 bits"
     return ClassLabel() if name == LABEL and kind in (int, str) else _KINDS[kind][1]
 
 
-def _add(
-    found: TableFields, table: TextTable, name: str, type: FieldType, is_inferred: bool
-) -> str | None:
+def _add(found: TableFields, table: TextTable, name: str, given: FieldType | None) -> str | None:
     """Add a column as a field of a type, and reject the rows that don't fit. Returns why a column
-    is left out whose lists the schema doesn't describe."""
-    values = table.columns[name]
-    is_numbered = type.is_class and not type.class_names
-    if is_numbered and (names := _class_names(table, values, name, found)):
-        type = ClassLabel(names)
-    is_named = is_numbered and bool(type.class_names)
+    is left out that the schema doesn't describe. given: the type in the schema."""
+    values, type = table.columns[name], given or _infer_type(table, name, found)
+    if isinstance(type, str):
+        return type
+    names: tuple[str, ...] = ()
+    if type.is_class and not type.class_names:
+        names = _class_names(table, values, name, found)
+        type = ClassLabel(names) if names else type
     read = type.cell_reader(is_text=table.is_text)
     cells: list[Any] = [None] * len(values)
     wrong: dict[int, str] = {}
     for row, value in enumerate(values):
-        if value is None:
-            continue
         try:
-            cells[row] = read(value)
+            cells[row] = None if value is None else read(value)
         except (ValueError, OverflowError) as error:
             wrong[row] = str(error)
-        if is_named and not isinstance(value, str):
+        if names and not isinstance(value, str | None):
             wrong[row] = f"{shorten(value)} isn't a class name, but other rows have names"
     if not type.is_settled:
-        for row in _odd_rows(cells):
-            wrong[row] = f"{shorten(values[row])} differs in kind or depth from most rows"
-            cells[row] = None
-        if wrong and is_inferred:
+        kinds = {
+            row: (each.dtype.kind == "b", each.ndim)
+            for row, each in enumerate(cells)
+            if each is not None and each.size
+        }
+        usual = Counter(kinds.values()).most_common(1)
+        for row, kind in kinds.items():
+            if kind != usual[0][0]:
+                wrong[row] = f"{shorten(values[row])} differs in kind or depth from most rows"
+                cells[row] = None
+        if wrong and given is None:
             return wrong[min(wrong)]
         type = type.completed(*_dtype_and_shape([each for each in cells if each is not None]))
     for row, reason in wrong.items():
@@ -413,17 +402,6 @@ def _add(
     if any(value is None for value in values):
         found.present[name] = np.array([each is not None for each in cells], np.bool_)
     return None
-
-
-def _odd_rows(cells: Sequence[Any]) -> list[int]:
-    """Return the rows whose arrays differ from most in kind or depth."""
-    kinds = {
-        row: (each.dtype.kind == "b", each.ndim)
-        for row, each in enumerate(cells)
-        if each is not None and each.size
-    }
-    usual = Counter(kinds.values()).most_common(1)
-    return [row for row, kind in kinds.items() if kind != usual[0][0]]
 
 
 def _class_names(
@@ -442,10 +420,9 @@ def _class_names(
         )
     names = sorted(text for text in texts if text.encode(errors="ignore").decode() == text)
     if names:
-        listed = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
         found.notes.append(
             f'{table.source}: "{name}" is {len(names):,} classes, numbered by sorted name '
-            f"({listed})."
+            f"({some_names(names)})."
         )
     return tuple(names)
 
@@ -459,26 +436,21 @@ def _dtype_and_shape(arrays: Sequence[NDArray[Any]]) -> tuple[str, tuple[int | N
     shape = reduce(widened, (each for each in shapes if len(each) == depth))
     if len(full) < len(arrays) or shape[:1] == (0,):
         shape = (None, *shape[1:])
-    float32 = np.dtype(np.float32)
-    dtype = np.result_type(*{each.dtype for each in full if each.size} or {float32})
-    if dtype == np.float64 and all(fits(float32, each) for each in full):
-        dtype = float32
+    dtype = np.result_type(*{each.dtype for each in full if each.size} or {_FLOAT32})
+    if dtype == np.float64 and all(fits(_FLOAT32, each) for each in full):
+        dtype = _FLOAT32
     return dtype.name, shape
 
 
 def _column(type: FieldType, cells: Sequence[Any]) -> Column:
     """Return the column of a settled type. cells: as its `cell` returns them; None for no value."""
     if type.is_encoded:
-        data = [each or b"" for each in cells]
-        joined, ends = np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)])
-        return EncodedColumn([joined[a:b] for a, b in pairwise(ends.tolist())])
+        return EncodedColumn([np.frombuffer(each or b"", np.uint8) for each in cells])
     form = type.stored
     assert form is not None, type
     empty = form.empty
-    filled = [
-        empty if each is None or (empty.ndim and not each.size and each.ndim < empty.ndim) else each
-        for each in cells
-    ]
-    if form.is_ragged:
-        filled = [each.astype(form.dtype, copy=False) for each in filled]
+    filled = [empty if each is None else each for each in cells]
+    if form.is_ragged:  # an empty list may lack dimensions
+        found = (each if each.ndim == empty.ndim else empty for each in filled)
+        filled = [each.astype(form.dtype, copy=False) for each in found]
     return form.column(filled)

@@ -25,14 +25,15 @@ import re
 import struct
 import threading
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError
 from penstock.cache.base import usable_cores
-from penstock.readers.types import Facts, ImageFacts, Rejection, failure, pixel_refusal
+from penstock.readers.types import MAX_PIXELS, Facts, ImageFacts, Rejection, failure, pixel_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,11 +46,10 @@ IMAGE_HEAD_BYTES = 64
 """The number of leading bytes that `sniff` needs."""
 
 _JPEG = b"\xff\xd8\xff"
-_PNG = b"\x89PNG\r\n\x1a\n"
 # The first bytes of each kind of image, and its plugin of Pillow.
 _KINDS = {
     "jpeg": (_JPEG, "Jpeg"),
-    "png": (_PNG, "Png"),
+    "png": (rb"\x89PNG\r\n\x1a\n", "Png"),
     "tiff": (rb"II[*+]\0|MM\0[*+]", "Tiff"),
     "bmp": (rb"BM", "Bmp"),
     "jpeg2000": (rb"\0\0\0\x0cjP  \r\n\x87\n|\xff\x4f\xff\x51", "Jpeg2K"),
@@ -75,8 +75,6 @@ _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(
 def sniff(head: bytes) -> str | Rejection:
     """Return the codec of an image, or why the bytes are no image. head: its first IMAGE_HEAD_BYTES
     bytes."""
-    if head[:3] == _JPEG:
-        return "jpeg"
     found = _ANY.match(head)
     if found is None:
         reason = "not an image (its first bytes match no known image format)"
@@ -138,7 +136,7 @@ UNKNOWN_SIZE: Sides = (0, 0)
 """The size of a sample that is no picture, or whose header is damaged."""
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_EXIF, _ORIENTATION = b"Exif\0\0", 0x0112
+_APP1, _EXIF, _ORIENTATION = 0xE1, b"Exif\0\0", 0x0112
 _TURNED = (5, 6, 7, 8)
 """Orientations that exchange height and width."""
 
@@ -154,15 +152,14 @@ def upright_size(sample: Encoded) -> Sides:
     try:
         if head[:2] == _JPEG[:2]:
             return _jpeg_size(sample.data)
-        kind, found = sniff(head), None
-        if isinstance(kind, Rejection):
-            return UNKNOWN_SIZE
+        kind = sniff(head)
         if kind == "png":
             return _checked_size(*reversed(struct.unpack(">II", head[16:24])))
-        found = _webp_size(head) if kind == "webp" else None
+        if kind == "webp" and (found := _webp_size(head)) is not None:
+            return found
     except (struct.error, IndexError):
         return UNKNOWN_SIZE
-    return _size_by_pillow(sample, kind) if found is None else found
+    return UNKNOWN_SIZE if isinstance(kind, Rejection) else _size_by_pillow(sample, kind)
 
 
 def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
@@ -172,21 +169,16 @@ def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
 
 
 def _jpeg_size(data: memoryview) -> Sides:
-    """Return the upright size. This is on the path of each image of a batch, where `_markers` would
-    take a third longer."""
-    at, is_turned = 2, False
-    while found := _MARKER.search(data, at):
-        at = found.end()
-        marker = data[at - 1]
+    is_turned = False
+    for marker, at in _markers(data):
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 3)
+            height, width = struct.unpack_from(">HH", data, at + 5)
             return _checked_size(height, width, is_turned=is_turned)
         if marker in (_SOS, _EOI):
             break
-        length = 0 if marker in _NO_LENGTH else (data[at] << 8) + data[at + 1]
-        if marker == 0xE1 and not is_turned and data[at + 2 : at + 8] == _EXIF:
-            is_turned = _orientation(bytes(data[at + 8 : at + length])) in _TURNED
-        at += length
+        if marker == _APP1 and not is_turned and data[at + 4 : at + 10] == _EXIF:
+            end = at + 2 + (data[at + 2] << 8) + data[at + 3]
+            is_turned = _orientation(bytes(data[at + 10 : end])) in _TURNED
     return UNKNOWN_SIZE
 
 
@@ -248,28 +240,25 @@ def verify_name(verify: Verify | str | None) -> str | None:
 
 
 def named_verify(
-    name: str = "image", *, workers: int | None = None, max_pixels: int | None = None
+    name: str = "image", *, workers: int | None = None, max_pixels: int = MAX_PIXELS
 ) -> Verify:
     """Load a verifier by a name that `verify_name` returned. An entry point's runs on `workers`
-    threads. max_pixels: of an image; None uses the default. Raises MissingDependencyError."""
-    is_function = ":" in name
-    known = entry_points(group=_GROUP, name=name)
-    point = EntryPoint("verify", name, _GROUP) if is_function else next(iter(known), None)
+    threads. max_pixels: of an image. Raises MissingDependencyError."""
     try:
+        if ":" in name:
+            return cast("Verify", resolve_name(name))
+        point = next(iter(entry_points(group=_GROUP, name=name)), None)
         if point is None:
             raise ImportError("no such entry point is installed")
-        verify = point.load()
-    except (ImportError, AttributeError) as error:
+        threads = workers or usable_cores()
+        return functools.partial(point.load(), threads=threads, max_pixels=max_pixels)
+    except (ImportError, AttributeError, ValueError) as error:
         raise MissingDependencyError(
             f"The image verifier {name!r} ({_GROUP!r}) can't be loaded ({error}). Checking images "
             "decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no GPU) or "
             "'penstock[cuda12]'; or pass verify=, a function of a module that every worker can "
             "import."
         ) from error
-    more = {} if max_pixels is None else {"max_pixels": max_pixels}
-    if not is_function:
-        verify = functools.partial(verify, threads=workers or usable_cores(), **more)
-    return cast("Verify", verify)
 
 
 def check_images(

@@ -101,7 +101,8 @@ def array_schema(
         is_array = shape or dtype.itemsize > 8
         own: FieldType = Array(dtype.name, shape) if is_array else Value(dtype.name)
         type = given[name].completed(dtype.name, shape) if name in given else own
-        if type != own and not type.can_hold(dtype, shape):
+        is_own = type.stored is not None and type.stored.shape == shape
+        if not is_own or not type.can_hold(dtype, shape):
             raise ConfigError(
                 f'schema["{name}"]: got {type!r}, and the samples of {url} are {own!r}.'
             )

@@ -306,7 +306,7 @@ class Candidates:
                 raise ConfigError(
                     f'schema["{name}"]: got {type!r}, but "{name}" lies in files of its own, which '
                     "can't hold such values. Put the values into a table (manifest=), or use "
-                    "Text()."
+                    "Text(), or for .npy files an Array."
                 )
         shard_bytes = None
         if self.shard_of is None:

@@ -23,7 +23,7 @@ from crc32c import crc32c
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
 from penstock.readers.fieldtypes import (
-    decode_mask,
+    Mask,
     image_fields,
     is_progressive,
     mask_codec,
@@ -53,7 +53,7 @@ def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
     centre. Raises ValueError for class numbers that a PNG can't store."""
     from PIL import Image
 
-    classes = decode_mask(payload)
+    classes = Mask(of="image").decode(payload)
     rows, columns = (nearest(*sides) for sides in zip(classes.shape, size, strict=True))
     classes = classes[rows[:, None], columns]
     if classes.size and not 0 <= classes.min() <= classes.max() < 2**16:

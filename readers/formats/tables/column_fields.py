@@ -335,16 +335,8 @@ def _misfit(type: FieldType, arrow: Any) -> str | None:
     shape, inner = _shape_of(arrow)
     # Decimals become floats if the user declares it.
     found = np.dtype(np.float64) if pa.types.is_decimal(inner) else _number_of(inner)
-    form = type.stored
-    if found is not None and 0 not in shape and not type.is_encoded:
-        if form is None:
-            fits = bool(shape)
-        else:
-            pairs = zip(shape, form.shape, strict=False)
-            fits = len(shape) == len(form.shape) and type.can_hold(found, form.shape)
-            fits = fits and all(None in pair or pair[0] == pair[1] for pair in pairs)
-        if fits:
-            return None
+    if found is not None and 0 not in shape and type.can_hold(found, shape):
+        return None
     are_paths = type.is_encoded and not type.in_tables and arrow in TEXT
     advice = f": if these are paths of files, {FILES_BY_PATHS}" if are_paths else ""
     return f"it holds {arrow}, which can't become {type!r}{advice}"

@@ -14,7 +14,6 @@ from penstock.pipeline import DataLoader
 from penstock.pipeline.cli import main
 from penstock.pipeline.feed import warm
 from penstock.readers import Dataset
-from penstock.readers.fieldtypes import deliverable_fields
 from tests import field_sets
 from tests.servers.faulty import serving
 
@@ -45,7 +44,7 @@ def afar(place: Path, cache: Path) -> Dataset:
     files = fsspec.filesystem("file", skip_instance_cache=True)
     kept = DiskCache(cache, max_bytes="64MiB")
     dataset = Dataset(str(place), filesystem=files, cache=kept)
-    return dataset.select(*deliverable_fields(dataset.schema), "id")
+    return dataset.select(*dataset.schema, "id")
 
 
 def samples_of(source: Source) -> dict[int, dict[str, Any]]:
@@ -70,7 +69,7 @@ def test_after_a_warm_up_no_field_asks_the_remote(sets: Path, tmp_path: Path, ki
         assert traffic.hit_ratio == 1.0
         assert traffic.bytes_disk > 0
     local = Dataset(sets / kind)
-    with local.select(*deliverable_fields(local.schema), "id") as near:
+    with local.select(*local.schema, "id") as near:
         assert found == samples_of(near)
     local.close()
 

@@ -18,7 +18,6 @@ from penstock.readers.fieldtypes import (
     Schema,
     Text,
     decode_array,
-    decode_mask,
     examine,
     to_xyxy,
 )
@@ -69,7 +68,7 @@ def test_any_codec_and_shape_decodes_or_raises_a_value_error(codec, shape):
 def mask_of(data):
     """Decode a mask from the payload of its facts."""
     payload, codec, shape = read(Mask(of="image"), data)
-    found = decode_mask(payload)
+    found = Mask(of="image").decode(payload)
     assert (found.dtype.name, (*found.shape, 1)) == (
         "int32" if codec.endswith(":i4") else "uint8",
         tuple(shape),
@@ -132,10 +131,10 @@ def test_palettes_keep_their_numbers(classes, kind, bits):
 )
 def test_array_masks_are_equal_and_may_be_widened(classes):
     payload, _, _ = read(Mask(of="image"), npy(classes))
-    found = decode_mask(payload)
+    found = Mask(of="image").decode(payload)
     assert found.dtype == (np.uint8 if classes.dtype.str in ("|b1", "|u1") else np.int32)
     assert np.array_equal(found, classes)
-    assert decode_mask(payload, "int32").dtype == np.int32
+    assert Mask(of="image", dtype="int32").decode(payload).dtype == np.int32
 
 
 def test_a_turned_mask_is_turned_upright():
@@ -151,12 +150,12 @@ def test_a_damaged_mask_raises_a_value_error():
     floats = encoded(npy(np.zeros((8, 6))))
     for bad in (data[:-30], floats, encoded(b"x" * 99)):
         with pytest.raises(ValueError, match="mask"):
-            decode_mask(bad)
+            Mask(of="image").decode(bad)
     with pytest.raises(ValueError, match="header"):
-        decode_mask(floats[:-1])
+        Mask(of="image").decode(floats[:-1])
     deep, _, _ = read(Mask(of="image"), npy(np.zeros((8, 6), np.int32)))
     with pytest.raises(ValueError, match="8 bits"):
-        decode_mask(deep, "uint8")
+        Mask(of="image", dtype="uint8").decode(deep)
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])), is_marked=st.booleans())

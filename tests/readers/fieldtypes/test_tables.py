@@ -189,7 +189,7 @@ def test_mixed_kinds_in_csv_are_text_and_reported() -> None:
         (MultiLabel(("a", "b")), "a", "isn't a list of classes"),
         (Array("int64", (2,)), [1, 2.5], "doesn't fit into int64"),
         (Array("float32", (2,)), [1, 2, 3], r"shape \(3,\), wanted \(2,\)"),
-        (Array("float32", (2,)), [], "is empty"),
+        (Array("float32", (2,)), [], r"shape \(0,\), wanted \(2,\)"),
         (Array("float32", (None,)), ["a"], "isn't a list of numbers"),
         (Array("float32"), [[1], [1, 2]], "different lengths"),
         (Boxes(of="image"), [[1, 2, 3]], "wanted"),

@@ -184,7 +184,7 @@ def test_audio_that_cant_be_decoded_is_logged(
     root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
     with caplog.at_level(logging.WARNING, "penstock"):
         assert Dataset(root).fields == ("caption",)
-    assert '"audio" is Audio, which nothing decodes yet' in caplog.text
+    assert 'nothing decodes "audio"' in caplog.text
     assert Dataset(root, schema={"audio": Bytes()}).fields == ("audio", "caption")
 
 

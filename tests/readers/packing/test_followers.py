@@ -27,7 +27,6 @@ from penstock.readers.fieldtypes import (
     RaggedColumn,
     Schema,
     Text,
-    decode_mask,
     examine,
 )
 from penstock.readers.formats.pack import PackSample
@@ -98,7 +97,10 @@ def test_data_that_belongs_to_an_image_is_resized_with_it() -> None:
     assert after.facts["left"].shape == (20, 30, 3)
     assert after.facts["right"].shape == (20, 25, 3)
     for name, size in (("left_mask", (20, 30)), ("right_mask", (20, 25))):
-        classes, was = decode_mask(after.values[name]), decode_mask(before.values[name])
+        classes, was = (
+            Mask(of="image").decode(after.values[name]),
+            Mask(of="image").decode(before.values[name]),
+        )
         assert classes.shape == size
         assert after.facts[name].shape[:2] == size
         rows, columns = (nearest(a, b) for a, b in zip(was.shape, size, strict=True))
@@ -184,7 +186,7 @@ def test_boxes_of_any_form_stay_the_same_boxes(
 
 def test_a_mask_of_16_bits_keeps_its_classes() -> None:
     payload, facts = resized_mask(encoded_array(np.full((4, 4), 60_000, np.uint16)), (2, 3))
-    assert decode_mask(payload).tolist() == [[60_000] * 3] * 2
+    assert Mask(of="image").decode(payload).tolist() == [[60_000] * 3] * 2
     assert facts.shape == (2, 3, 1)
 
 
@@ -263,7 +265,7 @@ def test_everything_stays_with_its_pixels(source: Path, tmp_path: Path) -> None:
     assert isinstance(points, RaggedColumn)
     for row in range(SAMPLES):
         picture = np.asarray(Pillow.open(io.BytesIO(bytes(pictures.samples[row]))).convert("L"))
-        mask = decode_mask(masks.samples[row])
+        mask = Mask(of="image").decode(masks.samples[row])
         assert mask.shape == picture.shape
         assert min(mask.shape) == 20
         assert pictures.dims is not None

@@ -136,7 +136,7 @@ UNKNOWN_SIZE: Sides = (0, 0)
 """The size of a sample that is no picture, or whose header is damaged."""
 
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_APP1, _EXIF, _ORIENTATION = 0xE1, b"Exif\0\0", 0x0112
+_EXIF, _ORIENTATION = b"Exif\0\0", 0x0112
 _TURNED = (5, 6, 7, 8)
 """Orientations that exchange height and width."""
 
@@ -169,16 +169,21 @@ def _checked_size(height: int, width: int, *, is_turned: bool = False) -> Sides:
 
 
 def _jpeg_size(data: memoryview) -> Sides:
-    is_turned = False
-    for marker, at in _markers(data):
+    """Return the upright size. This is on the path of each image of a batch, where `_markers` would
+    take a third longer."""
+    at, is_turned = 2, False
+    while found := _MARKER.search(data, at):
+        at = found.end()
+        marker = data[at - 1]
         if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 5)
+            height, width = struct.unpack_from(">HH", data, at + 3)
             return _checked_size(height, width, is_turned=is_turned)
         if marker in (_SOS, _EOI):
             break
-        if marker == _APP1 and not is_turned and data[at + 4 : at + 10] == _EXIF:
-            end = at + 2 + (data[at + 2] << 8) + data[at + 3]
-            is_turned = _orientation(bytes(data[at + 10 : end])) in _TURNED
+        length = 0 if marker in _NO_LENGTH else (data[at] << 8) + data[at + 1]
+        if marker == 0xE1 and not is_turned and data[at + 2 : at + 8] == _EXIF:
+            is_turned = _orientation(bytes(data[at + 8 : at + length])) in _TURNED
+        at += length
     return UNKNOWN_SIZE
 
 

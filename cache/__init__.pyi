@@ -20,7 +20,7 @@ from .errors import explain_arguments as explain_arguments
 from .executors import RayExecutor as RayExecutor, OpenResources as OpenResources
 from .executors import check_executor as check_executor
 from .executors import dask_client as dask_client, keep_open as keep_open, run_tasks as run_tasks
-from .executors import worker_name as worker_name
+from .executors import error_of_kind as error_of_kind, worker_name as worker_name
 from .forks import check_process as check_process, keep_forever as keep_forever
 from .forks import leave_to_parent as leave_to_parent, watch as watch
 from .job_store import JobStore as JobStore, group_store as group_store

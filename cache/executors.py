@@ -9,8 +9,10 @@ when a RayExecutor is created.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import pickle
 import socket
 import threading
 import time
@@ -24,7 +26,6 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from penstock.cache import errors
@@ -64,13 +65,7 @@ class _TaskFailure:
     def error(self) -> PenstockError:
         """Create the error in this process; its message begins with the worker's name."""
         message = f"{self.where}: {self.message}"
-        kind = getattr(errors, self.kind, WorkerError)
-        try:
-            made = kind(message, **self.details)
-        except TypeError:
-            made = WorkerError(message)
-        assert isinstance(made, PenstockError)
-        return made
+        return error_of_kind(self.kind, message, default=WorkerError, **self.details)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +75,17 @@ class _Success(Generic[R]):
     result: R
 
 
-@dataclass(frozen=True, slots=True)
-class _Call(Generic[T, R]):
-    """A function and its task for a worker.
-
-    version: the version of the Penstock that created the task.
-    """
-
-    function: Callable[[T], R]
-    task: T
-    version: str
+def error_of_kind(
+    kind: str, message: str, *, default: type[PenstockError], **details: Any
+) -> PenstockError:
+    """Create an error of another process by the name of its class. default: the class if Penstock
+    has no such error, or if it needs other details."""
+    try:
+        made = getattr(errors, kind, default)(message, **details)
+    except TypeError:
+        made = default(message)
+    assert isinstance(made, PenstockError)
+    return made
 
 
 def _failure(error: PenstockError | OSError) -> _TaskFailure:
@@ -98,16 +94,17 @@ def _failure(error: PenstockError | OSError) -> _TaskFailure:
     return _TaskFailure(kind, str(error), worker_name(), details)
 
 
-def _run(call: _Call[T, R]) -> _Success[R] | _TaskFailure:
-    if call.version != __version__:
+def _run(task: Callable[[], R], version: str) -> _Success[R] | _TaskFailure:
+    """Run a task in a worker. version: of the Penstock that created it."""
+    if version != __version__:
         return _failure(
             ConfigError(
                 f"it has Penstock {__version__}, and the process that submits the tasks has "
-                f"{call.version}. Install the same version on all machines."
+                f"{version}. Install the same version on all machines."
             )
         )
     try:
-        return _Success(call.function(call.task))
+        return _Success(task())
     except (PenstockError, OSError) as error:
         return _failure(error)
 
@@ -145,37 +142,27 @@ def check_executor(executor: object) -> None:
 
 
 def run_tasks(
-    executor: Executor,
-    function: Callable[[T], R],
-    tasks: Iterable[T],
-    *,
-    what: str,
-    total: int,
-    check: Callable[[T], object] | None = None,
+    executor: Executor, tasks: Iterable[tuple[T, Callable[[], R]]], *, what: str, total: int
 ) -> Generator[tuple[T, R], None, None]:
-    """Run function(task) on an executor's workers; yield (task, result) as they end, in any order.
+    """Run tasks on an executor's workers; yield (key, result) as they end, in any order.
 
-    function: a function of a module, so that it can be pickled by name. tasks: plain values, read
-    from the iterable when they are submitted, two per worker ahead. what: the tasks' name in
-    messages, a plural such as "shards". total: the number of tasks, for messages. check: called
-    with the first task on each worker of a Dask executor, before any task; other executors can't do
-    that. Closing the generator cancels the tasks that haven't begun.
+    tasks: the key and the function of each, a `partial` of a module's function and plain values, so
+    that it can be pickled. They are read from the iterable when they are submitted, two per worker
+    ahead. what: the tasks' name in messages, a plural such as "shards". total: the number of tasks,
+    for messages. Closing the generator cancels the tasks that haven't begun.
 
     Raises the errors of tasks, their messages preceded by the worker's name, and WorkerError if
     workers died.
     """
     ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
     waiting = iter(tasks)
-    if check is not None and (first := next(waiting, None)) is not None:
-        _check_everywhere(executor, check, first)
-        waiting = chain([first], waiting)
     pending: dict[Future[Any], T] = {}
     tally, last_s = _Tally(what, total), time.monotonic()  # of the last result or warning
     try:
         while True:
             while len(pending) < ahead and (task := next(waiting, None)) is not None:
-                call = _Call(function, task, __version__)
-                pending[_submitted(executor, call, tally)] = task
+                key, function = task
+                pending[_submitted(executor, function, tally)] = key
             if not pending:
                 return
             ended, _ = wait(pending, timeout=_WAIT_S, return_when=FIRST_COMPLETED)
@@ -192,10 +179,10 @@ def run_tasks(
                     total,
                 )
             for future in ended:
-                task = pending.pop(future)
+                key = pending.pop(future)
                 result = _result(future, tally)
                 tally.done += 1
-                yield task, result
+                yield key, result
     finally:
         for future in pending:
             future.cancel()
@@ -213,9 +200,9 @@ class _Tally:
         return f"{self.done} of {self.total} {self.what} of this run are done and kept"
 
 
-def _submitted(executor: Executor, call: _Call[T, R], tally: _Tally) -> Future[Any]:
+def _submitted(executor: Executor, task: Callable[[], R], tally: _Tally) -> Future[Any]:
     try:
-        future = executor.submit(_run, call)
+        future = executor.submit(_run, task, __version__)
     except BrokenExecutor as error:
         raise _died(error, tally) from error
     except RuntimeError as error:  # it was shut down, or its cluster has ended
@@ -239,7 +226,10 @@ def _result(future: Future[Any], tally: _Tally) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "penstock":
             raise
-        raise _missing_penstock(error) from error
+        raise MissingDependencyError(
+            f"A worker has no Penstock ({error}). Install Penstock {__version__} on the workers' "
+            "machines, too."
+        ) from error
     except Exception as error:
         # Each engine has its own errors for dead workers, which only their names identify.
         if type(error).__name__ in _DEAD_WORKER_ERRORS:
@@ -268,13 +258,6 @@ _DEAD_WORKER_ERRORS = frozenset(
 )
 
 
-def _missing_penstock(error: ModuleNotFoundError) -> MissingDependencyError:
-    return MissingDependencyError(
-        f"A worker has no Penstock ({error}). Install Penstock {__version__} on the workers' "
-        "machines, too."
-    )
-
-
 def _reason(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
@@ -285,21 +268,6 @@ def _died(error: BaseException, tally: _Tally) -> WorkerError:
         "call with a new executor to continue from there. Read the worker's output where the "
         "executor stores it; a process that was killed has often run out of memory."
     )
-
-
-def _check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
-    """Run function(task) once on each worker of a Dask executor, and raise the error of any
-    worker."""
-    client = dask_client(executor)
-    if client is None:
-        return
-    try:
-        found = client.run(_run, _Call(function, task, __version__))
-    except ModuleNotFoundError as error:
-        raise _missing_penstock(error) from error
-    for result in found.values():
-        if isinstance(result, _TaskFailure):
-            raise result.error()
 
 
 class OpenResources:
@@ -317,8 +285,10 @@ class OpenResources:
 os.register_at_fork(after_in_child=OpenResources.forget)
 
 
-def keep_open(key: str, make: Callable[[], T]) -> T:
-    """Return the result of make(), called once per process and key; the last few are kept."""
+def keep_open(value: object, make: Callable[[], T]) -> T:
+    """Return the result of make(), called once per process and value, which is compared by its
+    pickled bytes; the last few are kept."""
+    key = hashlib.sha256(pickle.dumps(value)).hexdigest()
     with OpenResources.lock:
         if key not in OpenResources.made:
             OpenResources.made[key] = make()

@@ -77,7 +77,7 @@ class RemoteShards:
 
     def _keys_of(self, dataset: int, shards: Ints) -> list[str]:
         """Return the keys of the blobs of some shards of one dataset."""
-        keys = self.datasets[dataset][1].keys()
+        keys = self.datasets[dataset][1].keys
         return [keys[number] for number in self.number[shards].tolist()]
 
     # -- one shard

@@ -14,12 +14,12 @@ isn't lost: the job's lanes follow what the nodes hold.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -520,26 +520,10 @@ _MOST_NODES = 2**16
 """No job has more nodes; without a limit, a typing error would fill the memory with tasks."""
 
 
-@dataclass(frozen=True, slots=True)
-class WarmTask:
-    """The warm-up of one node, for a worker.
-
-    rank: the node's first rank; size: ranks of the job; ranks: ranks of the node.
-    """
-
-    source: SerializedSource
-    order: WarmRequest
-    rank: int
-    size: int
-    ranks: int
-
-
-def warm_task(task: WarmTask) -> tuple[str, WarmResult]:
+def warm_task(source: SerializedSource, order: WarmRequest, world: World) -> tuple[str, WarmResult]:
     """Warm the node of this worker; return the worker's name and the result."""
-    key = hashlib.sha256(task.source.source).hexdigest()
-    dataset = keep_open(f"warm {key}", task.source.load)
-    world = World(task.rank, task.size, local_rank=0, local_size=task.ranks)
-    return worker_name(), warm_node(dataset, task.order, world=world)
+    dataset = keep_open(source, source.load)
+    return worker_name(), warm_node(dataset, order, world=world)
 
 
 def warm_nodes(
@@ -575,10 +559,11 @@ def warm_nodes(
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")
     serialized, ranks = SerializedSource.of(dataset), size // count
-    tasks = [WarmTask(serialized, order, node * ranks, size, ranks) for node in range(count)]
+    worlds = [World(node * ranks, size, local_rank=0, local_size=ranks) for node in range(count)]
+    tasks = [(world, partial(warm_task, serialized, order, world)) for world in worlds]
     run: Any = _PinnedExecutor(executor, hosts) if hosts else executor
     results: list[WarmResult] = []
-    for _, (worker, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count):
+    for _, (worker, result) in run_tasks(run, tasks, what="nodes", total=count):
         results.append(result)
         _log.info("%s has warmed its node: %d of %d", worker, len(results), count)
         if progress is not None:
@@ -626,7 +611,7 @@ class _PinnedExecutor:
         self._client, self._workers = dask_client(executor), iter(workers)
         self.num_workers = len(workers)
 
-    def submit(self, function: Callable[..., Any], call: Any) -> Any:
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         assert self._client is not None
         pinned = self._client.get_executor(workers=[next(self._workers)], pure=False)
-        return pinned.submit(function, call)
+        return pinned.submit(function, *arguments)

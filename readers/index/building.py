@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import DatasetError, DatasetNotFoundError, IndexChangedError, ordered
 from penstock.readers.fieldtypes import Settling, image_fields
@@ -37,7 +37,7 @@ from penstock.readers.origin import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
         ShardSummary,
         Sidecar,
     )
-    from penstock.readers.index.candidate_checks import IndexWorkers, Results
-    from penstock.readers.index.index_folders import IndexPlaces
+    from penstock.readers.index.candidate_checks import Results
     from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.opening import IndexOpener
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
-    from penstock.readers.origin import Origin
-    from penstock.readers.types import Facts, Progress, Verify
+    from penstock.readers.origin import LeftOut
+    from penstock.readers.types import Facts
 
     Ints = NDArray[np.int64]
     _Found = tuple[Manifest, bytes]
@@ -67,27 +67,16 @@ _WRITERS = 8
 _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
 
 
-@dataclass(kw_only=True)
 class IndexBuilder:
-    """Find, build, update and repair the index of a dataset that doesn't carry one.
+    """Find, build, update and repair the index of a dataset that doesn't carry one."""
 
-    places: the dataset's files, and the folders that may hold the index. format: of the dataset.
-    verify: decodes images; None means the installed decoder. workers: threads that read. executor:
-    checks the samples; None means this process.
-    """
-
-    places: IndexPlaces
-    format: Format
-    verify: Verify | str | None
-    workers: int
-    progress: Progress | None = None
-    executor: IndexWorkers | None = None
-    _listed: Listing | None = None
-
-    @property
-    def origin(self) -> Origin:
-        """Return the place of the dataset's files."""
-        return self.places.origin
+    def __init__(self, opener: IndexOpener, format: Format) -> None:
+        """opener: has the dataset's files, the folders that may hold the index, and the options for
+        building one. format: of the dataset."""
+        self.opener, self.format = opener, format
+        self.origin, self.places = opener.origin, opener.places
+        self.progress = opener.progress
+        self._listed: Listing | None = None
 
     # -- the index in the local folders that may hold it
 
@@ -108,7 +97,7 @@ class IndexBuilder:
             known = self._read(place) if reuse else None
             if known is not None and self._is_valid(known, place):
                 return known, place  # the previous holder of the lock has built it
-            candidates = listing.candidates(workers=self.workers)
+            candidates = listing.candidates(workers=self.opener.workers)
             facts = None if known is None else self._facts(known, place, candidates)
             if facts is None and not candidates.chunked:
                 _log.info(
@@ -257,7 +246,7 @@ class IndexBuilder:
             progress=self.progress,
             remedy="This is done once; `penstock index` does it before the job.",
         )
-        from penstock.readers.index.candidate_checks import check_units, reusable_facts
+        from penstock.readers.index.candidate_checks import PARTS, check_units, reusable_facts
 
         bad: list[QuarantineEntry] = []
         check_units(candidates)
@@ -267,13 +256,12 @@ class IndexBuilder:
         if facts:
             unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
             reporter.done(len(facts), 0)
-        if self.executor is None:
+        executor = self.opener.executor
+        if executor is None:
             checked = self._check(candidates, unread, reporter=reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
-            checked = self.executor.check(
-                candidates, unread, key=key, folder=folder, reporter=reporter
-            )
+            checked = executor.check(candidates, unread, key=key, folder=folder, reporter=reporter)
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""
@@ -301,19 +289,16 @@ class IndexBuilder:
         written = list(
             ordered(write, enumerate(parts()), workers=_WRITERS, ahead=2 * _WRITERS, name="write")
         )
-        quarantined = [*candidates.quarantined, *bad]
-        write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
-        if not written:
-            raise DatasetNotFoundError(no_good_sample_message(url, quarantined))
-        names, etags, summaries = zip(*written, strict=True)
-        left_out = count_left_out(quarantined)
-        manifest = join_manifest(
-            names,
-            summaries,
-            etags=etags,
+        manifest = complete_index(
+            folder,
+            [name for name, _, _ in written],
+            [summary for _, _, summary in written],
+            url=url,
+            quarantined=[*candidates.quarantined, *bad],
+            samples_left_out=candidates.unnamed,
+            etags=[etag for _, etag, _ in written],
             kind=self.format.name,
             schema=settling.schema(),
-            quarantined=len(quarantined),
             # If facts of files are kept, the names of the files identify the dataset.
             source="" if self.format.keeps_facts else url,
             arrangement=self.origin.variant,
@@ -324,12 +309,9 @@ class IndexBuilder:
                 name[:_MOST_LEFT_OUT]: reason[:_MOST_LEFT_OUT]
                 for name, reason in list(candidates.left_out.items())[:_MOST_LEFT_OUT]
             },
-            samples_left_out=joined_left_out([left_out, candidates.unnamed]),
         )
-        write_manifest(os.path.join(folder, MANIFEST), manifest)
-        sweep_sidecars(folder, keep=set(names))
-        if self.executor is not None:
-            self.executor.finish(folder)
+        sweep_sidecars(folder, keep=set(manifest.names))
+        shutil.rmtree(os.path.join(folder, PARTS), ignore_errors=True)
         _log.info(
             "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
             url,
@@ -369,7 +351,7 @@ class IndexBuilder:
         for is_last in (False, True):
             try:
                 for candidates, number in self._listing().counterparts(
-                    shard, name, total=total, workers=self.workers
+                    shard, name, total=total, workers=self.opener.workers
                 ):
                     if not _are_alike(candidates, manifest):
                         continue
@@ -391,7 +373,8 @@ class IndexBuilder:
         """Return `check_here` for this dataset."""
         from penstock.readers.index.candidate_checks import check_here  # not to open an index
 
-        return partial(check_here, self.origin, verify=self.verify, workers=self.workers)
+        opener = self.opener
+        return partial(check_here, self.origin, verify=opener.verify, workers=opener.workers)
 
     def _part(
         self, candidates: Candidates, positions: Ints, results: Results, layout: SampleLayout
@@ -415,6 +398,36 @@ class IndexBuilder:
             for name in image_fields(layout.schema, layout.schema)
         }
         return sidecar, sidecar.summary(progressive=progressive)
+
+
+def complete_index(
+    folder: bytes,
+    names: Sequence[bytes],
+    shards: Sequence[ShardSummary],
+    *,
+    url: str,
+    quarantined: Sequence[QuarantineEntry],
+    samples_left_out: Mapping[str, LeftOut],
+    **facts: Any,
+) -> Manifest:
+    """Write the quarantine and, last, the manifest of an index or a pack into a folder.
+
+    names, shards: of the files that exist. url: of the data. quarantined, samples_left_out: the
+    samples that are left out, with an entry or only counted. facts: for `join_manifest`. Raises
+    DatasetNotFoundError if no sample is good, DatasetError, and WriteError.
+    """
+    write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
+    if not names:
+        raise DatasetNotFoundError(no_good_sample_message(url, quarantined))
+    manifest = join_manifest(
+        names,
+        shards,
+        quarantined=len(quarantined),
+        samples_left_out=joined_left_out([count_left_out(quarantined), samples_left_out]),
+        **facts,
+    )
+    write_manifest(os.path.join(folder, MANIFEST), manifest)
+    return manifest
 
 
 def _chunked_part(candidates: Candidates, number: int, layout: SampleLayout) -> _Part:

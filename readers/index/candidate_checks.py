@@ -15,6 +15,7 @@ import os
 import shutil
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Schema
     from penstock.readers.files import ProgressReporter
     from penstock.readers.formats import Candidates, Contents, Sidecar
     from penstock.readers.index.dataset_description import DatasetDescription
@@ -57,7 +57,10 @@ Results = list["Mapping[str, Facts] | Rejection"]
 _BATCH_BYTES = 32 * 2**20
 _BATCH_SAMPLES = 256
 _AHEAD = 3
-_PARTS = b"parts"
+_NO_FACTS = Facts(0, 0, 0, (), "")
+PARTS = b"parts"
+"""The folder in the index's folder that keeps the results of an executor's workers until the index
+is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,59 +157,44 @@ def earlier_facts(
     be read; and the number of samples of that index whose names still exist. Raises the errors of
     reading the sidecars.
     """
-    positions = {name: position for position, name in enumerate(candidates.names)}
-    same: dict[int, Mapping[str, Facts]] = {}
-    shared = 0
+    names: set[bytes] = set()
+    known: dict[tuple[bytes, str], tuple[Entry, Facts]] = {}
     for sidecar in sidecars:
-        for name, known in zip(sidecar.names, _known(sidecar, candidates.schema), strict=True):
-            if (position := positions.get(name)) is None:
+        names.update(sidecar.names)
+        files = list(sidecar.files.entries())
+        for name in sidecar.layout.stored("span"):
+            notes, was = sidecar.fields[name], sidecar.layout.schema[name]
+            now = candidates.schema.get(name)
+            # An image isn't decoded like a mask, so a field of another type has no facts.
+            if now is None or type(was) is not type(now) or was.reference != now.reference:
                 continue
-            shared += 1
-            if (facts := _current_facts(known, candidates, position)) is not None:
-                same[position] = facts
-    return same, shared
-
-
-def _known(sidecar: Sidecar, schema: Schema) -> list[dict[str, tuple[Entry, Facts]]]:
-    """Return the file and the facts of each field of each sample in a sidecar. An image isn't
-    decoded like a mask, so a field of another type has no facts."""
-    files = list(sidecar.files.entries())
-    found: list[dict[str, tuple[Entry, Facts]]] = [{} for _ in range(sidecar.samples)]
-    for name in sidecar.layout.stored("span"):
-        notes = sidecar.fields[name]
-        was, now = sidecar.layout.schema[name], schema.get(name)
-        if now is None or type(was) is not type(now) or was.reference != now.reference:
-            continue
-        assert notes.files is not None
-        assert notes.crcs is not None
-        columns = [each.tolist() for each in (notes.files, notes.crcs, notes.starts, notes.sizes)]
-        shapes = [()] * sidecar.samples if notes.shapes is None else notes.shapes.tolist()
-        rows = zip(found, *columns, shapes, notes.codecs, strict=True)
-        for sample, file, crc, start, size, shape, codec in rows:
-            if file != MISSING:
-                sample[name] = files[file], Facts(crc, start, size, tuple(shape), codec)
-    return found
-
-
-def _current_facts(
-    known: Mapping[str, tuple[Entry, Facts]], candidates: Candidates, position: int
-) -> Mapping[str, Facts] | None:
-    """Return the facts relative to the current spans, or None if the fields or the files have
-    changed."""
-    facts: dict[str, Facts] = {}
-    for name, spans in candidates.spans.items():
-        number, start = int(spans.files[position]), int(spans.starts[position])
-        if (number == MISSING) == (name in known):
-            return None
-        if number == MISSING:
-            continue
-        file, was = known[name]
-        skipped = was.start - start
-        is_alike = skipped >= 0 and skipped + was.size == spans.sizes[position]
-        if not is_alike or file != candidates.files[number]:
-            return None
-        facts[name] = replace(was, start=skipped)
-    return facts if len(facts) == len(known) else None
+            assert notes.files is not None
+            assert notes.crcs is not None
+            arrays = (notes.files, notes.crcs, notes.starts, notes.sizes)
+            columns = [each.tolist() for each in arrays]
+            shapes = [()] * sidecar.samples if notes.shapes is None else notes.shapes.tolist()
+            rows = zip(sidecar.names, *columns, shapes, notes.codecs, strict=True)
+            for sample, file, crc, start, size, shape, codec in rows:
+                if file != MISSING:
+                    facts = Facts(crc, start, size, tuple(shape), codec)
+                    known[sample, name] = files[file], facts
+    same: dict[int, Mapping[str, Facts]] = {}
+    for position, sample in enumerate(candidates.names):
+        found: dict[str, Facts] = {}
+        for name, spans in candidates.spans.items():
+            number = int(spans.files[position])
+            if number == MISSING:
+                continue
+            entry, facts = known.get((sample, name), (None, _NO_FACTS))
+            skipped = facts.start - int(spans.starts[position])
+            is_alike = skipped >= 0 and skipped + facts.size == spans.sizes[position]
+            if entry != candidates.files[number] or not is_alike:
+                break
+            found[name] = replace(facts, start=skipped)
+        else:
+            if sample in names:
+                same[position] = found
+    return same, len(names.intersection(candidates.names))
 
 
 def reusable_facts(
@@ -273,29 +261,12 @@ def check_here(
         yield found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckTask:
-    """One shard to check, on one thread of a worker. data: the candidates' dataset. verify: the
-    name of a decoder; None means the installed one. candidates: of this shard only."""
-
-    data: DatasetDescription
-    verify: str | None
-    shard: int
-    candidates: Candidates
-
-
-def check_worker(task: CheckTask) -> None:
-    """Check that this process reaches the data and has a decoder. Raises an error that names what
-    is missing."""
-    task.data.open_files()
-    verify_for(task.candidates.schema, task.verify, workers=1)
-
-
-def check_task(task: CheckTask) -> Results:
-    """Check the samples of a task. Raises errors of reading."""
-    origin, _ = task.data.open_files()
-    shards = list(task.candidates.shards)
-    (checked,) = check_here(origin, task.candidates, shards, verify=task.verify, workers=1)
+def check_task(data: DatasetDescription, candidates: Candidates, verify: str | None) -> Results:
+    """Check the samples of one shard, on one thread of a worker. data: the candidates' dataset.
+    verify: the name of a decoder; None means the installed one. Raises errors of reading."""
+    origin, _ = data.open_files()
+    shards = list(candidates.shards)
+    (checked,) = check_here(origin, candidates, shards, verify=verify, workers=1)
     return checked
 
 
@@ -318,10 +289,10 @@ class IndexWorkers:
         reporter: ProgressReporter,
     ) -> Iterator[Results]:
         """Check candidates, then yield the results of each shard, in order. shards: positions. key:
-        identifies the listing. folder: of the index, which keeps the results until `finish`."""
+        identifies the listing. folder: of the index, which keeps the results in `PARTS`."""
         inputs = json.dumps([key, __version__, self.verify]).encode()
         own = hashlib.sha256(inputs).hexdigest()[:32].encode()
-        parts, sizes = os.path.join(folder, _PARTS), candidates.sizes
+        parts, sizes = os.path.join(folder, PARTS), candidates.sizes
         for name in os.listdir(parts) if os.path.isdir(parts) else ():
             if name != own:
                 shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
@@ -346,24 +317,13 @@ class IndexWorkers:
             else:
                 report(shard)
         tasks = (
-            CheckTask(
-                data=self.data,
-                verify=self.verify,
-                shard=shard,
-                candidates=candidates.take(shards[shard]),
-            )
+            (shard, partial(check_task, self.data, candidates.take(shards[shard]), self.verify))
             for shard in left
         )
-        for task, results in run_tasks(
-            self.executor, check_task, tasks, check=check_worker, what="shards", total=len(left)
-        ):
-            write_bytes(paths[task.shard], results_to_json(results))
-            report(task.shard)
+        for shard, results in run_tasks(self.executor, tasks, what="shards", total=len(left)):
+            write_bytes(paths[shard], results_to_json(results))
+            report(shard)
         for shard in range(len(shards)):
             found = known(shard)
             assert found is not None, shard
             yield found
-
-    def finish(self, folder: bytes) -> None:
-        """Remove the files that only an unfinished index needs."""
-        shutil.rmtree(os.path.join(folder, _PARTS), ignore_errors=True)

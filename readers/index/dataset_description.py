@@ -6,9 +6,7 @@ other client of a store.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -141,8 +139,7 @@ class DatasetDescription:
         doesn't have their folder, and the same errors as `locate`."""
         from penstock.cache import keep_open
 
-        key = hashlib.sha256(pickle.dumps(self)).hexdigest()
-        return keep_open(f"files {key}", self._open_files)
+        return keep_open(self, self._open_files)
 
     def _open_files(self) -> tuple[Origin, Scratch]:
         scratch = Scratch(self.cache)

@@ -232,15 +232,12 @@ class Index:
                 None if manifest.is_of_chunks else int(manifest.files[shard]),
             )
             uri = f"{origin.url}#{printable(name.rpartition(b'/')[2])}"
-        key = self._keys[shard]
+        key = self.keys[shard]
         return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
-    def keys(self) -> tuple[str, ...]:
-        """Return the keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
-        return self._keys
-
     @cached_property
-    def _keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all shards of a remote dataset, made without I/O: 40 hex digits each."""
         manifest, origin = self.manifest, cast("RemoteFolder", self.origin)
         sums = manifest.crc32c.tolist(), manifest.columns_crc32c.tolist()
         rows = zip(manifest.names, manifest.etags, *sums, strict=True)

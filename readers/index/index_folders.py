@@ -8,7 +8,7 @@ for it. An index next to remote data is read, because the owner of the bucket ma
 An index in a cache folder is only a copy of facts about the data, so damage to it must not end a
 job: the shard's files or archive are listed and decoded again. The result must equal the facts in
 the manifest that the job has in memory. Then ids and bytes are those that the job started with. The
-part is written back if the folder still holds this index; else it stays in memory.
+part is written back if that is possible; else it stays in memory.
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ from penstock.readers.files import (
     write_bytes,
 )
 from penstock.readers.formats import read_sidecar
-from penstock.readers.index.manifest import (
-    MANIFEST,
-    SIDECARS,
-    read_manifest,
-    read_manifest_of,
-    write_manifest,
-)
+from penstock.readers.index.manifest import MANIFEST, SIDECARS, read_manifest, read_manifest_of
 from penstock.readers.origin import QUARANTINE, local_path, show
 
 if TYPE_CHECKING:
@@ -298,9 +292,6 @@ def upload_index(built: Manifest, place: bytes, to: Origin) -> None:
         ) from None
 
 
-_MOST_FETCHES = 3
-
-
 class Sidecars:
     """Read the sidecars of one index. Thread-safe.
 
@@ -355,21 +346,20 @@ class Sidecars:
         )
 
     def _read_remote(self, shard: int, place: Origin) -> Sidecar:
-        """Read a small object through the cache, and fetch it again if its copy is damaged."""
+        """Read a small object through the cache."""
         name = self._manifest.names[shard]
-        # The version is the fingerprint, because another index has other sidecars.
-        version = self._manifest.about.fingerprint
         url = f"{place.url.rstrip('/')}/{printable(name)}"
-        for left in reversed(range(_MOST_FETCHES)):
+
+        def parse(path: bytes) -> Sidecar:
             try:
-                path = place.file(name, size_bytes=None, version=version)
                 return self._parse(shard, path, url)
             except (CorruptShardError, IndexChangedError) as error:  # damaged or missing
-                if not left:
-                    raise
                 self._warn(place.url, error)
-                place.drop(name, size_bytes=None, version=version)
-        raise AssertionError
+                raise
+
+        # The version is the fingerprint, because another index has other sidecars.
+        version = self._manifest.about.fingerprint
+        return place.load(name, parse, size_bytes=None, version=version)
 
     def _read_local(self, shard: int, place: bytes) -> Sidecar:
         def read() -> Sidecar:
@@ -413,27 +403,12 @@ class Sidecars:
 
     def _put_back(self, shard: int, sidecar: Sidecar, place: bytes) -> bool:
         """Write the part back into the folder and return True on success. Don't wait for a process
-        that is building an index there."""
+        that is building an index there. An index of other data has other names of parts."""
         try:
             path = below(place, self._manifest.names[shard])
             make_folder(os.path.join(place, SIDECARS))
             with locked(place, busy="an index is being built there"):
-                is_ours = self._is_ours(shard, os.path.join(place, MANIFEST))
-                return is_ours and sidecar.write(path) == self._manifest.etags[shard]
+                return sidecar.write(path) == self._manifest.etags[shard]
         except (CorruptShardError, OSError) as error:
             _log.info("The rebuilt part of the index stays in memory: %s", error)
             return False
-
-    def _is_ours(self, shard: int, path: bytes) -> bool:
-        """Return True if the folder holds this very index. A damaged or missing manifest is written
-        back."""
-        mine = self._manifest
-        try:
-            found = read_manifest(path, remedy=REINDEX, mapped=False)
-        except (CorruptShardError, FileNotFoundError):
-            write_manifest(path, mine)
-            return True
-        except DatasetError:  # a newer version wrote it
-            return False
-        wanted = mine.names[shard], mine.etags[shard]
-        return len(found.names) > shard and (found.names[shard], found.etags[shard]) == wanted

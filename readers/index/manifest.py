@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field
 from dataclasses import fields as dataclass_fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -267,11 +267,6 @@ class ManifestHeader:
     samples_left_out: dict[str, LeftOut] = field(default_factory=dict)
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Return the class names of the only class field; empty if there is none, or several."""
-        return self.schema.class_names()
-
-    @property
     def progressive(self) -> int | None:
         """Return the number of progressive JPEGs of all fields, None if they weren't counted."""
         counts = [each.progressive for each in self.fields.values()]
@@ -403,6 +398,31 @@ class Manifest:
             layout=self.about.layout,
             overhead_bytes=self.about.overhead_bytes,
             fields=fields,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetSummary:
+    """The counts of a finished index or pack; its two subclasses describe them."""
+
+    samples: int
+    shards: int
+    bytes: int
+    quarantined: int
+    seconds: float
+    left_out: Mapping[str, int]
+
+    @classmethod
+    def of(cls, manifest: Manifest, **more: Any) -> Self:
+        """Summarise a manifest. more: the attributes that it doesn't determine."""
+        about = manifest.about
+        return cls(
+            samples=about.samples,
+            shards=len(manifest.names),
+            bytes=int(manifest.shard_bytes.sum()),
+            quarantined=about.quarantined,
+            left_out={reason: each.samples for reason, each in about.samples_left_out.items()},
+            **more,
         )
 
 
@@ -654,24 +674,10 @@ def read_manifest(
 
 
 def read_manifest_of(origin: Origin, entry: Entry, *, remedy: str) -> Manifest:
-    """Read a manifest. A damaged copy in the cache is fetched once more."""
-    name, size_bytes, version = entry.name, entry.size_bytes, entry.version
-    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(name)}"
-
-    def read() -> Manifest:
-        path = origin.file(name, size_bytes=size_bytes, version=version)
-        return read_manifest(path, remedy=remedy, mapped=origin.is_local, url=url)
-
-    try:
-        return read()
-    except (
-        CorruptShardError,
-        OtherVersionError,
-        FileNotFoundError,
-    ):  # removed since it was fetched
-        if not origin.drop(name, size_bytes=size_bytes, version=version):
-            raise
-        return read()
+    """Read a manifest of a local or a remote dataset."""
+    url = None if origin.is_local else f"{origin.url.rstrip('/')}/{printable(entry.name)}"
+    read = partial(read_manifest, remedy=remedy, mapped=origin.is_local, url=url)
+    return origin.load(entry.name, read, size_bytes=entry.size_bytes, version=entry.version)
 
 
 def _other_version(

@@ -38,7 +38,7 @@ from penstock.readers.formats import (
 )
 from penstock.readers.index.dataset_description import DatasetDescription
 from penstock.readers.index.index import Index
-from penstock.readers.index.manifest import MANIFEST, read_manifest_of
+from penstock.readers.index.manifest import MANIFEST, DatasetSummary, read_manifest_of
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch
 
 if TYPE_CHECKING:
@@ -298,14 +298,7 @@ class IndexOpener:
     def _builder(self, format: Format) -> IndexBuilder:
         from penstock.readers.index.building import IndexBuilder
 
-        return IndexBuilder(
-            places=self.places,
-            format=format,
-            verify=self.verify,
-            workers=self.workers,
-            progress=self.progress,
-            executor=self.executor,
-        )
+        return IndexBuilder(self, format)
 
     def _index(self, manifest: Manifest, place: bytes | Origin) -> Index:
         from penstock.readers.index.index_folders import Sidecars, is_cached
@@ -317,7 +310,7 @@ class IndexOpener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexSummary:
+class IndexSummary(DatasetSummary):
     """The counts of a finished index.
 
     bytes: of all samples. quarantined: samples that are left out and listed in quarantine.jsonl.
@@ -325,13 +318,7 @@ class IndexSummary:
     reason.
     """
 
-    samples: int
-    shards: int
-    bytes: int
-    quarantined: int
-    seconds: float
     place: str
-    left_out: Mapping[str, int]
 
 
 def open_index(
@@ -425,15 +412,8 @@ def index(
         )
         with closing(opener.origin):
             built = opener.rebuild()
-            return IndexSummary(
-                samples=built.samples,
-                shards=len(built.sizes),
-                bytes=int(built.shard_bytes.sum()),
-                quarantined=built.about.quarantined,
-                seconds=time.monotonic() - began,
-                place=built.place,
-                left_out={reason: each.samples for reason, each in built.left_out.items()},
-            )
+            seconds = time.monotonic() - began
+            return IndexSummary.of(built.manifest, seconds=seconds, place=built.place)
 
 
 build_index = index

@@ -26,7 +26,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache import JobStore, JobStoreError, PenstockError, StalledError, Workers, errors
+from penstock.cache import (
+    DatasetError,
+    JobStore,
+    JobStoreError,
+    PenstockError,
+    StalledError,
+    Workers,
+    error_of_kind,
+)
 from penstock.readers.files import make_folder, write_bytes
 from penstock.readers.index.manifest import MANIFEST, is_sidecar_name
 from penstock.readers.origin import QUARANTINE
@@ -70,12 +78,7 @@ class BuildReport(NamedTuple):
         if not self.error:
             return
         message = f"{url}: {self.builder} failed to build the index for the job: {self.error}"
-        try:
-            raised = getattr(errors, self.kind)(message)
-        except (AttributeError, TypeError):
-            raised = errors.DatasetError(message)
-        assert isinstance(raised, PenstockError)
-        raise raised
+        raise error_of_kind(self.kind, message, default=DatasetError)
 
 
 @dataclass(slots=True)

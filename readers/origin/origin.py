@@ -11,7 +11,7 @@ import logging
 import os
 import stat
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 from penstock.cache import DatasetNotFoundError
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.file_selection import FileSelection, Listed
+
+T = TypeVar("T")
 
 _log = logging.getLogger("penstock")
 
@@ -80,14 +82,12 @@ class Origin(ABC):
         raise TypeError(f"{self.url} is local")
 
     @abstractmethod
-    def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
-        """Return the local path of a file below the root. A small remote file is fetched as a
-        whole. Raises FetchError."""
-
-    def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        """Delete the cached copy of a small remote file. Return False if the origin is local."""
-        del name, size_bytes, version
-        return False
+    def load(
+        self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str
+    ) -> T:
+        """Parse a small file below the root. A remote one is fetched as a whole, and again if its
+        copy in the cache is damaged. parse: gets the path of the local file. Raises FetchError, and
+        the errors of parse."""
 
     @abstractmethod
     def entry(self, name: bytes) -> Entry | None:
@@ -193,9 +193,11 @@ class LocalFolder(Origin):
         ending = os.fsencode(f"-{self.variant}" if self.variant else "") + INDEX_SUFFIX
         return [name + ending for name in names if is_trusted(name + ending, self.root)]
 
-    def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
+    def load(
+        self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str
+    ) -> T:
         del size_bytes, version
-        return os.path.join(self.root, name)
+        return parse(os.path.join(self.root, name))
 
     def entry(self, name: bytes) -> Entry | None:
         found = status_of(os.path.join(self.root, name))

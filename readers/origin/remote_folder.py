@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from penstock.cache import ConfigError, redact
+from penstock.cache import ConfigError, DatasetError, redact
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.readers.files import printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
@@ -18,7 +18,7 @@ from penstock.readers.origin.listed_files import Entry
 from penstock.readers.origin.origin import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.blobs import Remote
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from penstock.readers.origin.file_selection import FileSelection, Listed
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import Encoded
+
+T = TypeVar("T")
+
+_MOST_FETCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +111,18 @@ class RemoteFolder(Origin):
             self._others[url] = RemoteFolder(url, self._access, of=self.remote)
         return self._others[url]
 
-    def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
-        return self.remote.object(os.fsdecode(name), size_bytes=size_bytes, version=version)
-
-    def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        self.remote.drop_object(os.fsdecode(name), size_bytes=size_bytes, version=version)
-        return True
+    def load(
+        self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str
+    ) -> T:
+        remote, path = self.remote, os.fsdecode(name)
+        for left in reversed(range(_MOST_FETCHES)):
+            try:
+                return parse(remote.object(path, size_bytes=size_bytes, version=version))
+            except (DatasetError, FileNotFoundError):  # damaged, or removed since it was fetched
+                if not left:
+                    raise
+                remote.drop_object(path, size_bytes=size_bytes, version=version)
+        raise AssertionError
 
     def entry(self, name: bytes) -> Entry | None:
         found = self.remote.find(os.fsdecode(name))

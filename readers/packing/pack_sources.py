@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import pickle
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -77,35 +76,32 @@ PackPlan = list[PlannedShard]
 """The shards of a pack, by number."""
 
 
-def _planned(grouping: Grouping, source_ids: Ints) -> PackPlan:
-    groups = enumerate(map(grouping.positions, range(grouping.shards)))
-    return [PlannedShard(number, mine, source_ids[mine]) for number, mine in groups]
-
-
 def plan_samples(
     sizes: Ints,
     *,
     shuffle: bool,
     seed: int,
     shard_bytes: int,
+    order: Ints | None = None,
     units: Sequence[Ints] | None = None,
     window_bytes: int = WINDOW_BYTES,
-    source_ids: Ints | None = None,
-) -> PackPlan:
-    """Plan a pack of samples. If they lie in decode units, the units are shuffled, then the samples
-    of a window of units, so that each unit is decoded once and at most one window is in memory.
+) -> Grouping:
+    """Group samples into the shards of a pack. If they lie in decode units, the units are shuffled,
+    then the samples of a window of units, so that each unit is decoded once and at most one window
+    is in memory.
 
-    sizes: bytes, int64, shape (n,). units: rows of each, by shard. window_bytes: of the units that
-    are mixed. source_ids: of the samples, by position; None means the positions.
+    sizes: bytes, int64, shape (n,). order: of the samples, unless they are shuffled; None is that
+    of their positions. units: rows of each, by shard, in that order. window_bytes: of the units
+    that are mixed.
     """
-    ids = order = np.arange(len(sizes), dtype=np.int64)
+    if order is None:
+        order = np.arange(len(sizes), dtype=np.int64)
     if shuffle and units is not None:
         windows = _windows(np.concatenate(list(units)), sizes, seed, window_bytes)
-        order = np.lexsort((keyed_hash(seed, ids), windows)).astype(np.int64)
+        order = np.lexsort((keyed_hash(seed, order), windows)).astype(np.int64)
     elif shuffle:
-        order = shuffled(len(sizes), seed)
-    grouping = cut_evenly(order, sizes, shard_bytes)
-    return _planned(grouping, ids if source_ids is None else source_ids)
+        order = order[shuffled(len(order), seed)]
+    return cut_evenly(order, sizes, shard_bytes)
 
 
 def _windows(rows: Ints, sizes: Ints, seed: int, window_bytes: int) -> Ints:
@@ -144,14 +140,22 @@ class PackSource(ABC):
 
     schema: the packed fields; a mask's dtype may be unknown. fingerprint: changes with anything
     about the source. has_ids: True if its samples already have ids, which don't change if one of
-    them is bad. max_pixels: see `Candidates`. quarantined: the candidates that
-    were rejected before they were read. left_out: further samples that the source left out.
+    them is bad. ids: by position, int64, shape (n,). order: positions by id, None if they are in
+    this order. units: rows of each decode unit, by shard; None if samples can be read singly.
+    shards, shard_bytes: the shards that the source has, and the mean size to which they were cut;
+    None if a pack has others. max_pixels: see `Candidates`. quarantined: the candidates that were
+    rejected before they were read. left_out: further samples that the source left out.
     """
 
     has_ids: ClassVar[bool] = True
     url: str
     schema: Schema
     fingerprint: str
+    ids: Ints
+    order: Ints | None = None
+    units: Sequence[Ints] | None = None
+    shards: Grouping | None = None
+    shard_bytes: int | None = None
     max_pixels: int
     quarantined: Sequence[QuarantineEntry] = ()
     left_out: Mapping[str, LeftOut]
@@ -161,9 +165,20 @@ class PackSource(ABC):
     def sizes(self) -> Ints:
         """The bytes of each sample, int64, shape (n,)."""
 
-    @abstractmethod
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         """Plan which sample is packed into which shard."""
+        groups = self.shards
+        if groups is None or shuffle or shard_bytes != self.shard_bytes:
+            groups = plan_samples(
+                self.sizes,
+                shuffle=shuffle,
+                seed=seed,
+                shard_bytes=shard_bytes,
+                order=self.order,
+                units=self.units,
+                window_bytes=WINDOW_BYTES,
+            )
+        return [PlannedShard(number, mine, self.ids[mine]) for number, mine in enumerate(groups)]
 
     @abstractmethod
     def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
@@ -239,6 +254,10 @@ class CandidateSource(PackSource):
         self.url, self.fingerprint, self.schema = origin.url, fingerprint, candidates.schema
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
         self.max_pixels = candidates.max_pixels
+        self.shards, self.shard_bytes = candidates.shards, candidates.shard_bytes
+        self.order = self.shards.order
+        self.ids = np.empty(len(self.order), np.int64)  # of an index
+        self.ids[self.order] = np.arange(len(self.order))
         self._units = BoxUnits(enough=min(8, len(candidates)))
 
     @classmethod
@@ -266,16 +285,6 @@ class CandidateSource(PackSource):
     @cached_property
     def sizes(self) -> Ints:
         return self._candidates.sizes
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        found, grouping = self._candidates, self._candidates.shards
-        order = grouping.order
-        ids = np.empty(len(order), np.int64)  # of an index
-        ids[order] = np.arange(len(order))
-        if shuffle or shard_bytes != found.shard_bytes:
-            order = order[shuffled(len(order), seed)] if shuffle else order
-            grouping = cut_evenly(order, found.sizes, shard_bytes)
-        return _planned(grouping, ids)
 
     def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
         assert self._sent is not None
@@ -403,7 +412,12 @@ class RowSource(PackSource):
         self._checks = None
         if self._pack is None:
             self._checks = ValueChecks.of(self.schema, [*self.schema], samples=len(source))
-        self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
+        self.ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
+        if contents.units is not None:  # empty if a sample can be read alone
+            self.units = [
+                rows if len(rows) else np.ones(size, np.int64)
+                for rows, size in zip(contents.units, contents.sizes.tolist(), strict=True)
+            ]
 
     def close(self) -> None:
         """Close what this object has opened. Safe to call twice."""
@@ -450,24 +464,6 @@ class RowSource(PackSource):
             else:
                 stored.append(name)
         return found + source.index.manifest.bytes_of(source.stored_fields(stored))
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        units = self._source.contents.units
-        if units is not None:  # empty if a sample can be read alone
-            sizes = self._source.contents.sizes.tolist()
-            units = [
-                rows if len(rows) else np.ones(size, np.int64)
-                for rows, size in zip(units, sizes, strict=True)
-            ]
-        return plan_samples(
-            self.sizes,
-            shuffle=shuffle,
-            seed=seed,
-            shard_bytes=shard_bytes,
-            units=units,
-            window_bytes=WINDOW_BYTES,
-            source_ids=self._ids,
-        )
 
     def for_worker(self, shard: PlannedShard) -> tuple[Callable[[], PackSource], PlannedShard]:
         assert self._sent is not None
@@ -528,7 +524,7 @@ class RowSource(PackSource):
         recorded, or new ones."""
         pack = self._pack
         if pack is None:
-            shown = self._source.names(self._ids[positions])
+            shown = self._source.names(self.ids[positions])
             names = [name.encode("utf-8", "surrogateescape") for name in shown]
             if not contents:
                 return names, [{}] * len(names)
@@ -549,8 +545,7 @@ class RowSource(PackSource):
 
 def _open_rows(sent: SerializedSource, fields: tuple[str, ...], fingerprint: str) -> RowSource:
     """Open a source in a worker, once per process."""
-    key = hashlib.sha256(pickle.dumps((sent, fields))).hexdigest()
-    opened = keep_open(f"pack {key}", lambda: RowSource(sent.load(), fields=fields, workers=1))
+    opened = keep_open((sent, fields), lambda: RowSource(sent.load(), fields=fields, workers=1))
     if opened.fingerprint != fingerprint:
         raise IndexChangedError(
             f"{opened.url}: its index differs from that of the driver. Check that all machines see "

@@ -19,31 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError, check_executor
+from penstock.cache import ConfigError, PenstockError, check_executor
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
 from penstock.readers.fieldtypes import Settling, named_verify, verify_name
-from penstock.readers.files import ProgressReporter, locked, make_folder, printable, write_bytes
+from penstock.readers.files import ProgressReporter, locked, make_folder, printable
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
-from penstock.readers.index import (
-    MANIFEST,
-    DatasetDescription,
-    IndexOpener,
-    Manifest,
-    join_manifest,
-    write_manifest,
-)
-from penstock.readers.origin import (
-    QUARANTINE,
-    Scratch,
-    count_left_out,
-    joined_left_out,
-    local_path,
-    no_good_sample_message,
-    quarantine_lines,
-    show,
-)
+from penstock.readers.index import DatasetDescription, DatasetSummary, IndexOpener, complete_index
+from penstock.readers.origin import Scratch, count_left_out, local_path, show
 from penstock.readers.packing.pack_sources import CandidateSource, RowSource
 from penstock.readers.packing.shard_writing import (
     PackFolder,
@@ -58,7 +42,7 @@ from penstock.readers.sources import Source
 from penstock.readers.types import MAX_PIXELS, Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
@@ -66,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
-    from penstock.readers.index import Folder
+    from penstock.readers.index import Folder, Manifest
     from penstock.readers.origin import Origin, QuarantineEntry, Url
     from penstock.readers.packing.pack_sources import PackPlan, PackSource, PlannedShard
     from penstock.readers.packing.shard_writing import ShardRecord
@@ -88,54 +72,29 @@ def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackSummary:
+class PackSummary(DatasetSummary):
     """The result of `pack`. bytes: of the shard files. complete: True if the manifest is written;
     else the counts are those of this rank, and other ranks have yet to finish. progressive: the
     number of progressive JPEGs in the pack, None if they weren't counted. left_out: the number of
     samples that aren't in the pack by reason, including those that its source leaves out."""
 
-    samples: int
-    shards: int
-    bytes: int
-    quarantined: int
-    seconds: float
     complete: bool
     progressive: int | None
-    left_out: Mapping[str, int]
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
-        """Summarise a complete pack."""
-        left_out = manifest.about.samples_left_out
-        return cls(
-            samples=manifest.about.samples,
-            shards=len(manifest.names),
-            bytes=int(manifest.shard_bytes.sum()),
-            quarantined=manifest.about.quarantined,
-            seconds=seconds,
-            complete=True,
-            progressive=manifest.about.progressive,
-            left_out={reason: each.samples for reason, each in left_out.items()},
-        )
-
-    @classmethod
-    def of_records(cls, records: Sequence[ShardRecord], seconds: float) -> PackSummary:
+    def of_records(cls, records: Collection[ShardRecord], seconds: float) -> PackSummary:
         """Summarise one rank's finished shards."""
         facts = [record.facts for record in records if record.facts is not None]
+        rejected = [entry for record in records for _, entry in record.rejected]
         return cls(
             samples=sum(f.samples for f in facts),
             shards=len(facts),
             bytes=sum(f.size_bytes for f in facts),
-            quarantined=sum(len(record.rejected) for record in records),
+            quarantined=len(rejected),
             seconds=seconds,
             complete=False,
             progressive=sum(s.progressive or 0 for f in facts for s in f.fields.values()),
-            left_out={
-                reason: each.samples
-                for reason, each in count_left_out(
-                    q for record in records for _, q in record.rejected
-                ).items()
-            },
+            left_out={reason: n.samples for reason, n in count_left_out(rejected).items()},
         )
 
 
@@ -190,28 +149,32 @@ class PackRun:
         """Write this rank's share, and the manifest if all shares are finished."""
         self.rules.transcode.check(source.schema)
         pack_forms(source.schema)
-        settings = self.settings(source)
-        folder = PackFolder(root, settings)
+        folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()
         if manifest is not None:
             _log.info("%s already holds this complete pack: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
-            return PackSummary.of_manifest(manifest, self._seconds())
-        plan = source.plan(
-            shuffle=self.shuffle, seed=self.seed, shard_bytes=settings["shard_bytes"]
+        else:
+            plan = source.plan(
+                shuffle=self.shuffle, seed=self.seed, shard_bytes=folder.settings["shard_bytes"]
+            )
+            folder.begin()
+            is_driver = self.executor is not None
+            own = os.path.join(
+                folder.ranks, b"driver" if is_driver else b"%06d-of-%06d" % (self.rank, self.size)
+            )
+            make_folder(own)
+            busy = "another process is packing into it. Wait for it, or stop it."
+            with locked(own, busy=f"{printable(root)}: {busy}"):
+                records = self._write_shards(source, plan, folder)
+            manifest = _complete(source, plan, folder, records)
+            if manifest is None:
+                return PackSummary.of_records(records.values(), self._seconds())
+        progressive = manifest.about.progressive
+        return PackSummary.of(
+            manifest, seconds=self._seconds(), complete=True, progressive=progressive
         )
-        folder.begin()
-        rank = b"driver" if self.executor is not None else b"%06d-of-%06d" % (self.rank, self.size)
-        own = os.path.join(folder.ranks, rank)
-        make_folder(own)
-        busy = f"{printable(root)}: another process is packing into it. Wait for it, or stop it."
-        with locked(own, busy=busy):
-            records = self._write_shards(source, plan, folder)
-        manifest = _complete(source, plan, folder, records)
-        if manifest is None:
-            return PackSummary.of_records(list(records.values()), self._seconds())
-        return PackSummary.of_manifest(manifest, self._seconds())
 
     def _write_shards(
         self, source: PackSource, plan: PackPlan, folder: PackFolder
@@ -239,15 +202,16 @@ class PackRun:
         left = [shard for shard in mine if shard.number not in records]
         written: Iterator[tuple[PlannedShard, ShardRecord]]
         if self.executor is None:
-            files = write_shards(source, left, folder.shard, self.rules, report=report)
+            files = write_shards(source, left, folder.shard, self.rules)
             written = zip(left, files, strict=True)
         else:
             written = write_by_executor(
-                self.executor, left, source=source, folder=folder, rules=self.rules, report=report
+                self.executor, left, source=source, folder=folder, rules=self.rules
             )
         for shard, record in written:
             folder.write_record(shard.number, record)
             records[shard.number] = record
+            report(shard.positions)
         return records
 
     def _seconds(self) -> float:
@@ -278,41 +242,39 @@ def _write_manifest(
     source: PackSource, plan: PackPlan, folder: PackFolder, known: Mapping[int, ShardRecord]
 ) -> Manifest | None:
     rejected: list[tuple[int, QuarantineEntry]] = []
-    good: list[tuple[PlannedShard, ShardSummary]] = []
+    good: list[PlannedShard] = []
+    facts: list[ShardSummary] = []
     for shard in plan:
         record = known.get(shard.number) or folder.read_record(shard.number)
         if record is None:
             return None
         rejected += record.rejected
         if record.facts is not None:
-            good.append((shard, record.facts))
-    quarantined = [*source.quarantined, *(q for _, q in rejected)]
-    write_bytes(os.path.join(folder.own, QUARANTINE), quarantine_lines(quarantined))
-    if not good:
-        raise DatasetNotFoundError(no_good_sample_message(source.url, quarantined))
+            good.append(shard)
+            facts.append(record.facts)
     if rejected and not source.has_ids:
         gone = np.sort(np.array([i for i, _ in rejected], np.int64))
-        for shard, _ in good:
+        for shard in good:
             # Replace the `source` column by ids of the source's index, which counts good files
             # only. The bad files are known only now. The column is computed from the plan, not
             # from the file, so doing it twice does no harm.
             ids = shard.source_ids[~np.isin(shard.source_ids, gone)]
             shown = ids - np.searchsorted(gone, ids)
             rewrite_source(folder.shard(shard.number), source.schema, shown)
-    left_out = count_left_out(quarantined)
-    manifest = join_manifest(
-        [shard_name(shard.number) for shard, _ in good],
-        [facts for _, facts in good],
+    manifest = complete_index(
+        folder.own,
+        [shard_name(shard.number) for shard in good],
+        facts,
+        url=source.url,
+        quarantined=[*source.quarantined, *(entry for _, entry in rejected)],
+        samples_left_out=source.left_out,
         kind=PackFormat.name,
-        schema=_settled(source.schema, [facts for _, facts in good]),
-        quarantined=len(quarantined),
+        schema=_settled(source.schema, facts),
         shuffled=folder.settings["shuffle"],
         seed=folder.settings["seed"],
         source=source.url,
         settings=folder.settings,
-        samples_left_out=joined_left_out([left_out, source.left_out]),
     )
-    write_manifest(os.path.join(folder.own, MANIFEST), manifest)
     folder.tidy()
     return manifest
 

@@ -20,11 +20,11 @@ import secrets
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import DatasetError, DestinationError, WriteError, ordered, run_tasks
-from penstock.readers.fieldtypes import verify_for
 from penstock.readers.files import (
     OWN_FOLDER,
     make_folder,
@@ -43,23 +43,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.index import Manifest
     from penstock.readers.packing.pack_sources import PackSource, PlannedShard
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Verify
 
-    Ints = NDArray[np.int64]
     Found = tuple[bytes, PackSample | Rejection]
-    Report = Callable[[Ints], None]
 
 _SHARD = re.compile(rb"\.?shard-\d{6,}\.arrow(\.tmp)?")
 _SETTINGS, _RANKS = b"pack.json", b"ranks"
 _REMEDY = "Give an empty or new folder as the destination."
-_REPORTED_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +218,8 @@ def write_shards(
     shards: Sequence[PlannedShard],
     path: Callable[[int], bytes],
     rules: PackRules,
-    *,
-    report: Report = lambda _: None,
 ) -> Iterator[ShardRecord]:
     """Write shards, and yield their records in order. path: of a shard's file, by its number.
-    report: called with the positions of samples that were read.
 
     Raises IndexChangedError, DatasetError, FetchError, WriteError.
     """
@@ -247,12 +238,7 @@ def write_shards(
             ahead = workers + 2
             samples = ordered(transcoded, samples, workers=workers, ahead=ahead, name="transcode")
         for shard in shards:
-            found: list[Found] = []
-            while len(found) < len(shard.positions):
-                positions = shard.positions[len(found) :][:_REPORTED_SAMPLES]
-                found += islice(samples, len(positions))
-                report(positions)
-            yield shard, found
+            yield shard, list(islice(samples, len(shard.positions)))
 
     # One thread writes a shard while the next one is decoded.
     return ordered(
@@ -285,51 +271,31 @@ def _write_shard(
     return ShardRecord(facts=facts, rejected=rejected)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardTask:
-    """One shard of a pack, which a worker of an executor writes.
+def write_task(
+    open: Callable[[], PackSource], shard: PlannedShard, root: bytes, run: bytes, rules: PackRules
+) -> tuple[bytes, ShardRecord]:
+    """Write one shard of a pack into a new folder, in a worker of an executor. Return the path of
+    its file, and its record.
 
-    open: opens its source. root: the pack's folder. run: the driver's folder in it.
+    open: opens its source. root: the pack's folder. run: the driver's folder in it. Raises
+    DestinationError if this machine doesn't see the destination or the run is over, errors of
+    reading, and WriteError.
     """
-
-    shard: PlannedShard
-    open: Callable[[], PackSource]
-    root: bytes
-    run: bytes
-    rules: PackRules
-
-    def unseen(self) -> DestinationError:
-        """Return the error for a machine without the folder of this run."""
-        return DestinationError(
-            f"{printable(self.root)}: the folder of this run doesn't exist on this machine. Give a "
-            "destination that is mounted under the same path on every machine. If it is, the "
-            "driver of this run has ended, and another one continues."
-        )
-
-
-def check_worker(task: ShardTask) -> None:
-    """Check that this process reaches the source and the destination, and has a decoder. Raises an
-    error that names what is missing."""
-    if not os.path.isdir(task.run):
-        raise task.unseen()
-    verify_for(task.open().schema, task.rules.verify, workers=task.rules.workers)
-
-
-def write_task(task: ShardTask) -> tuple[bytes, ShardRecord]:
-    """Write one shard of a pack into a new folder. Return the path of its file, and its record.
-    Raises DestinationError if this machine doesn't see the destination or the run is over, errors
-    of reading, and WriteError."""
-    name = shard_name(task.shard.number)
-    folder = os.path.join(task.run, b"%s-%s" % (name, secrets.token_hex(8).encode()))
-    source = task.open()
+    name = shard_name(shard.number)
+    folder = os.path.join(run, b"%s-%s" % (name, secrets.token_hex(8).encode()))
+    source = open()
     try:
         os.mkdir(folder)
     except FileNotFoundError:
-        raise task.unseen() from None
+        raise DestinationError(
+            f"{printable(root)}: the folder of this run doesn't exist on this machine. Give a "
+            "destination that is mounted under the same path on every machine. If it is, the "
+            "driver of this run has ended, and another one continues."
+        ) from None
     except OSError as error:
-        raise write_error(task.root, error) from error
+        raise write_error(root, error) from error
     path = os.path.join(folder, name)
-    (record,) = write_shards(source, [task.shard], lambda _: path, task.rules)
+    (record,) = write_shards(source, [shard], lambda _: path, rules)
     return path, record
 
 
@@ -340,28 +306,21 @@ def write_by_executor(
     source: PackSource,
     folder: PackFolder,
     rules: PackRules,
-    report: Report,
 ) -> Iterator[tuple[PlannedShard, ShardRecord]]:
     """Write shards by the workers of an executor, and yield each with its record when it is done.
-    report: called with the positions of its samples. Raises the errors of tasks, with the worker's
-    name, and WorkerError."""
+    Raises the errors of tasks, with the worker's name, and WorkerError."""
     for name in os.listdir(folder.ranks):  # the workers of earlier runs can't finish
         if name.startswith(b"run-"):
             shutil.rmtree(os.path.join(folder.ranks, name), ignore_errors=True)
     run = os.path.join(folder.ranks, b"run-" + secrets.token_hex(8).encode())
     make_folder(run)
 
-    def tasks() -> Iterator[ShardTask]:
-        for shard in shards:
-            open, mine = source.for_worker(shard)
-            yield ShardTask(shard=mine, open=open, root=folder.root, run=run, rules=rules)
-
-    planned = {shard.number: shard for shard in shards}
+    tasks = (
+        (shard, partial(write_task, *source.for_worker(shard), folder.root, run, rules))
+        for shard in shards
+    )
     try:
-        for task, (path, record) in run_tasks(
-            executor, write_task, tasks(), check=check_worker, what="shards", total=len(shards)
-        ):
-            shard = planned[task.shard.number]
+        for shard, (path, record) in run_tasks(executor, tasks, what="shards", total=len(shards)):
             try:
                 if record.facts is not None:
                     os.replace(path, folder.shard(shard.number))
@@ -369,7 +328,6 @@ def write_by_executor(
                 raise write_error(folder.root, error) from error
             shutil.rmtree(os.path.dirname(path), ignore_errors=True)
             yield shard, record
-            report(shard.positions)
     finally:
         # Tasks that still run can't write any more.
         shutil.rmtree(run, ignore_errors=True)

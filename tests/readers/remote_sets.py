@@ -45,7 +45,7 @@ def locally(built: Path, kind: str, tmp_path: Path) -> list[tuple[bytes, int, li
 
 def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
     """Return the files of the dataset's shards in a cache."""
-    keys = dataset.index.keys()
+    keys = dataset.index.keys
     return [cache / "blobs" / key for key in keys]
 
 

@@ -133,7 +133,9 @@ def test_the_schema_is_settled_and_the_manifest_sums_it_up(dataset: Dataset) -> 
     assert index.summary("image").images is not None
     assert index.summary("image").images != index.summary("depth").images
     assert index.summary("label").bounds == (0, 2)
-    assert index.about.classes == ()  # tags are classes too: there isn't the one field of them
+    assert (
+        index.schema.class_names() == ()
+    )  # tags are classes too: there isn't the one field of them
     assert index.about.icc is not None
 
 

@@ -75,7 +75,7 @@ def test_data_without_room_in_the_cache_is_read_past_it(
     with Dataset(f"{memory}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset:
         dataset.open(verify=images.verify)
         assert dataset.remote is not None
-        keys = dataset.index.keys()
+        keys = dataset.index.keys
         job = dataset.remote.join(keys, [2**60] * len(keys))
         assert job is not None
         for key in keys:  # building the index has filled the tar files
@@ -184,10 +184,10 @@ def test_keys_are_computed_without_any_request(server: Server, tmp_path: Path) -
             two.open()
             server.reset()
             sources = [one.index.source(shard) for shard in shards]
-            assert [source.key for source in sources] == list(one.index.keys())
-            assert one.index.keys() == two.index.keys()
+            assert [source.key for source in sources] == list(one.index.keys)
+            assert one.index.keys == two.index.keys
             assert [s.size_bytes for s in sources] == one.index.shard_bytes.tolist()
-            assert len({*one.index.keys()}) == len(shards)
+            assert len({*one.index.keys}) == len(shards)
             assert [len(s.segments) for s in sources] == (
                 [1] * len(shards) if kind != "set" else one.index.sizes.tolist()
             )
@@ -196,7 +196,7 @@ def test_keys_are_computed_without_any_request(server: Server, tmp_path: Path) -
                 s.size_bytes for s in sources
             )
     with Dataset(tmp_path) as local, pytest.raises(DatasetError):
-        local.index.keys()
+        _ = local.index.keys
 
 
 def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(

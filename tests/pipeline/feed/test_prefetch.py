@@ -288,7 +288,7 @@ def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
         for loader in (first, second):
             next(iter(loader))
         shares = [prefetch_of(loader)._share for loader in (first, second)]
-        keys = remote.index.keys()
+        keys = remote.index.keys
         for share in shares:
             kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
             assert kept == share.shards.tolist()

@@ -149,7 +149,7 @@ class FormatConformance:
         for cache in ("one", "two"):
             with Dataset(remote_url, cache=tmp_path / cache) as dataset:
                 assert everything(dataset) == expected
-                found.append(dataset.index.keys())
+                found.append(dataset.index.keys)
                 sources = [dataset.index.source(n) for n in range(len(found[0]))]
                 assert tuple(source.key for source in sources) == found[-1]
                 sizes = [sum(s.size_bytes for s in source.segments) for source in sources]

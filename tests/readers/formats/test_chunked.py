@@ -123,7 +123,7 @@ def test_a_blob_holds_the_selected_fields_and_others_can_still_be_read(
             sources = [index.source(shard) for shard in range(len(index.sizes))]
             sizes[fields] = [source.size_bytes for source in sources]
             assert sizes[fields] == index.shard_bytes.tolist()
-            assert index.keys() == tuple(source.key for source in sources)
+            assert index.keys == tuple(source.key for source in sources)
             assert len({source.key for source in sources}) == len(blocks.SHARD_UNITS)
             for source in sources:
                 assert sum(each.size_bytes for each in source.segments) == source.size_bytes

@@ -56,7 +56,7 @@ def test_the_facts_of_an_index(folder: Path) -> None:
     index = open_index(str(folder), verify=images.verify)
     assert (index.kind, index.samples, index.about.quarantined) == ("folder", 12, 0)
     assert tuple(index.schema) == ("image", "label")
-    assert index.about.classes == ("class-0", "class-1", "class-2")
+    assert index.schema.class_names() == ("class-0", "class-1", "class-2")
     assert index.starts.tolist() == [0]
     assert index.sizes.tolist() == [12]
     assert index.shard_bytes.sum() == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
@@ -78,7 +78,11 @@ def test_shards_are_virtual_and_ids_go_through_them(folder: Path) -> None:
 def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "flat", {f"{i}.jpg": images.jpeg(i) for i in range(3)})
     index = open_index(root, verify=images.verify)
-    assert (tuple(index.schema), index.about.classes, index.about.icc) == (("image",), (), None)
+    assert (tuple(index.schema), index.schema.class_names(), index.about.icc) == (
+        ("image",),
+        (),
+        None,
+    )
 
 
 def test_bad_files_are_named_with_their_reason(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_an_index_inside_is_no_class_of_ours(folder: Path) -> None:
     build_index(folder, out=folder / "mine.penstock", verify=images.verify)
     images.write_folder(folder, {"other.penstock/1.jpg": images.jpeg(1)})
     index = open_index(folder, verify=images.verify)
-    assert (index.samples, index.about.classes) == (6, ("class-0", "class-1", "class-2"))
+    assert (index.samples, index.schema.class_names()) == (6, ("class-0", "class-1", "class-2"))
 
 
 @pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/.", "file://{}", "{}/../photos"])

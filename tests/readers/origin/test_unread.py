@@ -127,7 +127,7 @@ def test_folders_that_others_leave_behind_are_no_classes(tmp_path: Path, other: 
     files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, f"{other}/b/._2.jpg": b"x"}
     root = images.write_folder(tmp_path / "set", files)
     index = Dataset(root).open(verify=images.verify)
-    assert (index.about.classes, index.about.quarantined) == (("a", "b"), 0)
+    assert (index.schema.class_names(), index.about.quarantined) == (("a", "b"), 0)
 
 
 def test_a_class_of_bad_images_keeps_its_number(tmp_path: Path) -> None:

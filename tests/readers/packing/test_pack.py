@@ -163,7 +163,11 @@ def test_a_flat_folder_packs_without_labels(tmp_path: Path) -> None:
     flat = {f"{i}.jpg": images.jpeg(i) for i in range(5)}
     make(images.write_folder(tmp_path / "flat", flat), tmp_path / "pack")
     index = open_index(tmp_path / "pack")
-    assert (tuple(index.schema), index.about.icc, index.about.classes) == (("image",), None, ())
+    assert (tuple(index.schema), index.about.icc, index.schema.class_names()) == (
+        ("image",),
+        None,
+        (),
+    )
 
 
 def test_a_remote_source(tmp_path: Path) -> None:

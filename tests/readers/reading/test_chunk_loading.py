@@ -130,7 +130,7 @@ def fill_then_damage(place: str, tmp_path: Path) -> None:
     """Fill the cache, then flip a bit in the blob of shard 1."""
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset))
-        keys = dataset.index.keys()
+        keys = dataset.index.keys
     with (tmp_path / "cache" / "blobs" / keys[1]).open("r+b") as file:
         head = file.read(1)
         file.seek(0)
@@ -174,7 +174,7 @@ def test_a_cached_blob_that_was_truncated_under_a_reader_is_fetched_again_with_p
 ) -> None:
     with opened(place, tmp_path) as dataset:
         check(dataset, rows_of(dataset))
-        os.truncate(tmp_path / "cache" / "blobs" / dataset.index.keys()[2], 10)
+        os.truncate(tmp_path / "cache" / "blobs" / dataset.index.keys[2], 10)
         check(dataset, rows_of(dataset), mode="pread")
 
 

@@ -268,12 +268,6 @@ class Dataset(Source):
         self._open()
         return tuple(map(self._naming.stored_name, fields))
 
-    @property
-    def is_plain(self) -> bool:
-        """Return True if the URL alone determines the samples and fields."""
-        arguments = self._arguments
-        return arguments.description.is_plain and not (arguments.names or arguments.renames)
-
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
         return super()._largest(name) if bounds is None else int(bounds[1])

@@ -195,7 +195,8 @@ class IndexBuilder:
             self.progress = job.report_progress
             with job.building():
                 manifest, place = self.build()
-                job.publish(manifest, place, is_own=self.places.is_own(place))
+                is_shared = self.places.index is not None or place in self.origin.index_folders()
+                job.publish(manifest, place, is_own=not is_shared)
             return manifest, place
         report = job.wait()
         found = self._valid(self.places.candidates()) or self._receive(job, report)
@@ -256,12 +257,13 @@ class IndexBuilder:
         if facts:
             unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
             reporter.done(len(facts), 0)
-        executor = self.opener.executor
-        if executor is None:
+        if (check_by_workers := self.opener.check_by_workers) is None:
             checked = self._check(candidates, unread, reporter=reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
-            checked = executor.check(candidates, unread, key=key, folder=folder, reporter=reporter)
+            checked = check_by_workers(
+                candidates, unread, key=key, folder=folder, reporter=reporter
+            )
 
         def parts() -> Iterator[_Part]:
             """Yield the sidecar and the facts of each shard that has a good sample."""

@@ -1,8 +1,8 @@
 """Check candidates: read each sample once, decode it, and record facts about it, or a rejection.
 
 Candidates are read ahead on threads, in bounded batches. They are checked shard by shard, by this
-process (`check_here`) or by the workers of an executor (`IndexWorkers`), which return a few dozen
-bytes per sample. Their results are kept in the index's folder, `parts/`, until the index is
+process (`check_here`) or by the workers of an executor (`check_by_executor`), which return a few
+dozen bytes per sample. Their results are kept in the index's folder, `parts/`, until the index is
 complete: if the driver is killed, the same call resumes from them. An updated index reuses the
 facts about unchanged files (`earlier_facts`).
 """
@@ -270,60 +270,54 @@ def check_task(data: DatasetDescription, candidates: Candidates, verify: str | N
     return checked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexWorkers:
-    """The executor that checks the samples of an index. data: what its workers open. verify: the
-    name of a decoder."""
+def check_by_executor(
+    executor: Executor,
+    data: DatasetDescription,
+    candidates: Candidates,
+    shards: Sequence[Ints],
+    *,
+    verify: str | None,
+    key: str,
+    folder: bytes,
+    reporter: ProgressReporter,
+) -> Iterator[Results]:
+    """Check candidates by the workers of an executor, then yield the results of each shard, in
+    order. data: of the candidates, for the workers. shards: positions. verify: the name of a
+    decoder. key: identifies the listing. folder: of the index, which keeps the results in
+    `PARTS`."""
+    inputs = json.dumps([key, __version__, verify]).encode()
+    own = hashlib.sha256(inputs).hexdigest()[:32].encode()
+    parts, sizes = os.path.join(folder, PARTS), candidates.sizes
+    for name in os.listdir(parts) if os.path.isdir(parts) else ():
+        if name != own:
+            shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
+    make_folder(os.path.join(parts, own))
+    paths = [os.path.join(parts, own, b"%06d.json" % shard) for shard in range(len(shards))]
 
-    executor: Executor
-    data: DatasetDescription
-    verify: str | None
+    def known(shard: int) -> Results | None:
+        """Read the results of a shard; None if there are none that can be used."""
+        if not len(shards[shard]):
+            return []
+        with suppress(FileNotFoundError, ValueError), open(paths[shard], "rb") as file:
+            return results_of_json(file.read(), len(shards[shard]))
+        return None
 
-    def check(
-        self,
-        candidates: Candidates,
-        shards: Sequence[Ints],
-        *,
-        key: str,
-        folder: bytes,
-        reporter: ProgressReporter,
-    ) -> Iterator[Results]:
-        """Check candidates, then yield the results of each shard, in order. shards: positions. key:
-        identifies the listing. folder: of the index, which keeps the results in `PARTS`."""
-        inputs = json.dumps([key, __version__, self.verify]).encode()
-        own = hashlib.sha256(inputs).hexdigest()[:32].encode()
-        parts, sizes = os.path.join(folder, PARTS), candidates.sizes
-        for name in os.listdir(parts) if os.path.isdir(parts) else ():
-            if name != own:
-                shutil.rmtree(os.path.join(parts, name), ignore_errors=True)
-        make_folder(os.path.join(parts, own))
-        paths = [os.path.join(parts, own, b"%06d.json" % shard) for shard in range(len(shards))]
+    def report(shard: int) -> None:
+        reporter.done(len(shards[shard]), int(sizes[shards[shard]].sum()))
 
-        def known(shard: int) -> Results | None:
-            """Read the results of a shard; None if there are none that can be used."""
-            if not len(shards[shard]):
-                return []
-            with suppress(FileNotFoundError, ValueError), open(paths[shard], "rb") as file:
-                return results_of_json(file.read(), len(shards[shard]))
-            return None
-
-        def report(shard: int) -> None:
-            reporter.done(len(shards[shard]), int(sizes[shards[shard]].sum()))
-
-        left = []
-        for shard in range(len(shards)):
-            if known(shard) is None:
-                left.append(shard)
-            else:
-                report(shard)
-        tasks = (
-            (shard, partial(check_task, self.data, candidates.take(shards[shard]), self.verify))
-            for shard in left
-        )
-        for shard, results in run_tasks(self.executor, tasks, what="shards", total=len(left)):
-            write_bytes(paths[shard], results_to_json(results))
+    left = []
+    for shard in range(len(shards)):
+        if known(shard) is None:
+            left.append(shard)
+        else:
             report(shard)
-        for shard in range(len(shards)):
-            found = known(shard)
-            assert found is not None, shard
-            yield found
+    tasks = (
+        (shard, partial(check_task, data, candidates.take(shards[shard]), verify)) for shard in left
+    )
+    for shard, results in run_tasks(executor, tasks, what="shards", total=len(left)):
+        write_bytes(paths[shard], results_to_json(results))
+        report(shard)
+    for shard in range(len(shards)):
+        found = known(shard)
+        assert found is not None, shard
+        yield found

@@ -73,18 +73,6 @@ class DatasetDescription:
         else:  # its place is checked when the dataset is opened
             replace(self, manifest=None)
 
-    @property
-    def is_plain(self) -> bool:
-        """Return True if the URL alone determines the samples and their fields."""
-        plain = DatasetDescription(
-            url=self.url,
-            index=self.index,
-            cache=self.cache,
-            storage_options=self.storage_options,
-            filesystem=self.filesystem,
-        )
-        return self == plain and not isinstance(self.url, tuple)
-
     def arrangement(self) -> Arrangement:
         """Return how the files make up samples. Raises ConfigError."""
         given = (self.manifest, self.fields, self.schema, self.sampling, self.max_pixels)

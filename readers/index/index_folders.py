@@ -147,11 +147,6 @@ class IndexPlaces:
                 inode = b"\0%d" % os.stat(origin.folder).st_ino
         return os.path.join(base, INDEXES, os.fsencode(self._key(inode)))
 
-    def is_own(self, place: bytes) -> bool:
-        """Return True if only this node sees a place: the user didn't give it, and it isn't next to
-        the data."""
-        return self.index is None and place not in self.origin.index_folders()
-
     @cached_property
     def _named(self) -> bytes | None:
         """The local path in `index`, or None if it is a URL."""
@@ -228,12 +223,6 @@ class IndexPlaces:
         except OSError:  # WriteError too
             return False
         return True
-
-    def for_upload(self) -> Origin | None:
-        """Return the remote folder to upload a new index to, or None."""
-        if self.index is None and self.origin.folder is None:  # else the place next to it is a path
-            return None
-        return self.remote()
 
     @property
     def manifest(self) -> Manifest | None:

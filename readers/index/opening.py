@@ -15,7 +15,7 @@ import time
 import warnings
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,14 +42,14 @@ from penstock.readers.index.manifest import MANIFEST, DatasetSummary, read_manif
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Executor
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import IndexBuilder
-    from penstock.readers.index.candidate_checks import IndexWorkers
+    from penstock.readers.index.candidate_checks import Results
     from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest
@@ -69,8 +69,9 @@ class IndexOpener:
     """Open or build the index of one dataset: its own, or one in the folders that may hold it.
 
     format, index: as for `Dataset`. verify: decodes images while an index is built; None means the
-    installed decoder. workers: threads for building. executor: its workers check the samples.
-    renames: new names of fields, each mapped to its name in the index.
+    installed decoder. workers: threads for building. check_by_workers: checks the samples by an
+    executor; see `check_by_executor`. renames: new names of fields, each mapped to its name in the
+    index.
     """
 
     origin: Origin
@@ -80,7 +81,7 @@ class IndexOpener:
     verify: Verify | str | None = None
     workers: int = 1
     progress: Progress | None = None
-    executor: IndexWorkers | None = None
+    check_by_workers: Callable[..., Iterator[Results]] | None = None
     renames: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -106,12 +107,11 @@ class IndexOpener:
         if executor is not None:
             from penstock.cache import check_executor
             from penstock.readers.fieldtypes import verify_name
-            from penstock.readers.index.candidate_checks import IndexWorkers
+            from penstock.readers.index.candidate_checks import check_by_executor
 
             check_executor(executor)
-            checker = IndexWorkers(
-                executor=executor, data=data.for_workers(), verify=verify_name(verify)
-            )
+            sent, named = data.for_workers(), verify_name(verify)
+            checker = partial(check_by_executor, executor, sent, verify=named)
         arrangement = data.arrangement()
         opener = cls(
             origin=data.locate(scratch, arrangement),
@@ -121,7 +121,7 @@ class IndexOpener:
             verify=verify,
             workers=workers or usable_cores(),
             progress=progress,
-            executor=checker,
+            check_by_workers=checker,
         )
         if not (names := dict(arrangement.places)):
             return opener
@@ -283,7 +283,9 @@ class IndexOpener:
                 f"{self.origin.url} is a pack, or format= says so: a pack has its own index, so "
                 "there is nothing to build."
             )
-        to = self.places.for_upload()
+        to = None  # nothing is written to a store unasked; next to mounted data the place is a path
+        if self.index is not None or self.origin.folder is not None:
+            to = self.places.remote()
         # An existing index in `index=` is replaced, even if it is of another format.
         found = replace(self, index=None).recognise()
         opener = self if to is None else replace(self, index=None)

@@ -21,7 +21,6 @@ from penstock.cache import ConfigError, IndexChangedError, keep_open, ordered
 from penstock.cache.base import keyed_hash
 from penstock.readers.dataset import Dataset, copy_keeping, open_shard
 from penstock.readers.fieldtypes import (
-    PLAIN,
     BoxUnits,
     EncodedColumn,
     Naming,
@@ -201,15 +200,14 @@ class PackSource(ABC):
         *,
         columns: Mapping[str, Column],
         present: Mapping[str, NDArray[np.bool_]],
-        places: Sequence[int],
     ) -> Samples:
         """Yield samples that were read and checked together.
 
         results: of each sample, the facts of the fields that were examined, or why it is bad.
-        contents: the bytes of these fields. columns: the values of all other fields; they are in
-        `places`, and missing where `present` is False.
+        contents: the bytes of these fields. columns: the values of all other fields, which are
+        missing where `present` is False.
         """
-        for row, (name, place, found) in enumerate(zip(names, places, results, strict=True)):
+        for row, (name, found) in enumerate(zip(names, results, strict=True)):
             if isinstance(found, Rejection):
                 yield name, found
                 continue
@@ -226,9 +224,9 @@ class PackSource(ABC):
                     array = decode_array(payload, each.codec, each.shape)
                     values[field] = array.astype(type.form.dtype, copy=False)
             for field, column in columns.items():
-                if field in present and not present[field][place]:
+                if field in present and not present[field][row]:
                     continue
-                values[field] = value = column.sample(place)
+                values[field] = value = column.sample(row)
                 if isinstance(column, EncodedColumn):
                     facts[field] = Facts.of(value, codec=self.schema[field].codec)
             yield name, PackSample(values=values, facts=facts)
@@ -298,14 +296,9 @@ class CandidateSource(PackSource):
         found, wanted = self._candidates, (shard.positions for shard in shards)
         decoder = verify_for(self.schema, verify, workers=workers, max_pixels=found.max_pixels)
         for batch in read_candidate_batches(self._origin, found, wanted, workers=workers):
-            places = batch.positions.tolist()
+            some, results = found.take(batch.positions), batch.examine(found, decoder)
             for name, sample in self._samples(
-                [found.names[place] for place in places],
-                batch.examine(found, decoder),
-                batch.contents,
-                columns=found.values,
-                present=found.present,
-                places=places,
+                some.names, results, batch.contents, columns=some.values, present=some.present
             ):
                 for field, value in sample.values.items() if isinstance(sample, PackSample) else ():
                     if field in found.spans:
@@ -347,28 +340,18 @@ def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> C
     """Read all arrays of unknown dtype or number of dimensions to find these, because a shard's
     columns have types. Raises DatasetError if they differ."""
     schema = candidates.schema
-    unsettled = {name: schema[name] for name in schema.unsettled if not schema[name].is_encoded}
-    if not unsettled:
+    names = [name for name in schema.unsettled if not schema[name].is_encoded]
+    if not names:
         return candidates
-    # Without `of`, they can be read alone.
-    apart = {
-        name: replace(each, of=None) if each.reference else each  # type: ignore[type-var]
-        for name, each in unsettled.items()
-    }
-    alone = _with_fields(candidates, Schema(apart), PLAIN)
-    settling = Settling(alone.schema)
-    for chunk in read_candidate_batches(origin, alone, candidates.shards, workers=workers):
-        for position, facts in zip(
-            chunk.positions.tolist(), chunk.examine(alone, None), strict=True
-        ):
+    spans = {name: each for name, each in candidates.spans.items() if name in names}
+    alone, settling = replace(candidates, spans=spans, values={}, present={}), Settling(schema)
+    for batch in read_candidate_batches(origin, alone, candidates.shards, workers=workers):
+        results = batch.examine(alone, None)
+        for position, facts in zip(batch.positions.tolist(), results, strict=True):
             if not isinstance(facts, Rejection):
                 settling.add(facts, sample=printable(candidates.names[position]))
-    settled = {
-        name: unsettled[name].completed(form.dtype.name, form.shape)
-        for name, type in settling.schema().items()
-        if (form := type.form) is not None
-    }
-    return replace(candidates, schema=Schema({**schema, **settled}))
+    settled = settling.schema()
+    return replace(candidates, schema=Schema({**schema, **{name: settled[name] for name in names}}))
 
 
 class RowSource(PackSource):
@@ -384,17 +367,14 @@ class RowSource(PackSource):
         source: Source,
         *,
         fields: Sequence[str] | None = None,
-        verify: Verify | str | None = None,
-        workers: int,
         sent: SerializedSource | None = None,
     ) -> None:
-        """verify, workers: for a dataset that has no index yet. sent: the source, for workers.
-        Raises the errors of opening it."""
+        """sent: the source, for workers. Raises the errors of opening it."""
         self.url, self._sent = source.url, sent
         self._copy: Dataset | None = None
         self._pack: Dataset | None = None
         if isinstance(source, Dataset):
-            index = source.open(verify=verify, workers=workers)
+            index = source.index
             if index.remote is not None and index.manifest.is_of_chunks:
                 # The packed fields are cached, even if batches have other fields.
                 source = self._copy = copy_keeping(source, tuple(fields or source.schema))
@@ -501,7 +481,6 @@ class RowSource(PackSource):
                     name: each for name, each in batch.columns.items() if name not in contents
                 },
                 present=has,
-                places=range(len(positions)),
             )
 
     def _read(self, positions: Ints) -> tuple[Ints, SampleBatch, dict[int, str]]:
@@ -545,7 +524,7 @@ class RowSource(PackSource):
 
 def _open_rows(sent: SerializedSource, fields: tuple[str, ...], fingerprint: str) -> RowSource:
     """Open a source in a worker, once per process."""
-    opened = keep_open((sent, fields), lambda: RowSource(sent.load(), fields=fields, workers=1))
+    opened = keep_open((sent, fields), lambda: RowSource(sent.load(), fields=fields))
     if opened.fingerprint != fingerprint:
         raise IndexChangedError(
             f"{opened.url}: its index differs from that of the driver. Check that all machines see "

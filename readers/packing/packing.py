@@ -398,13 +398,12 @@ def _pack_rows(
     run: PackRun, src: Source, names: tuple[str, ...] | None, dst: Folder
 ) -> PackSummary:
     """Pack the samples that a source reads."""
-    origin, verify = None, run.rules.verify
+    origin = None
     if isinstance(src, Dataset):
-        origin = src.open(verify=verify, workers=run.workers).origin
+        origin = src.open(verify=run.rules.verify, workers=run.workers).origin
     root = _destination(dst, origin)
     sent = None if run.executor is None else SerializedSource.of(src)
-    rows = RowSource(src, fields=names, verify=verify, workers=run.workers, sent=sent)
-    with closing(rows):
+    with closing(RowSource(src, fields=names, sent=sent)) as rows:
         return run.write(rows, root)
 
 

@@ -26,7 +26,7 @@ from penstock.readers.formats import (
     read_candidates,
     read_sidecar,
 )
-from penstock.readers.index import IndexBuilder, IndexPlaces
+from penstock.readers.index import IndexBuilder, IndexOpener
 from penstock.readers.origin import Scratch, locate
 from tests import images
 from tests.files import uploaded
@@ -193,10 +193,13 @@ class IndexedFormatConformance(FormatConformance):
             candidates.spans["image"].sizes[some].tolist()
         )
 
+    def builder(self, origin: Origin) -> IndexBuilder:
+        opener = IndexOpener(origin=origin, scratch=Scratch(), verify=images.verify)
+        return IndexBuilder(opener, self.format)
+
     def test_a_sidecar_is_read_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
         format, origin = self.format, local(root)
-        places = IndexPlaces(origin=origin, scratch=Scratch())
-        builder = IndexBuilder(places=places, format=self.format, verify=images.verify, workers=1)
+        builder = self.builder(origin)
         candidates = format.list(origin).candidates(workers=1)
         found = builder.rebuild_shard(candidates, 1)
         assert found is not None
@@ -225,8 +228,7 @@ class IndexedFormatConformance(FormatConformance):
 
     def test_a_shard_can_be_rebuilt_from_its_files(self, root: Path) -> None:
         format, origin, index = self.format, local(root), self.index(root)
-        places = IndexPlaces(origin=origin, scratch=Scratch())
-        builder = IndexBuilder(places=places, format=self.format, verify=images.verify, workers=1)
+        builder = self.builder(origin)
         listing, total = format.list(origin), len(index.sizes)
         for number in range(total):
             entry = index.manifest.entry(number)

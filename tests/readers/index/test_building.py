@@ -20,7 +20,7 @@ from penstock.readers.index import (
     MANIFEST,
     SIDECARS,
     IndexBuilder,
-    IndexPlaces,
+    IndexOpener,
     cut_into_batches,
     is_sidecar_name,
     read_candidate_batches,
@@ -90,15 +90,16 @@ def noted(memory: Memory) -> Candidates:
     return memory.candidates
 
 
+def builder_of(place: Path, decoder: CountingVerifier) -> IndexBuilder:
+    origin = LocalFolder(os.fsencode(place / "data"))
+    opener = IndexOpener(origin=origin, scratch=Scratch(), verify=decoder, workers=2)
+    return IndexBuilder(opener, format_named("folder"))
+
+
 def build(
     place: Path, candidates: Memory, decoder: CountingVerifier, known: Any = None
 ) -> Manifest:
-    builder = IndexBuilder(
-        places=IndexPlaces(origin=LocalFolder(os.fsencode(place / "data")), scratch=Scratch()),
-        format=format_named("folder"),
-        verify=decoder,
-        workers=2,
-    )
+    builder = builder_of(place, decoder)
     return builder.write(noted(candidates), SNAPSHOT, os.fsencode(place), known=known)
 
 
@@ -164,12 +165,7 @@ def test_sidecars_of_earlier_builds_are_swept_and_other_files_stay(tmp_path: Pat
 def test_one_shard_is_rebuilt_like_the_whole_index(tmp_path: Path) -> None:
     candidates, decoder = Memory(good(5), [2, 3]), CountingVerifier()
     manifest = build(tmp_path, candidates, decoder)
-    builder = IndexBuilder(
-        places=IndexPlaces(origin=LocalFolder(os.fsencode(tmp_path / "data")), scratch=Scratch()),
-        format=format_named("folder"),
-        verify=decoder,
-        workers=1,
-    )
+    builder = builder_of(tmp_path, decoder)
     found = builder.rebuild_shard(candidates.candidates, 1)
     assert found is not None
     sidecar, summary = found

@@ -143,9 +143,9 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
     make(folder, tmp_path / "alone")
     tasks = []
 
-    def twice(task: Any) -> Any:
+    def twice(*task: Any) -> Any:
         tasks.append(task)
-        (first, record), (second, same) = write_task(task), write_task(task)
+        (first, record), (second, same) = write_task(*task), write_task(*task)
         assert record == same
         assert (
             record.facts is None
@@ -158,7 +158,7 @@ def test_a_task_that_runs_twice_and_one_that_is_lost(
         make(folder, tmp_path / "pack", executor=pool)
     assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
     with pytest.raises(DestinationError, match="doesn't exist on this machine"):
-        write_task(tasks[0])
+        write_task(*tasks[0])
     assert files_below(tmp_path / "pack") == files_below(tmp_path / "alone")
 
 

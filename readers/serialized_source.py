@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError
 from penstock.readers.dataset import Dataset
-from penstock.readers.index import check_indexes
+from penstock.readers.files import printable
+from penstock.readers.index import MANIFEST
+from penstock.readers.origin import status_of
 
 if TYPE_CHECKING:
     from penstock.readers.sources import Source
@@ -63,7 +65,13 @@ class SerializedSource:
     def load(self) -> Source:
         """Unpickle the source in a worker. Raises ConfigError if its machine doesn't have an
         index."""
-        check_indexes(self.url, self.indexes)
+        for index in self.indexes:
+            if status_of(os.path.join(index, MANIFEST)) is None:  # each would build its own
+                raise ConfigError(
+                    f"{self.url}: its index is in {printable(index)}, which doesn't exist on this "
+                    "machine. Write it to a folder that all machines see by `penstock index` with "
+                    "--out FOLDER, and pass that folder as the Dataset's index=."
+                )
         # Unpickling is as safe as running the task: both come from the driver.
         source: Source = pickle.loads(self.source)
         return source

@@ -6,7 +6,6 @@ from .candidate_checks import read_candidate_batches as read_candidate_batches
 from .candidate_checks import results_of_json as results_of_json
 from .candidate_checks import results_to_json as results_to_json
 from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
-from .dataset_description import check_indexes as check_indexes
 from .index import Index as Index
 from .manifest import COLUMNS as COLUMNS, DatasetSummary as DatasetSummary
 from .manifest import MANIFEST as MANIFEST, Manifest as Manifest

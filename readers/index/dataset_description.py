@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
-from penstock.readers.files import printable
 from penstock.readers.formats import AUTO, check_format
-from penstock.readers.index.manifest import MANIFEST
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
     Scratch,
@@ -26,7 +24,7 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
@@ -139,18 +137,6 @@ class DatasetDescription:
                 "name the data by the URL of a store."
             )
         return origin, scratch
-
-
-def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
-    """Raise ConfigError if an index's folder doesn't exist on this machine: each process would
-    build an index of its own."""
-    for index in indexes:
-        if status_of(os.path.join(index, MANIFEST)) is None:
-            raise ConfigError(
-                f"{url}: its index is in {printable(index)}, which doesn't exist on this machine. "
-                "Write it to a folder that all machines see by `penstock index` with --out FOLDER, "
-                "and pass that folder as the Dataset's index=."
-            )
 
 
 def _absolute(url: Any) -> Any:

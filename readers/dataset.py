@@ -27,7 +27,7 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import printable
 from penstock.readers.formats import AUTO
 from penstock.readers.index import DatasetDescription, IndexOpener
-from penstock.readers.origin import Scratch, show
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
 from penstock.readers.types import MAX_PIXELS
@@ -267,6 +267,14 @@ class Dataset(Source):
         """Return the names of fields in the index, if they were renamed."""
         self._open()
         return tuple(map(self._naming.stored_name, fields))
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the URL alone determines the samples and fields."""
+        data, arguments = self._description, self._arguments
+        if data.format != AUTO or isinstance(data.url, tuple) or arguments.names:
+            return False
+        return not arguments.renames and data.arrangement() == DEFAULT_ARRANGEMENT
 
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds

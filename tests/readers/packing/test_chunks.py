@@ -122,7 +122,7 @@ def test_windows_of_units_are_mixed_and_no_unit_is_in_two(
     plan = plan_samples(
         sizes, units=each, shuffle=True, seed=seed, shard_bytes=50, window_bytes=window_bytes
     )
-    order = np.concatenate([shard.positions for shard in plan])
+    order = np.concatenate(list(plan))
     assert sorted(order.tolist()) == list(range(len(sizes)))
     of_unit = np.repeat(np.arange(len(rows)), rows)
     unit_bytes = np.bincount(of_unit, sizes)

@@ -5,8 +5,10 @@ from .candidate_checks import check_units as check_units, cut_into_batches as cu
 from .candidate_checks import read_candidate_batches as read_candidate_batches
 from .candidate_checks import results_of_json as results_of_json
 from .candidate_checks import results_to_json as results_to_json
-from .dataset_description import DatasetDescription as DatasetDescription, Folder as Folder
+from .dataset_description import BuildOptions as BuildOptions, Folder as Folder
+from .dataset_description import DatasetDescription as DatasetDescription
 from .index import Index as Index
+from .index_folders import IndexPlaces as IndexPlaces
 from .manifest import COLUMNS as COLUMNS, DatasetSummary as DatasetSummary
 from .manifest import MANIFEST as MANIFEST, Manifest as Manifest
 from .manifest import SIDECARS as SIDECARS, check_manifest as check_manifest

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
         Sidecar,
     )
     from penstock.readers.index.candidate_checks import Results
+    from penstock.readers.index.dataset_description import BuildOptions
+    from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.index.opening import IndexOpener
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import LeftOut
     from penstock.readers.types import Facts
@@ -70,12 +71,11 @@ _MOST_LEFT_OUT = 1000  # columns that are no field, and characters of a reason
 class IndexBuilder:
     """Find, build, update and repair the index of a dataset that doesn't carry one."""
 
-    def __init__(self, opener: IndexOpener, format: Format) -> None:
-        """opener: has the dataset's files, the folders that may hold the index, and the options for
-        building one. format: of the dataset."""
-        self.opener, self.format = opener, format
-        self.origin, self.places = opener.origin, opener.places
-        self.progress = opener.progress
+    def __init__(self, places: IndexPlaces, format: Format, options: BuildOptions) -> None:
+        """places: the dataset's files, and the folders that may hold the index. format: of the
+        dataset."""
+        self.places, self.format, self.options = places, format, options
+        self.origin, self.progress = places.origin, options.progress
         self._listed: Listing | None = None
 
     # -- the index in the local folders that may hold it
@@ -97,7 +97,7 @@ class IndexBuilder:
             known = self._read(place) if reuse else None
             if known is not None and self._is_valid(known, place):
                 return known, place  # the previous holder of the lock has built it
-            candidates = listing.candidates(workers=self.opener.workers)
+            candidates = listing.candidates(workers=self.options.workers)
             facts = None if known is None else self._facts(known, place, candidates)
             if facts is None and not candidates.chunked:
                 _log.info(
@@ -257,7 +257,7 @@ class IndexBuilder:
         if facts:
             unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
             reporter.done(len(facts), 0)
-        if (check_by_workers := self.opener.check_by_workers) is None:
+        if (check_by_workers := self.options.check_by_workers) is None:
             checked = self._check(candidates, unread, reporter=reporter)
         else:
             key = f"{snapshot.fingerprint}{self.origin.variant}"
@@ -353,7 +353,7 @@ class IndexBuilder:
         for is_last in (False, True):
             try:
                 for candidates, number in self._listing().counterparts(
-                    shard, name, total=total, workers=self.opener.workers
+                    shard, name, total=total, workers=self.options.workers
                 ):
                     if not _are_alike(candidates, manifest):
                         continue
@@ -375,8 +375,8 @@ class IndexBuilder:
         """Return `check_here` for this dataset."""
         from penstock.readers.index.candidate_checks import check_here  # not to open an index
 
-        opener = self.opener
-        return partial(check_here, self.origin, verify=opener.verify, workers=opener.workers)
+        options = self.options
+        return partial(check_here, self.origin, verify=options.verify, workers=options.workers)
 
     def _part(
         self, candidates: Candidates, positions: Ints, results: Results, layout: SampleLayout

@@ -24,12 +24,13 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import ManifestFile, Sampling
     from penstock.readers.origin import Arrangement, Origin, Url
+    from penstock.readers.types import Progress, Verify
 
 _LOGIN = (
     "Credentials aren't sent to workers, because their scheduler and logs would contain them. "
@@ -38,6 +39,18 @@ _LOGIN = (
 )
 
 Folder = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """The options for building an index. verify: decodes images; None means the installed decoder.
+    workers: threads. check_by_workers: checks the samples by an executor; see
+    `check_by_executor`."""
+
+    verify: Verify | str | None = None
+    workers: int = 1
+    progress: Progress | None = None
+    check_by_workers: Callable[..., Iterator[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,20 +36,19 @@ from penstock.readers.formats import (
     recognised_format,
     shows_own_index,
 )
-from penstock.readers.index.dataset_description import DatasetDescription
+from penstock.readers.index.dataset_description import BuildOptions, DatasetDescription
 from penstock.readers.index.index import Index
 from penstock.readers.index.manifest import MANIFEST, DatasetSummary, read_manifest_of
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from concurrent.futures import Executor
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import IndexBuilder
-    from penstock.readers.index.candidate_checks import Results
     from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index_folders import IndexPlaces
     from penstock.readers.index.manifest import Manifest
@@ -68,20 +67,15 @@ _MANY_SAMPLES = 2**18
 class IndexOpener:
     """Open or build the index of one dataset: its own, or one in the folders that may hold it.
 
-    format, index: as for `Dataset`. verify: decodes images while an index is built; None means the
-    installed decoder. workers: threads for building. check_by_workers: checks the samples by an
-    executor; see `check_by_executor`. renames: new names of fields, each mapped to its name in the
-    index.
+    format, index: as for `Dataset`. options: for building. renames: new names of fields, each
+    mapped to its name in the index.
     """
 
     origin: Origin
     scratch: Scratch
     format: str = AUTO
     index: Folder | None = None
-    verify: Verify | str | None = None
-    workers: int = 1
-    progress: Progress | None = None
-    check_by_workers: Callable[..., Iterator[Results]] | None = None
+    options: BuildOptions
     renames: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -118,10 +112,12 @@ class IndexOpener:
             scratch=scratch,
             format=data.format,
             index=data.index,
-            verify=verify,
-            workers=workers or usable_cores(),
-            progress=progress,
-            check_by_workers=checker,
+            options=BuildOptions(
+                verify=verify,
+                workers=workers or usable_cores(),
+                progress=progress,
+                check_by_workers=checker,
+            ),
         )
         if not (names := dict(arrangement.places)):
             return opener
@@ -300,7 +296,7 @@ class IndexOpener:
     def _builder(self, format: Format) -> IndexBuilder:
         from penstock.readers.index.building import IndexBuilder
 
-        return IndexBuilder(self, format)
+        return IndexBuilder(self.places, format, self.options)
 
     def _index(self, manifest: Manifest, place: bytes | Origin) -> Index:
         from penstock.readers.index.index_folders import Sidecars, is_cached

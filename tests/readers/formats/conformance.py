@@ -26,7 +26,7 @@ from penstock.readers.formats import (
     read_candidates,
     read_sidecar,
 )
-from penstock.readers.index import IndexBuilder, IndexOpener
+from penstock.readers.index import BuildOptions, IndexBuilder, IndexPlaces
 from penstock.readers.origin import Scratch, locate
 from tests import images
 from tests.files import uploaded
@@ -194,8 +194,8 @@ class IndexedFormatConformance(FormatConformance):
         )
 
     def builder(self, origin: Origin) -> IndexBuilder:
-        opener = IndexOpener(origin=origin, scratch=Scratch(), verify=images.verify)
-        return IndexBuilder(opener, self.format)
+        places = IndexPlaces(origin=origin, scratch=Scratch())
+        return IndexBuilder(places, self.format, BuildOptions(verify=images.verify))
 
     def test_a_sidecar_is_read_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
         format, origin = self.format, local(root)

@@ -19,8 +19,9 @@ from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, form
 from penstock.readers.index import (
     MANIFEST,
     SIDECARS,
+    BuildOptions,
     IndexBuilder,
-    IndexOpener,
+    IndexPlaces,
     cut_into_batches,
     is_sidecar_name,
     read_candidate_batches,
@@ -92,8 +93,9 @@ def noted(memory: Memory) -> Candidates:
 
 def builder_of(place: Path, decoder: CountingVerifier) -> IndexBuilder:
     origin = LocalFolder(os.fsencode(place / "data"))
-    opener = IndexOpener(origin=origin, scratch=Scratch(), verify=decoder, workers=2)
-    return IndexBuilder(opener, format_named("folder"))
+    places = IndexPlaces(origin=origin, scratch=Scratch())
+    options = BuildOptions(verify=decoder, workers=2)
+    return IndexBuilder(places, format_named("folder"), options)
 
 
 def build(

@@ -44,7 +44,7 @@ class BlobPlace:
         del files
         return self._source
 
-    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
+    def parts(self, sidecar: Sidecar, fields: Sequence[str]) -> Parts:
         """Return the blob, and where the extents of some fields lie in it."""
         parts, source = sidecar.blob_extents(fields), self._source
         if parts.size_bytes != source.size_bytes:
@@ -54,8 +54,8 @@ class BlobPlace:
             )
 
         def beyond(others: BlobExtents) -> ByteSource:
-            segments = others.segments(may_lack=may_lack)
-            blob = replace(self._blob.source, segments=segments, size_bytes=others.size_bytes)
+            segments, size_bytes = others.segments(), others.size_bytes
+            blob = replace(self._blob.source, segments=segments, size_bytes=size_bytes)
             return BlobBytes(self._remote, self._remote.pass_by(blob))
 
         return source, parts.begins, beyond

@@ -202,8 +202,8 @@ class ByteSource(ABC):
     # -- parts of chunks
 
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
-        """Return bytes [start, end), read-only; empty if the file is missing and may be. room:
-        returns memory, into which neighbours are read by one call."""
+        """Return bytes [start, end), read-only. room: returns memory, into which neighbours are
+        read by one call."""
         del starts, ends, room, mode
         raise TypeError(f"{self.shown} has no parts")
 

@@ -38,7 +38,7 @@ class LocalPlace:
 
         return LooseFiles(self._root, files.names, files.sizes)
 
-    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
+    def parts(self, sidecar: Sidecar, fields: Sequence[str]) -> Parts:
         """Return the files, which have all extents."""
         from penstock.readers.loose_files import LooseFiles
 
@@ -51,7 +51,6 @@ class LocalPlace:
             files.names,
             files.sizes,
             is_below=True,
-            may_lack=may_lack,
             used=(begins, begins + extents.sizes),
         )
         return source, begins, None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import IndexChangedError
 from penstock.readers.byte_source import (
     NO_BYTES,
     ByteSource,
@@ -27,6 +26,7 @@ from penstock.readers.files import below, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.cache import IndexChangedError
     from penstock.cache.base import ReadMode
     from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
     from penstock.readers.types import Encoded
@@ -99,11 +99,10 @@ class LooseFiles(ByteSource):
         sizes: Ints,
         *,
         is_below: bool = False,
-        may_lack: bool = False,
         used: tuple[Ints, Ints] | None = None,
     ) -> None:
-        """is_below: refuse links that lead out of root. may_lack: a missing file is no error. used:
-        bytes [start, end) outside of which files aren't mapped."""
+        """is_below: refuse links that lead out of root. used: bytes [start, end) outside of which
+        files aren't mapped."""
         self._folder, self._root = os.path.join(root, b""), root
         self._names = names
         self.shown = printable(self._folder + names[0]) if len(names) == 1 else printable(root)
@@ -115,7 +114,7 @@ class LooseFiles(ByteSource):
         self.may_map = len(names) <= _MOST_MAPPED or self.size_bytes >= _LEAST_BYTES
         # Checked once per file, as it costs as much as a read.
         self._is_below = bytearray([not is_below]) * len(names)
-        self._may_lack, self._used = may_lack, used
+        self._used = used
         self._maps: dict[int, tuple[int, Encoded] | None] = {}
 
     def _find(self, start: int) -> int:
@@ -134,15 +133,6 @@ class LooseFiles(ByteSource):
         size_bytes = self._starts[file + 1] - self._starts[file]
         return LocalFile(self._path(file), self._names[file], size_bytes)
 
-    def _open(self, file: LocalFile) -> int:
-        """Open a file; return -1 if it is missing and may be."""
-        try:
-            return file.open()
-        except IndexChangedError:
-            if self._may_lack and not os.path.lexists(file.path):
-                return -1
-            raise
-
     # -- reading
 
     def load(self, wanted: Sequence[SourceSpans], mode: ReadMode) -> list[list[Unread]]:
@@ -159,8 +149,7 @@ class LooseFiles(ByteSource):
         return FileSpan(self._path(file), self._names[file], start - begin, end - start, is_rest)
 
     def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
-        """Read bytes past any map; each file is opened once. Raises IndexChangedError for a missing
-        file even if it may be missing."""
+        """Read bytes past any map; each file is opened once."""
         del mode
         order = sorted(range(len(slots)), key=starts.__getitem__)
         for file, places in _runs(order, [self._find(start) for start in starts]):
@@ -185,9 +174,7 @@ class LooseFiles(ByteSource):
             files = np.searchsorted(self._bounds[1:-1], starts, side="right").tolist()
         for file, places in _runs(order, files):
             opened, begin = self._file(file), self._starts[file]
-            fd = self._open(opened)
-            if fd < 0:
-                continue
+            fd = opened.open()
             try:
                 at = 0
                 while at < len(places):
@@ -226,13 +213,11 @@ class LooseFiles(ByteSource):
         starts, ends = self._used
         mine = (starts >= self._starts[file]) & (ends <= self._starts[file + 1])
         start, end = int(starts[mine].min()), int(ends[mine].max())
-        if len(self._names) > _MOST_MAPPED and end - start < _LEAST_BYTES:
+        if start == end or (len(self._names) > _MOST_MAPPED and end - start < _LEAST_BYTES):
             return None
         opened, begin = self._file(file), self._starts[file]
-        fd = -1 if start == end else self._open(opened)
-        if fd < 0:
-            return None
-        return start, np.frombuffer(opened.map(fd, start - begin, end - begin), np.uint8)
+        mapped = opened.map(opened.open(), start - begin, end - begin)
+        return start, np.frombuffer(mapped, np.uint8)
 
 
 def _runs(order: Sequence[int], files: Sequence[int]) -> list[tuple[int, list[int]]]:

@@ -1,7 +1,6 @@
 from . import file_map as file_map
 from .blob import Blob as Blob, BlobSource as BlobSource, BlobSpans as BlobSpans
-from .blob import LEAST_ABSENT_BYTES as LEAST_ABSENT_BYTES, READ_MODE as READ_MODE
-from .blob import ReadMode as ReadMode, Segment as Segment, absent_bytes as absent_bytes
+from .blob import READ_MODE as READ_MODE, ReadMode as ReadMode, Segment as Segment
 from .blob import blob_key as blob_key
 from .counters import Traffic as Traffic, TrafficMeter as TrafficMeter
 from .counters import joined_traffic as joined_traffic
@@ -22,6 +21,6 @@ from .resources import available_memory_bytes as available_memory_bytes
 from .resources import machine_cores as machine_cores, machine_memory_bytes as machine_memory_bytes
 from .resources import trim_heap as trim_heap, usable_cores as usable_cores
 from .sizes import format_size as format_size, parse_rate as parse_rate, parse_size as parse_size
-from .store import ABSENT as ABSENT, Answer as Answer, FORKED as FORKED, Failure as Failure
+from .store import Answer as Answer, FORKED as FORKED, Failure as Failure
 from .store import ObjectInfo as ObjectInfo, ObjectRange as ObjectRange
 from .store import RequestError as RequestError, Store as Store, StreamedAnswer as StreamedAnswer

@@ -35,8 +35,7 @@ class Segment:
     that the object must have; None for the version that it has when its first byte is fetched.
     start: the segment's first byte in the object. object_bytes: the object's size if the segment is
     a range, parts of which may be fetched separately; None if the segment is the entire object,
-    which in a blob of several segments is fetched by one request. may_lack: True if a missing
-    object is no error; its bytes are then those of `absent_bytes`.
+    which in a blob of several segments is fetched by one request.
     """
 
     path: str
@@ -44,26 +43,11 @@ class Segment:
     version: str | None
     start: int = 0
     object_bytes: int | None = None
-    may_lack: bool = False
 
     @property
     def whole_bytes(self) -> int:
         """The size of the segment's object."""
         return self.size_bytes if self.object_bytes is None else self.object_bytes
-
-
-_ABSENT = bytes.fromhex("9c41f7d20be86a3315c0d95e7ba28f64")
-LEAST_ABSENT_BYTES = len(_ABSENT)
-"""The number of first bytes of a range that show whether its object is missing."""
-
-
-def absent_bytes(start: int, end: int) -> bytes:
-    """Return bytes [start, end) of a blob whose object is missing.
-
-    They repeat a 16-byte marker, so a cache needs no record that the object is missing. The
-    probability that other data contains the same 16 bytes is 10^-38."""
-    first = start % len(_ABSENT)
-    return (_ABSENT * ((end - start + first) // len(_ABSENT) + 1))[first : first + end - start]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

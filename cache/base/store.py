@@ -94,10 +94,6 @@ class StreamedAnswer(Answer):
     """An answer whose bytes were already passed on from a stream: data is empty."""
 
 
-ABSENT = Answer(data=b"", version="", object_bytes=-1)
-"""The answer for a missing object if `may_lack` is set."""
-
-
 class Store(Protocol):
     """The objects below one root of a remote store. Safe for several threads; not across fork.
 
@@ -150,15 +146,13 @@ class Store(Protocol):
 class ObjectRange:
     """Bytes [start, end) of an object.
 
-    version: the version that the object must have; None for any. may_lack: True if a missing object
-    is answered by `ABSENT` instead of an error.
+    version: the version that the object must have; None for any.
     """
 
     path: str
     start: int
     end: int
     version: str | None
-    may_lack: bool = False
 
     def read(self, store: Store) -> Answer:
         """Request the range from a store once. Raises RequestError."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base import ABSENT, StreamedAnswer, absent_bytes, wait_for
+from penstock.cache.base import StreamedAnswer, wait_for
 from penstock.cache.blobs.blob_requests import BlobRequest, drop_if_changed, object_changed
 from penstock.cache.blobs.upstream import BlobRange
 from penstock.cache.disk import DISK_ERRORS, OBJECTS_AT_ONCE, PIECE_BYTES, bridge_gaps, merge_spans
@@ -122,9 +122,6 @@ class PieceRequests:
         """Write an answer into a fill, and mark its pieces."""
         if stop is not None and stop.is_set():
             raise FillStoppedError
-        if answer is ABSENT:
-            fill.write(pieces, memoryview(absent_bytes(wanted.start, wanted.end)))
-            return
         is_same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
         if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
             raise object_changed(wanted.blob, wanted.segment)

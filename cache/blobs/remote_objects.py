@@ -26,15 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base import (
-    ABSENT,
-    BlobSource,
-    ObjectInfo,
-    Segment,
-    absent_bytes,
-    blob_key,
-    remove_own_folder,
-)
+from penstock.cache.base import BlobSource, ObjectInfo, Segment, blob_key, remove_own_folder
 from penstock.cache.blobs.blob_fills import (
     Demand,
     DemandFills,
@@ -204,8 +196,6 @@ class PassingReads:
 
     def _checked(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> Any:
         """Return the bytes of an answer. Raises ObjectChangedError if they are another object's."""
-        if answer is ABSENT:
-            return absent_bytes(wanted.start, wanted.end)
         version, is_same = answer.version, True
         if blob.segments.is_of_one_object:
             if blob.version is None and version:

@@ -51,11 +51,7 @@ class BlobRange:
         segment names none."""
         segment, at, start, end = stretch
         stored = ObjectRange(
-            path=segment.path,
-            start=at,
-            end=at + end - start,
-            version=segment.version or version,
-            may_lack=segment.may_lack,
+            path=segment.path, start=at, end=at + end - start, version=segment.version or version
         )
         return cls(blob=blob, segment=segment, start=start, end=end, stored=stored, keep=keep)
 

@@ -21,7 +21,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base import (
-    ABSENT,
     FORKED,
     Answer,
     FetchPolicy,
@@ -266,7 +265,7 @@ class Fetcher:
             StoreRequest(
                 number=number,
                 uri=self.uri(wanted.path),
-                run=partial(self._read, wanted),
+                run=partial(wanted.read, self.store),
                 size_bytes=wanted.end - wanted.start,
                 # A late range of a fill delays no batch, and is too many bytes to request twice.
                 may_hedge=urgent,
@@ -274,14 +273,6 @@ class Fetcher:
             for number, wanted in enumerate(ranges)
         )
         self._run(deque(requests), deliver, urgent=urgent)
-
-    def _read(self, wanted: ObjectRange) -> Answer:
-        try:
-            return wanted.read(self.store)
-        except RequestError as error:
-            if wanted.may_lack and error.kind == "missing":
-                return ABSENT
-            raise
 
     def fetch_object(
         self, path: str, *, version: str | None = None, size_bytes: int | None = None

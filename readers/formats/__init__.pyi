@@ -14,7 +14,7 @@ from .block_format import Block as Block, BlockFormat as BlockFormat
 from .candidates import Candidates as Candidates, Grouping as Grouping
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .candidates import virtual_shards as virtual_shards
-from .chunk_cache import SharedExtents as SharedExtents, ChunkMemory as ChunkMemory
+from .chunk_cache import ChunkMemory as ChunkMemory
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
 from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts

@@ -13,7 +13,6 @@ storage to a slot:
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -113,6 +112,8 @@ class ChunkDecoder:
         read-only view of data, with any strides and byte order. Raises ValueError if the bytes are
         damaged.
         """
+        if not len(data) and self._size_bytes:  # no codec encodes numbers to no bytes
+            raise ValueError("it has no bytes: it was truncated or never written")
         last = out.reshape(-1).view(np.uint8) if out is not None and self.is_direct else None
         for step in self.steps[:-1]:
             data = step(data, None)
@@ -185,7 +186,7 @@ class ArrayReader(ChunkReader):
         for piece in pieces:
             for name, part in piece.parts.items():
                 own = sizes[extent : extent + len(part.numbers)]
-                reader = _PartReader(name, part, piece, extent, own, are_mapped=are_mapped)
+                reader = _PartReader(name, part, piece, extent, own, are_mapped)
                 self._readers.setdefault(name, []).append(reader)
                 extent += len(part.numbers)
         are_fields = all(list(piece.parts) == list(shard.schema) for piece in pieces)
@@ -327,43 +328,50 @@ class ArrayReader(ChunkReader):
         return f"{piece.name}{windows.label(row + self._offset(number))}"
 
 
+@dataclass(eq=False)
 class _PartReader:
     """Reads the part of one field that a piece holds.
 
     extent: number of its first chunk's extent. sizes: of its extents, in bytes.
     """
 
-    def __init__(
-        self,
-        field: str,
-        part: ArrayPart,
-        piece: ArrayPiece,
-        extent: int,
-        sizes: Ints,
-        *,
-        are_mapped: bool,
-    ) -> None:
-        self._field, self.part, self._piece = field, part, piece
-        self.extent, self._sizes, self._are_mapped = extent, sizes, are_mapped
-        self._shape = part.grid.chunk
-        self._dtype = part.dtype.newbyteorder("=")
-        self._chunk_bytes = math.prod(self._shape) * part.dtype.itemsize
-        self._are_chunks = not part.is_ranged and _are_chunks(part)
-        self._uses: list[int] | None = None
-        self._decoder: ChunkDecoder | None = None
+    field: str
+    part: ArrayPart
+    piece: ArrayPiece
+    extent: int
+    sizes: Ints
+    are_mapped: bool
 
-    @property
+    def __post_init__(self) -> None:
+        self._shape, self._dtype = self.part.grid.chunk, self.part.dtype.newbyteorder("=")
+        self._chunk_bytes = math.prod(self._shape) * self._dtype.itemsize
+
+    @cached_property
     def decoder(self) -> ChunkDecoder:
         """Return the decoder, which is made at the first chunk."""
-        if self._decoder is None:
-            self._decoder = self.part.open_decoder()
-        return self._decoder
+        return self.part.open_decoder()
+
+    @cached_property
+    def _are_chunks(self) -> bool:
+        """True if each sample is one chunk, and no two samples share one."""
+        windows = self.part.windows
+        axes = zip(windows.stride, self._shape, windows.counts, strict=True)
+        are_aligned = all(count == 1 or step % length == 0 for step, length, count in axes)
+        return windows.window == self._shape and are_aligned and windows.repeat == 1
+
+    @cached_property
+    def _uses(self) -> list[int]:
+        """How many samples of the piece need each stored chunk."""
+        first, end = self.piece.first, self.piece.first + self.piece.samples
+        chunks, uses = self.part.grid.uses(self.part.windows, first, end)
+        found: list[int] = uses[np.searchsorted(chunks, self.part.numbers)].tolist()
+        return found
 
     def reason(self, error: ValueError) -> str:
         """Return why samples are bad; re-raise an error that doesn't come from damaged bytes."""
         if isinstance(error, PenstockError):
             raise error
-        return f"{self._field}: a chunk is damaged: {error}"
+        return f"{self.field}: a chunk is damaged: {error}"
 
     def _parts(self, samples: Ints, crop: ColumnCrop | None) -> tuple[Ints, Shape]:
         """Return where samples, or parts of them, begin in the grid, and their lengths."""
@@ -389,7 +397,7 @@ class _PartReader:
             return [self.extent] * len(begins), begins, ends
         extents = self._extents(np.unique(self.part.grid.touched(starts, lengths).chunks))
         extents = extents[extents != _FILL]
-        return extents.tolist(), [0] * len(extents), self._sizes[extents - self.extent].tolist()
+        return extents.tolist(), [0] * len(extents), self.sizes[extents - self.extent].tolist()
 
     # -- bytes
 
@@ -412,21 +420,11 @@ class _PartReader:
 
     def encoded(self, extents: Sequence[int], data: ShardData) -> list[Encoded]:
         """Return the bytes of chunks, mapped if that costs less than reading them."""
-        if self._are_mapped:
+        if self.are_mapped:
             views = [view for extent in extents if (view := data.view(extent)) is not None]
             if len(views) == len(extents):
                 return views
         return data.read(extents)
-
-    def _is_stored(self, extent: int, encoded: Encoded) -> bool:
-        """Return True if a chunk has bytes; its file may have been removed since the dataset was
-        indexed.
-
-        Raises ValueError if it was empty when it was indexed: no codec encodes numbers to no bytes.
-        """
-        if self.part.fill is not None and not self._sizes[extent - self.extent]:
-            raise ValueError("it has no bytes: it was truncated or never written")
-        return len(encoded) > 0
 
     # -- samples
 
@@ -464,11 +462,8 @@ class _PartReader:
         copier = PartCopier(begins, lengths, out, slots, self._shape)
         if is_raw and is_same and copier.are_steps and self._are_complete(extents):
             ranges = PartRanges(self._shape, self._dtype, lengths)
-            # Raises if a file is gone or changed: reading whole chunks finds out which.
-            with suppress(ValueError):
-                of_parts = self._extents(chunks).tolist()
-                if ranges.read_into(data, of_parts, begins, out, slots):
-                    return
+            if ranges.read_into(data, self._extents(chunks).tolist(), begins, out, slots):
+                return
         stored: dict[int, tuple[int, int]] = {}
         bounds = pairwise([*firsts.tolist(), len(rows)])
         for extent, (low, high) in zip(extents.tolist(), bounds, strict=True):
@@ -491,16 +486,16 @@ class _PartReader:
         """Return True if chunks of bare numbers are stored, with the right size."""
         if (extents == _FILL).any():
             return False
-        return bool((self._sizes[extents - self.extent] == self._chunk_bytes).all())
+        return bool((self.sizes[extents - self.extent] == self._chunk_bytes).all())
 
     def _gather_numbers(
         self, starts: Ints, lengths: Shape, out: NDArray[Any], places: Places, data: ShardData
     ) -> None:
         """Copy parts out of the mapped numbers of an array, or read their byte ranges."""
         view, dtype = None, self.part.dtype
-        if self._are_mapped:
+        if self.are_mapped:
             touched = len(starts) * math.prod(lengths) * dtype.itemsize
-            view = data.view(self.extent, size_bytes=min(touched, int(self._sizes[0])))
+            view = data.view(self.extent, size_bytes=min(touched, int(self.sizes[0])))
         if view is not None:
             array = self.decoder.decode(view)
             if not array.flags.aligned and array.dtype == out.dtype and out.flags.c_contiguous:
@@ -527,15 +522,12 @@ class _PartReader:
         stored = np.flatnonzero(extents != _FILL)
         if len(stored) < len(extents):
             out[places[extents == _FILL]] = self.part.fill
-        step = max(1, _READ_BYTES // self._chunk_bytes)
-        for first in range(0, len(stored), step):
-            rows = stored[first : first + step]
-            some = [out[place] for place in places[rows].tolist()]
-            decoded = self._decode(extents[rows].tolist(), data, some)
-            for row, slot, chunk in zip(rows.tolist(), some, decoded, strict=True):
-                if isinstance(chunk, ValueError):
-                    slot[...] = 0
-                    wrong.setdefault(row, self.reason(chunk))
+        slots = [out[place] for place in places[stored].tolist()]
+        decoded = self._decode(extents[stored].tolist(), data, slots)
+        for row, slot, (_, chunk) in zip(stored.tolist(), slots, decoded, strict=True):
+            if isinstance(chunk, ValueError):
+                slot[...] = 0
+                wrong.setdefault(row, self.reason(chunk))
 
     # -- chunks
 
@@ -544,55 +536,33 @@ class _PartReader:
     ) -> Iterator[tuple[int, NDArray[Any] | ValueError]]:
         """Yield decoded chunks with their extents, in any order, or the error of a damaged one.
         wanted: by extent, bounds of the samples of this call that need it."""
-        extents, all_uses = [*wanted], self._all_uses()
-        uses = [all_uses[extent - self.extent] for extent in extents]
-        if max(uses, default=0) > 1:
-            yield from data.decode_all(
-                extents,
-                lambda some: self._decode(some, data),
-                uses=uses,
-                taken=[high - low for low, high in wanted.values()],
-                size_bytes=self._chunk_bytes,
-            )
-            return
+        extents = [*wanted]
+        uses = [self._uses[extent - self.extent] for extent in extents]
+        if max(uses, default=0) <= 1:
+            return self._decode(extents, data)
+        return data.decode_all(
+            extents,
+            lambda some: [chunk for _, chunk in self._decode(some, data)],
+            uses=uses,
+            taken=[high - low for low, high in wanted.values()],
+            size_bytes=self._chunk_bytes,
+        )
+
+    def _decode(
+        self, extents: Sequence[int], data: ShardData, slots: Sequence[NDArray[Any]] = ()
+    ) -> Iterator[tuple[int, NDArray[Any] | ValueError]]:
+        """Yield decoded chunks with their extents, or the error of a damaged one. Chunks are
+        decoded into slots if they are given."""
+        decoder, shape, dtype = self.decoder, self._shape, self._dtype
+        has_room = decoder.is_direct and not slots
         step = max(1, _READ_BYTES // self._chunk_bytes)
         for first in range(0, len(extents), step):
             some = extents[first : first + step]
-            yield from zip(some, self._decode(some, data), strict=True)
-
-    def _decode(
-        self, extents: Sequence[int], data: ShardData, slots: Sequence[NDArray[Any]] | None = None
-    ) -> Iterator[NDArray[Any] | ValueError]:
-        """Decode chunks, into slots if they are given; yield each, or its error if it is damaged.
-        One has fill values if its file is gone."""
-        decoder, shape, dtype = self.decoder, self._shape, self._dtype
-        has_room = decoder.is_direct and slots is None
-        for place, encoded in enumerate(self.encoded(extents, data)):
-            slot = data.room(shape, dtype) if has_room else slots[place] if slots else None
-            try:
-                if self._is_stored(extents[place], encoded):
-                    yield decoder.decode(encoded, slot)
-                    continue
-                slot = np.empty(shape, dtype) if slot is None else slot
-                slot[...] = self.part.fill
-                yield slot
-            except ValueError as error:
-                if isinstance(error, PenstockError):
-                    raise
-                yield error
-
-    def _all_uses(self) -> list[int]:
-        """Return how many samples of the piece need each stored chunk."""
-        if self._uses is None:
-            first, end = self._piece.first, self._piece.first + self._piece.samples
-            chunks, uses = self.part.grid.uses(self.part.windows, first, end)
-            self._uses = uses[np.searchsorted(chunks, self.part.numbers)].tolist()
-        return self._uses
-
-
-def _are_chunks(part: ArrayPart) -> bool:
-    """Return True if each sample is one chunk, and no two samples share one."""
-    windows, chunk = part.windows, part.grid.chunk
-    axes = zip(windows.stride, chunk, windows.counts, strict=True)
-    are_aligned = all(count == 1 or step % length == 0 for step, length, count in axes)
-    return windows.window == chunk and are_aligned and windows.repeat == 1
+            for place, encoded in enumerate(self.encoded(some, data), first):
+                slot = data.room(shape, dtype) if has_room else slots[place] if slots else None
+                try:
+                    yield extents[place], decoder.decode(encoded, slot)
+                except ValueError as error:
+                    if isinstance(error, PenstockError):
+                        raise
+                    yield extents[place], error

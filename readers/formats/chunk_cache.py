@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.chunk_files import ChunkFile, ChunkFiles
+    from penstock.readers.formats.kept_chunks import Key
     from penstock.readers.types import Encoded
 
-    Key = tuple[int, int]
     DecodeSeveral = Callable[[list[int]], Iterable[Any]]
     IsView = Callable[[int], bool]
 
@@ -119,8 +119,8 @@ _GOLDEN = 0.6180339887498949
 _NO_CACHE = "there is no cache="
 
 
-class PendingExtent:
-    """One extent that a batch fetches, and then the data that holds its bytes."""
+class PendingFetch:
+    """The extents of one shard that a batch fetches, and then the data that holds their bytes."""
 
     def __init__(self) -> None:
         self._is_settled = threading.Event()
@@ -144,37 +144,6 @@ class PendingExtent:
         if not self._is_settled.wait(timeout_s) or self._holder is None:
             return None
         return self._holder()
-
-
-class SharedExtents:
-    """The extents of one shard that several batches need. Safe for several threads.
-
-    Batches that are read at the same time need the same chunks. The cache fetches each byte once
-    per node. Bytes that it doesn't keep are shared through this object for as long as the batch
-    that fetched them is being read. By then they are decoded, and decoded chunks are kept.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pending: dict[int, PendingExtent] = {}
-
-    def claim(
-        self, extents: Iterable[int]
-    ) -> tuple[dict[int, PendingExtent], dict[int, PendingExtent]]:
-        """Divide extents into those that the caller must fetch and those that another batch
-        fetches.
-
-        The caller settles each extent of the first kind, and can wait for those of the second.
-        """
-        mine, others = dict[int, PendingExtent](), dict[int, PendingExtent]()
-        with self._lock:
-            for extent in extents:
-                known = self._pending.get(extent)
-                if known is None or known.is_over:
-                    mine[extent] = self._pending[extent] = PendingExtent()
-                else:
-                    others[extent] = known
-        return mine, others
 
 
 class DecodedChunks:
@@ -205,7 +174,7 @@ class DecodedChunks:
         self._turns = 0
         self.reads = ReadTally()
         self._closed = self._has_warned = False
-        self._shared_extents: dict[int, SharedExtents] = {}
+        self._fetches: dict[Key, PendingFetch] = {}
 
     @property
     def max_bytes(self) -> int:
@@ -239,11 +208,6 @@ class DecodedChunks:
         """Return the bytes that files may take in addition to memory; 0 without a cache folder."""
         return 0 if self._files is None else self._files.room_bytes()
 
-    def shared_extents(self, shard: int) -> SharedExtents:
-        """Return the extents of one shard that batches share, also if the shard is reopened."""
-        with self._lock:
-            return self._shared_extents.setdefault(shard, SharedExtents())
-
     def of(self, shard: int) -> ShardChunks:
         """Return the chunks of one shard."""
         return ShardChunks(self, shard)
@@ -266,6 +230,26 @@ class DecodedChunks:
 
     # -- use
 
+    def claim(
+        self, shard: int, extents: Iterable[int]
+    ) -> tuple[PendingFetch, dict[int, PendingFetch]]:
+        """Return the fetch of those extents of a shard that no other batch is fetching, which the
+        caller settles, and the fetches of other batches, by extent.
+
+        Batches that are read at the same time need the same chunks. The cache fetches each byte
+        once per node. Bytes that it doesn't keep are shared for as long as the batch that fetched
+        them is being read. By then they are decoded, and decoded chunks are kept.
+        """
+        own, others = PendingFetch(), dict[int, PendingFetch]()
+        with self._lock:
+            for extent in set(extents):
+                known = self._fetches.get((shard, extent))
+                if known is None or known.is_over:
+                    self._fetches[shard, extent] = own
+                else:
+                    others[extent] = known
+        return own, others
+
     def has(self, key: Key) -> bool:
         """Return True if a chunk is kept. key: its shard and number."""
         with self._lock:
@@ -282,11 +266,25 @@ class DecodedChunks:
         size_bytes: int = 0,
         is_view: IsView | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Yield chunks of a shard with their numbers, in any order; see `ShardData.decode_all`.
+        """Yield several chunks of a shard with their numbers, in any order, decoding those that
+        aren't kept. They are read-only: numpy arrays, Arrow tables, or other objects with `nbytes`,
+        of which only the first two can be kept in files.
 
-        Of chunks that aren't kept, the thread decodes those that no other thread is decoding,
-        several small ones at a time. Only then it waits for the others. Even if it is interrupted,
-        no other thread waits for it in vain.
+        Each is decoded once and kept as long as there is room, until it was taken `uses` times.
+        Copy the rows of a batch out of it and drop it, because any view keeps all of it in memory.
+
+        chunks: the number of the extent from which each is decoded, the first one of several. An
+        extent whose chunk is kept isn't fetched. decode: returns the chunks of these numbers in
+        their order, or a ValueError in the place of a damaged one, which is yielded instead of the
+        chunk. This thread calls it, or another that came first, for several small chunks at a time
+        if their size is known. It must not request other chunks. uses: rows of the shard that need
+        each chunk. taken: rows of this call that need it. size_bytes: of a chunk, if metadata
+        record it, so that room can be made in advance; 0 if unknown. is_view: returns True if a
+        chunk is a view of a mapped file, which takes no memory; None if none is.
+
+        Of chunks that aren't kept, the thread decodes those that no other thread is decoding. Only
+        then it waits for the others. Even if it is interrupted, no other thread waits for it in
+        vain.
         """
         several = max(1, GROUP_BYTES // size_bytes) if size_bytes else 1
         left = self._rotated(range(len(chunks))) if len(chunks) > several else range(len(chunks))

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.cache import CorruptShardError, DatasetError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
-from penstock.readers.formats.chunk_data import FetchedShardData, ShardData
+from penstock.readers.formats.chunk_data import ShardData
 from penstock.readers.formats.extents import decode_note
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.format import DatasetFiles, Snapshot
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.chunk_cache import PendingFetch
     from penstock.readers.formats.chunk_data import ChunkParts, Fetches
     from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import Draw, ShardEntry
@@ -197,8 +198,8 @@ class ChunkFormat(FilesFormat):
         self, entry: ShardEntry, sidecar: Callable[[], Sidecar], place: ShardPlace
     ) -> ChunkShard:
         """Open a shard at its place."""
-        facts, may_lack = sidecar(), self.may_lack_objects
-        data = ShardData(facts, place, fields=entry.fields, chunks=entry.chunks, may_lack=may_lack)
+        facts = sidecar()
+        data = ShardData(facts, place, fields=entry.fields, chunks=entry.chunks)
         return ChunkShard(self._reader(facts), data, entry, has_units=len(facts.units) > 0)
 
     def wanted_share(
@@ -290,26 +291,26 @@ class ChunkListing:
 class ChunkRequest(RowRequest):
     """The rows of a shard of chunks that a batch reads.
 
-    data: from which they are read. parts: of it to fetch. claimed: extents for which other batches
-    wait. awaited: extents that other batches fetch.
+    data: from which they are read. parts: of it to fetch. claim: the fetch, for which other batches
+    may wait. awaited: extents that other batches fetch.
     """
 
     data: ShardData
     parts: Sequence[ChunkParts] = ()
-    claimed: Fetches = field(default_factory=dict)
+    claim: PendingFetch | None = None
     awaited: Fetches = field(default_factory=dict)
 
     def receive(self, loaded: Sequence[Sequence[Any]]) -> None:
         """Accept the bytes of `spans`, and publish them to batches that wait for them."""
         with contextlib.suppress(CorruptShardError):  # reading raises it again
-            self.data = fetched = FetchedShardData(self.data, self.parts, loaded, self.awaited)
-            for pending in self.claimed.values():
-                pending.settle(fetched)
+            self.data = self.data.with_fetched(self.parts, loaded, self.awaited)
+            if self.claim is not None:
+                self.claim.settle(self.data)
 
     def release(self) -> None:
         """End the waits of other batches for bytes that weren't received."""
-        for pending in self.claimed.values():
-            pending.settle(None)
+        if self.claim is not None:
+            self.claim.settle(None)
 
 
 class ChunkShard(OpenShard):
@@ -346,7 +347,7 @@ class ChunkShard(OpenShard):
             extents = reader.needs(request.rows, fields, crops)
             parts = extents, [0] * len(extents), None
         if parts is not None:  # otherwise it reads parts of large chunks, and doesn't report which
-            found.parts, found.claimed, found.awaited = data.missing_parts(*parts)
+            found.parts, found.claim, found.awaited = data.missing_parts(*parts)
             found.spans = [each.spans for each in found.parts]
         return found
 

@@ -16,7 +16,6 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.cache.base import LEAST_ABSENT_BYTES
 from penstock.readers.files import printable
 from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
 from penstock.readers.origin import Entry, segment
@@ -234,16 +233,10 @@ class BlobExtents:
         self.begins: Ints = np.full(len(extents), NOT_IN_BLOB, np.int64)
         self.begins[chosen] = np.cumsum(sizes) - sizes
 
-    def segments(self, *, may_lack: bool = False) -> tuple[Segment, ...]:
-        """Return the ranges of objects that make up the blob, with small neighbours joined.
-
-        may_lack: True if a missing object is no error.
-        """
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the ranges of objects that make up the blob, with small neighbours joined."""
         extents, files = self._extents, self._files
         versions = files.versions
-        # Very few bytes can't show that an object is missing; then it is an error in any case.
-        small = extents.sizes[self._chosen] < LEAST_ABSENT_BYTES
-        required = set(extents.files[self._chosen][small].tolist())
         found: list[tuple[int, int, int]] = []
         columns = (extents.files, extents.starts, extents.sizes)
         for file, start, size in zip(*(c[self._chosen].tolist() for c in columns), strict=True):
@@ -260,7 +253,6 @@ class BlobExtents:
                 versions[file],
                 start=start,
                 object_bytes=int(files.sizes[file]),
-                may_lack=may_lack and file not in required,
             )
             for file, start, end in found
         )

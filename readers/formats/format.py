@@ -136,7 +136,7 @@ class Format(ABC):
     read whole; otherwise samples are views of a mapped shard. has_own_index: True if the dataset
     carries its index. keeps_facts: True if an updated index reuses the facts that it has recorded
     about unchanged files; statistics that need every file's bytes aren't computed then.
-    may_lack_objects: True if a missing file stands for fill values. is_encoded: True if samples of
+    is_encoded: True if samples of
     arrays that can be read singly are decoded, which uses a core. sampling: the arguments of
     `Sampling` that the format uses, and "file" if it has sample="file".
     """
@@ -146,7 +146,6 @@ class Format(ABC):
     is_file_per_sample: ClassVar[bool] = False
     has_own_index: ClassVar[bool] = False
     keeps_facts: ClassVar[bool] = False
-    may_lack_objects: ClassVar[bool] = False
     is_encoded: ClassVar[bool] = False
     sampling: ClassVar[tuple[str, ...]] = ()
 

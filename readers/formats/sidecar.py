@@ -358,15 +358,14 @@ class Sidecar:
         (file,) = self.files.entries()
         return b"-" + file.identity.encode()
 
-    def segments(self, fields: Sequence[str] = (), *, may_lack: bool = False) -> Sequence[Segment]:
+    def segments(self, fields: Sequence[str] = ()) -> Sequence[Segment]:
         """Return the objects of a remote dataset that make up the shard.
 
-        fields: of a shard of chunks, the fields whose bytes are needed. may_lack: True if a missing
-        object is no error.
+        fields: of a shard of chunks, the fields whose bytes are needed.
         """
         if self.extents is None:
             return self.files.segments()
-        return self.blob_extents(fields).segments(may_lack=may_lack)
+        return self.blob_extents(fields).segments()
 
     def blob_extents(self, fields: Iterable[str]) -> BlobExtents:
         """Return the extents of some fields, placed in a blob. Requires a shard of chunks."""
@@ -617,6 +616,6 @@ class ShardPlace(Protocol):
     def files(self, files: ShardFiles) -> ByteSource:
         """Open a shard of several files."""
 
-    def parts(self, sidecar: Sidecar, fields: Sequence[str], *, may_lack: bool) -> Parts:
-        """Open a shard of chunks. fields: those whose extents a blob has. may_lack: a missing file
-        is no error. Raises CorruptShardError."""
+    def parts(self, sidecar: Sidecar, fields: Sequence[str]) -> Parts:
+        """Open a shard of chunks. fields: those whose extents a blob has. Raises
+        CorruptShardError."""

@@ -226,9 +226,8 @@ class Index:
             # No version: the fill records the etag of the first answer, and the sums are checked.
             segments, uri = (segment(name, size_bytes, ""),), origin.uri(name)
         else:
-            may_lack = self.format.may_lack_objects
             segments = _LazySegments(
-                lambda: self._sidecar(shard).segments(self._fields, may_lack=may_lack),
+                lambda: self._sidecar(shard).segments(self._fields),
                 None if manifest.is_of_chunks else int(manifest.files[shard]),
             )
             uri = f"{origin.url}#{printable(name.rpartition(b'/')[2])}"

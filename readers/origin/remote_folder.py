@@ -200,13 +200,7 @@ def _entry(found: ObjectInfo) -> Entry:
 
 
 def segment(
-    name: bytes,
-    size_bytes: int,
-    version: str,
-    *,
-    start: int = 0,
-    object_bytes: int | None = None,
-    may_lack: bool = False,
+    name: bytes, size_bytes: int, version: str, *, start: int = 0, object_bytes: int | None = None
 ) -> Segment:
     """Describe a file below the root, or a range of one, as a segment of a blob. version: "" if
     unknown."""
@@ -216,5 +210,4 @@ def segment(
         version=version or None,
         start=start,
         object_bytes=object_bytes,
-        may_lack=may_lack,
     )

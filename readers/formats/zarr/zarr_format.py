@@ -60,7 +60,6 @@ class ZarrFormat(ChunkFormat):
 
     name: ClassVar[str] = "zarr"
     sampling: ClassVar[tuple[str, ...]] = ("sample", "stride")
-    may_lack_objects: ClassVar[bool] = True
     is_encoded: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import os
 import random
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.cache import FetchError, ObjectChangedError, PenstockWarning
-from penstock.cache.base import BlobSpans, RequestError, absent_bytes
+from penstock.cache.base import BlobSpans, RequestError
 from penstock.cache.blobs import CachedBlob
 from penstock.cache.disk import admin
 from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, of_ranges, single
@@ -210,29 +209,6 @@ def test_a_large_span_that_passes_is_several_requests(
     assert found[1].tobytes() == store.objects["o0"][7:90]
     assert not found[0].flags.writeable
     assert sorted(end - start for _, start, end in store.reads) == [83, *[50_000] * 4]
-
-
-@pytest.mark.parametrize("max_bytes", [8 * MIB, None])
-def test_an_optional_object_is_detected_by_its_bytes(
-    store: MemoryStore, remotes: Callable[..., Remote], max_bytes: int | None
-) -> None:
-    whole = of_ranges(store, (1, 0, 100), (0, 5, 150_009), (4, 0, 50))
-    may_lack = [replace(one, may_lack=True) for one in whole.segments]
-    source = replace(whole, segments=may_lack)
-    there = content(store, of_ranges(store, (1, 0, 100), (4, 0, 50)))
-    del store.objects["o0"]
-    remote = remotes(store, max_bytes=max_bytes)
-    blob = remote.open(source)
-    size = source.size_bytes
-    for low, high in ((0, size), (99, 101), (140_000, size), (70_000, 70_003)):
-        (found,) = remote.load([BlobSpans(blob=blob, starts=[low], ends=[high])])
-        wanted = there[:100] + absent_bytes(100, size - 50) + there[100:]
-        assert found[0].tobytes() == wanted[low:high]
-    if max_bytes is not None:
-        assert remote.fill(source) == 0
-        assert remote.is_whole(source)
-    with pytest.raises(FetchError, match="o0"):
-        remote.load([BlobSpans(blob=remote.pass_by(whole), starts=[90], ends=[200])])
 
 
 def test_small_objects_are_fetched_once_a_node(

@@ -133,8 +133,6 @@ class Reader(ChunkReader):
             found = [view[a:b] for view, a, b in zip(views, *parts[1:], strict=True)]
         else:
             found = data.read_parts(*parts)
-        missing = np.zeros(X_BYTES, np.uint8)
-        found = [each if len(each) else missing for each in found]
         out[places] = np.concatenate(found).view("<f4").reshape(-1, 3)
 
     def name(self, row: int) -> str:
@@ -183,9 +181,6 @@ class Reader(ChunkReader):
     def _decode(self, data: ShardData, extent: int) -> Any:
         DECODED.append((self._first, extent))
         (found,) = data.read([extent])
-        if not len(found):
-            unit, field = divmod(extent, len(FIELDS))
-            return pa.table({"": [value(FIELDS[field], 0)] * self._units[unit]})
         try:
             return pa.table({"": json.loads(zlib.decompress(found.tobytes()))})
         except zlib.error as error:

@@ -25,7 +25,6 @@ from penstock.readers.formats import (
     DecodedChunks,
     KeptChunk,
     KeptChunks,
-    SharedExtents,
     chunk_cache,
 )
 from tests.watchdog import PATIENCE_S
@@ -626,32 +625,31 @@ class Holder:
 
 
 def test_one_batch_claims_and_others_wait_until_it_settles() -> None:
-    extents: SharedExtents = SharedExtents()
-    mine, others = extents.claim([1, 2])
-    assert sorted(mine) == [1, 2]
+    store = DecodedChunks(max_bytes=0)
+    mine, others = store.claim(0, [1, 2])
     assert not others
-    again, waiting = extents.claim([2, 3])
-    assert list(again) == [3]
+    again, waiting = store.claim(0, [2, 3])
     assert list(waiting) == [2]
+    assert not store.claim(1, [2])[1]
     holder: Any = Holder()
     found = list[Any]()
     thread = threading.Thread(target=lambda: found.append(waiting[2].wait(30)))
     thread.start()
-    mine[2].settle(holder)
-    mine[1].settle(None)
-    mine[2].settle(None)  # too late
+    mine.settle(holder)
+    mine.settle(None)  # too late
+    again.settle(None)
     thread.join(30)
     assert found == [holder]
     # If the fetch failed or the holder is gone, the next batch that needs the extent fetches it.
-    assert list(extents.claim([1, 2])[0]) == [1]
+    assert list(store.claim(0, [1, 2, 3])[1]) == [1, 2]
     del holder
     found.clear()
     gc.collect()
     assert waiting[2].wait(30) is None
-    assert list(extents.claim([2])[0]) == [2]
+    assert not store.claim(0, [2])[1]
 
 
 def test_a_wait_ends_at_its_timeout() -> None:
-    extents: SharedExtents = SharedExtents()
-    extents.claim([1])
-    assert extents.claim([1])[1][1].wait(0) is None
+    store = DecodedChunks(max_bytes=0)
+    store.claim(0, [1])
+    assert store.claim(0, [1])[1][1].wait(0) is None

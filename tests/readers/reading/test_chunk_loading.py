@@ -216,62 +216,16 @@ def test_a_truncated_local_file_is_named(tmp_path: Path, mode: ReadMode) -> None
             dataset.read(rows, mode=mode)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("max_bytes", [2**24, 1])
-@pytest.mark.parametrize("reader", [blocks.Reader, blocks.ByParts])
-def test_a_missing_object_may_stand_for_fill_values(
-    place: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    reader: type,
-    mode: ReadMode,
-    max_bytes: int,
-) -> None:
-    monkeypatch.setattr(blocks.Blocks, "may_lack_objects", True)
-    monkeypatch.setattr(blocks.Blocks, "reader_class", reader)
-    import fsspec
-
-    with opened(place, tmp_path, max_bytes=max_bytes) as dataset:
-        fsspec.filesystem("memory").rm(f"{place}/2.blocks")
-        calls = count_fetches(dataset, monkeypatch)
-        for _ in range(2):
-            batch = dataset.read(rows_of(dataset), mode=mode)
-            x, y = batch.columns["x"].values, batch.columns["y"].values
-            for place_, i in enumerate(batch.ids.tolist()):
-                is_gone = 24 <= i < 36
-                assert x[place_].tolist() == ([0.0] * 3 if is_gone else blocks.value("x", i))
-                assert y[place_] == (0 if is_gone else blocks.value("y", i))
-        assert len(calls) == (1 if max_bytes > 1 else 2)
-        shard = dataset.index.open(2)
-        assert isinstance(shard, ChunkShard)
-        assert [len(each) for each in shard.data.read([0, 4])] == [0, 0]
-        assert [len(each) for each in shard.data.read_parts([0], [3], [7])] == [0]
-        if max_bytes > 1 and mode != "pread":
-            view = shard.data.view(1)
-            assert view is not None
-            assert not len(view)
-
-
-def test_a_missing_local_file_may_stand_for_fill_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_local_file_is_named(tmp_path: Path) -> None:
     root = blocks.write(tmp_path / "set", UNITS)
     with Dataset(root) as dataset:
         dataset.open()
         (root / "2.blocks").unlink()
         with pytest.raises(IndexChangedError, match=r"2\.blocks"):
             dataset.read(rows_of(dataset))
-    with Dataset(blocks.write(tmp_path / "other", UNITS)) as dataset:
-        dataset.open()
-        monkeypatch.setattr(blocks.Blocks, "may_lack_objects", True)
-        (tmp_path / "other" / "2.blocks").unlink()
-        y = dataset.read(rows_of(dataset, range(ROWS))).columns["y"].values
-        assert y.tolist() == [0 if 24 <= i < 36 else i / 4 for i in range(ROWS)]
 
 
-def test_a_missing_object_is_an_error_with_its_name_in_other_formats(
-    place: str, tmp_path: Path
-) -> None:
+def test_a_missing_object_is_named(place: str, tmp_path: Path) -> None:
     import fsspec
 
     with opened(place, tmp_path) as dataset:

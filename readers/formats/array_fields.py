@@ -1,17 +1,19 @@
-"""Choose the types of fields that are arrays, and their samples: windows, as many of each array."""
+"""Choose the arrays that are fields, their types, and their samples: windows, as many of each
+array."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, Schema, Value
+from penstock.readers.fieldtypes import Array, Schema, Value, is_field_name
 from penstock.readers.formats.array_windows import windows_of
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy as np
 
@@ -19,8 +21,53 @@ if TYPE_CHECKING:
     from penstock.readers.formats.array_windows import ArrayWindows, Shape
     from penstock.readers.formats.dataset_arguments import Sampling
 
+Stored = TypeVar("Stored")
+
 MAX_SAMPLE_BYTES = 2**36
 """The largest sample of one field."""
+
+
+def chosen_arrays(
+    found: Mapping[str, Stored | Rejection],
+    places: Mapping[str, str],
+    names: Callable[[str], Sequence[str]],
+    *,
+    where: str,
+    hint: str,
+) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Return the arrays that are fields, by field: those that the user names, or all that can be;
+    and the reasons against the others, by place.
+
+    found: arrays by place, which is a path or the name of a member; a Rejection for one that can't
+    be read. places: of fields, from the user; empty if they give none. names: returns the names
+    that the field of a place may have then, best first. where, hint: the arrays' place and advice,
+    for messages. Raises ConfigError, DatasetError.
+    """
+    arrays, refused = dict[str, Stored](), dict[str, str]()
+    for name, place in places.items():
+        if (array := found.get(place)) is None:
+            raise ConfigError(
+                f'fields: got {{"{name}": {place!r}}}, and {where} has no such array. Its arrays: '
+                f"{sorted(found)[:20]}."
+            )
+        if isinstance(array, Rejection):
+            raise DatasetError(f"{where}: {place!r} can't be read: {array.reason}. {hint}")
+        arrays[name] = array
+    for place, array in () if places else found.items():
+        free = [each for each in names(place) if is_field_name(each) and each not in arrays]
+        if isinstance(array, Rejection):
+            refused[place] = array.reason
+        elif not free:
+            refused[place] = "no field can have its name: pass fields={name: path}"
+        else:
+            arrays[free[0]] = array
+    if not arrays:
+        reasons = "; ".join(f"{place or 'array'}: {why}" for place, why in refused.items())
+        raise DatasetNotFoundError(
+            f"{where}: there are no arrays that can be fields ({reasons[:500] or 'none at all'}). "
+            f"{hint}"
+        )
+    return arrays, refused
 
 
 def matched_windows(

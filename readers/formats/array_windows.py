@@ -43,6 +43,11 @@ MAX_TOUCHED = 2**24
 MAX_UNITS = 2**26
 """The most units of a dataset that are decoded as a whole."""
 
+_TOO_SMALL = (
+    f"the array has more than {MAX_UNITS:,} parts that are decoded as a whole, or one shard of it "
+    f"more than {MAX_TOUCHED:,}: its chunks are too small for its size, write it with larger ones"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayWindows:
@@ -227,7 +232,7 @@ class ChunkGrid:
             for axis, (low, high) in enumerate(box[:-1]):
                 places, used = self._axis_uses(windows, axis, low, high)
                 if len(numbers) * len(places) > MAX_TOUCHED:
-                    raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of the array")
+                    raise ValueError(_TOO_SMALL)
                 numbers = (numbers[:, None] * self.counts[axis] + places).reshape(-1)
                 counts = (counts[:, None] * used).reshape(-1)
             chunks.append(numbers)
@@ -249,7 +254,7 @@ class ChunkGrid:
         chunk, part, step = self.chunk[axis], windows.window[axis], windows.stride[axis]
         first, last = low * step // chunk, ((high - 1) * step + part - 1) // chunk
         if last - first >= MAX_TOUCHED:
-            raise ValueError(f"more than {MAX_TOUCHED:,} chunks for a part of the array")
+            raise ValueError(_TOO_SMALL)
         places = np.arange(first, last + 1)
         begins = places * chunk
         least = np.maximum((begins - part) // step + 1, low)
@@ -275,7 +280,7 @@ def unit_rows(windows: ArrayWindows, grid: ChunkGrid, *, max_bytes: int, itemsiz
         axis += 1
     most = min(grid.counts[axis], counts[axis])
     if math.prod(counts[:axis]) * most > MAX_UNITS:
-        raise ValueError(f"more than {MAX_UNITS:,} parts that are decoded as a whole")
+        raise ValueError(_TOO_SMALL)
     bounds = _first_windows(grid.chunk[axis], windows.stride[axis], grid.counts[axis], counts[axis])
     runs = np.diff(bounds) * (math.prod(counts[axis + 1 :]) * windows.repeat)
     return np.tile(runs, math.prod(counts[:axis])).astype(np.int64)

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache import ordered
+from penstock.cache import DatasetError, PenstockError, ordered
 from penstock.cache.base import BlobSpans
 from penstock.readers.byte_source import LocalFile, changed_file_error, unreadable_file_error
+from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejection
@@ -133,6 +134,23 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iter
         _check_unchanged(fd, path, entry)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def refusing(
+    entry: Entry,
+    where: str = "",
+    errors: tuple[type[Exception], ...] = (ValueError,),
+    remedy: str = "Write or fetch it again, or take it out of the dataset.",
+) -> Iterator[None]:
+    """Raise a DatasetError with the file's name instead of an error of parsing it. where: begins
+    the reason."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except errors as error:
+        raise DatasetError(f"{printable(entry.name)}: {where}{error}. {remedy}") from error
 
 
 def _check_unchanged(fd: int, path: bytes, listed: Entry) -> None:

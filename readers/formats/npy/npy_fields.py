@@ -28,29 +28,23 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, ordered
-from penstock.readers.fieldtypes import (
-    MAX_HEAD_BYTES,
-    UNSUPPORTED_NPY,
-    NpyHeader,
-    is_field_name,
-    read_npy_header,
-)
+from penstock.readers.fieldtypes import MAX_HEAD_BYTES, UNSUPPORTED_NPY, NpyHeader, read_npy_header
 from penstock.readers.files import extension, printable
-from penstock.readers.formats.array_fields import array_schema, matched_windows
+from penstock.readers.formats.array_fields import array_schema, chosen_arrays, matched_windows
 from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows
 from penstock.readers.formats.dataset_arguments import Sampling
-from penstock.readers.formats.unindexed_files import read_file_parts
+from penstock.readers.formats.unindexed_files import read_file_parts, refusing
 from penstock.readers.origin import left_out_for
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.origin import Entry, LeftOut, Origin
     from penstock.readers.types import ArrayCodec
 
-    Read = Callable[[Sequence[tuple[int, int]]], list[bytes]]
+    Read = Callable[[Iterable[tuple[int, int]]], list[bytes]]
 
 _log = logging.getLogger("penstock")
 
@@ -155,66 +149,44 @@ _ENCRYPTED = 0x1
 _UTF_8 = 0x800
 
 
-def read_archives(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[ArrayGroup]:
-    """Read the directories and headers of .npz files.
+def _read_archive(origin: Origin, entry: Entry) -> dict[str, StoredArray | Rejection]:
+    """Read the directory and the headers of an .npz file, and return its arrays by the names of
+    their members, or the reasons against these.
 
     Raises DatasetError, IndexChangedError or FetchError.
     """
-    read = partial(_read_archive, origin)
-    if len(entries) == 1:
-        return [read(entries[0])]
-    return list(ordered(read, entries, workers=workers, ahead=2 * workers, name="footers"))
 
-
-def _read_archive(origin: Origin, entry: Entry) -> ArrayGroup:
-    def read(spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read(spans: Iterable[tuple[int, int]]) -> list[bytes]:
         return read_file_parts(origin, [(entry, *span) for span in spans], workers=1)
 
-    try:
-        return _archive(entry, read)
-    except DatasetError:
-        raise
-    except _DAMAGE as error:
-        raise DatasetError(
-            f"{printable(entry.name)}: this isn't an .npz file, or it is damaged ({error}). Write "
-            "or fetch it again, or remove it from the dataset."
-        ) from error
-
-
-def _archive(entry: Entry, read: Read) -> ArrayGroup:
-    """Return the arrays of an archive, and the reasons against its other members. read: reads bytes
-    [start, end) of the file."""
-    ends = _directory(entry.size_bytes, read)
-    arrays, refused, spans = (
-        dict[str, StoredArray](),
-        dict[str, str](),
-        dict[ZipInfo, tuple[int, int]](),
-    )
-    for member in ends:
-        if (reason := _refusal(member)) is None:
-            at, head_bytes = member.header_offset, len(_name(member)) + _HEAD_BYTES
-            spans[member] = (at, min(at + head_bytes, entry.size_bytes))
-        elif not member.is_dir():
-            refused[member.filename.removesuffix(".npy")] = reason
-    for member, data in zip(spans, read([*spans.values()]), strict=True):
-        start, head = _contents(member, ends[member], data)
-        name = member.filename.removesuffix(".npy")
-        header = _parse_header(head, member.file_size)
-        if isinstance(header, Rejection):
-            if not header.reason.startswith(UNSUPPORTED_NPY):
-                raise ValueError(f"{member.filename!r}: {header.reason}")
-            refused[name] = header.reason
-        elif name in arrays:
-            raise ValueError(f"two members have the name {member.filename!r}")
-        else:
+    found, spans = dict[str, StoredArray | Rejection](), dict[ZipInfo, tuple[int, int]]()
+    with refusing(entry, "this isn't an .npz file, or it is damaged: ", _DAMAGE):
+        ends = _directory(entry.size_bytes, read)
+        for member in ends:
+            if (reason := _refusal(member)) is None:
+                at, head_bytes = member.header_offset, len(_name(member)) + _HEAD_BYTES
+                spans[member] = (at, min(at + head_bytes, entry.size_bytes))
+            elif not member.is_dir():
+                found[member.filename.removesuffix(".npy")] = Rejection(reason)
+        for member, data in zip(spans, read(spans.values()), strict=True):
+            start, head = _contents(member, ends[member], data)
+            header = _parse_header(head, member.file_size)
+            name = member.filename.removesuffix(".npy")
+            if name in found:
+                raise ValueError(f"two members have the name {member.filename!r}")
+            if isinstance(header, Rejection):
+                if not header.reason.startswith(UNSUPPORTED_NPY):
+                    raise ValueError(f"{member.filename!r}: {header.reason}")
+                found[name] = header
+                continue
             is_packed, at = member.compress_type == ZIP_DEFLATED, header.start
             packed = (member.file_size, at, member.CRC) if is_packed else None
             at = 0 if is_packed else at
             size_bytes = member.compress_size - at
-            arrays[name] = StoredArray(
+            found[name] = StoredArray(
                 entry, start + at, size_bytes, header.codec, header.shape, packed
             )
-    return ArrayGroup(name=entry.name, arrays=arrays, left_out=refused)
+    return found
 
 
 def _directory(file_bytes: int, read: Read) -> dict[ZipInfo, int]:
@@ -296,15 +268,27 @@ def read_groups(origin: Origin, entries: Sequence[Entry], *, workers: int) -> li
     FetchError."""
     places, url = dict(origin.arrangement.places), origin.url
     if extension(entries[0].name) == "npz":
-        archives = read_archives(origin, entries, workers=workers)
-        return [_archive_fields(archive, places, url=url) for archive in archives]
+        members = {name: place.removesuffix(".npy") for name, place in places.items()}
+        read = partial(_read_archive, origin)
+        archives = ordered(read, entries, workers=workers, ahead=2 * workers, name="footers")
+        groups = []
+        for entry, found in zip(entries, archives, strict=True):
+            arrays, left_out = chosen_arrays(
+                found,
+                members,
+                lambda member: (member,),
+                where=f"{printable(entry.name)} of {url}",
+                hint="Write numbers with np.savez, or remove the file from the dataset.",
+            )
+            groups.append(ArrayGroup(name=entry.name, arrays=arrays, left_out=left_out))
+        return groups
     fields = _files_of(entries, places, url=url)
     named = [file for files in fields.values() for file in files]
-    arrays = dict(zip(named, read_arrays(origin, named, workers=workers), strict=True))
+    stored = dict(zip(named, read_arrays(origin, named, workers=workers), strict=True))
     return [
         ArrayGroup(
             name=files[0].name,
-            arrays={name: arrays[file] for name, file in zip(fields, files, strict=True)},
+            arrays={name: stored[file] for name, file in zip(fields, files, strict=True)},
         )
         for files in zip(*fields.values(), strict=True)
     ]
@@ -332,32 +316,6 @@ def _files_of(
             "fields are matched one to one, sorted by name."
         )
     return fields
-
-
-def _archive_fields(archive: ArrayGroup, places: Mapping[str, str], *, url: str) -> ArrayGroup:
-    """Return the arrays of an archive that are fields: those that the user names, or all."""
-    shown, own, refused = printable(archive.name), archive.arrays, dict(archive.left_out)
-    members = {name: place.removesuffix(".npy") for name, place in places.items()}
-    if not places:
-        members = {name: name for name in own if is_field_name(name)}
-        unnamed = "no field can have its name: pass fields={name: member}"
-        refused |= dict.fromkeys(own.keys() - members.keys(), unnamed)
-    for name, member in members.items():
-        if member in refused:
-            raise DatasetError(f"{shown}: {member!r} can't be read: {refused[member]}.")
-        if member not in own:
-            raise ConfigError(
-                f'fields: got {{"{name}": {places[name]!r}}}, and {shown} of {url} has no such '
-                f"array. It has {sorted(own)[:20]}."
-            )
-    if not members:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in list(refused.items())[:5])
-        raise DatasetError(
-            f"{shown}: none of its arrays can be read ({reasons or 'it is empty'}). Write numbers "
-            "with np.savez, or remove the file from the dataset."
-        )
-    arrays = {name: own[member] for name, member in members.items()}
-    return ArrayGroup(name=archive.name, arrays=arrays, left_out={} if places else refused)
 
 
 def choose_samples(

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache import DatasetError, DatasetNotFoundError, PenstockError
+from penstock.cache import DatasetError, DatasetNotFoundError
 from penstock.cache.base import machine_remedy
 from penstock.readers.fieldtypes import Bytes, Schema
 from penstock.readers.files import IMAGES, extension, is_passed_over, printable
@@ -36,7 +36,7 @@ from penstock.readers.formats.tables.column_fields import (
     warn_of_columns,
 )
 from penstock.readers.formats.tables.column_values import NULL_INSIDE, RAGGED_INSIDE, TableValues
-from penstock.readers.formats.unindexed_files import read_file_parts
+from penstock.readers.formats.unindexed_files import read_file_parts, refusing
 from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES, UnitReader
 
 if TYPE_CHECKING:
@@ -520,21 +520,6 @@ def _check_claim(form: ArrayForm | None, rows: int, size_bytes: int) -> None:
             f"its {rows:,} rows of {form.dtype} of shape {form.shape} would take {claimed:,} "
             f"bytes, and its chunk has {size_bytes:,}"
         )
-
-
-@contextmanager
-def refusing(entry: Entry, where: str = "") -> Iterator[None]:
-    """Raise a DatasetError with the file's name instead of a ValueError. where: begins the
-    reason."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except ValueError as error:
-        raise DatasetError(
-            f"{printable(entry.name)}: {where}{error}. Write or fetch it again, or take it out of "
-            "the dataset."
-        ) from error
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, ordered
-from penstock.readers.fieldtypes import is_field_name
 from penstock.readers.files import below, is_passed_over, printable, unsafe_reason
-from penstock.readers.formats.array_fields import array_schema, matched_windows
+from penstock.readers.formats.array_fields import array_schema, chosen_arrays, matched_windows
 from penstock.readers.formats.dataset_arguments import Sampling
 from penstock.readers.formats.unindexed_files import read_file_parts
 from penstock.readers.formats.zarr.zarr_metadata import (
@@ -34,10 +33,9 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     read_node,
 )
 from penstock.readers.origin import LocalFolder
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from penstock.readers.fieldtypes import Schema
     from penstock.readers.formats.array_windows import ArrayWindows
@@ -213,21 +211,27 @@ def choose_fields(
     ConfigError, DatasetError, DatasetNotFoundError or FetchError.
     """
     url, sampling = origin.url, Sampling.of(origin.arrangement)
-    places, refused = dict(origin.arrangement.places), dict[str, str]()
+    places = dict(origin.arrangement.places)
     nodes = hierarchy.nodes_at(places.values()) if places else hierarchy.nodes()
     if not places and (level := finest_level(nodes[""])) is not None:
         places = {IMAGE_FIELD: level}
-    if places:
-        arrays = {name: _named(name, path, hierarchy, nodes, url) for name, path in places.items()}
-    else:
-        arrays = _candidates(nodes, refused)
-    if not arrays:
-        reasons = "; ".join(f"{name or ROOT_FIELD}: {why}" for name, why in refused.items())
-        raise DatasetNotFoundError(
-            f"{url}: there are no arrays that can be fields ({reasons[:500] or 'only groups'}). "
-            "Pass the path of a hierarchy that has some: numbers with at least one axis, of which "
-            "only the first may have length 0."
-        )
+    for name, place in places.items():
+        path = places[name] = place.strip("/")
+        node = nodes.get(path)
+        if node is not None and (level := finest_level(node)) is not None:
+            path = places[name] = f"{path}/{level}" if path else level
+            nodes |= hierarchy.nodes_at([path])
+    if not all(path in nodes and nodes[path].kind == "array" for path in places.values()):
+        nodes = hierarchy.nodes()  # for the message
+    found = {node.name: parse_array(node) for node in nodes.values() if node.kind == "array"}
+    arrays, refused = chosen_arrays(
+        found,
+        places,
+        _field_names,
+        where=url,
+        hint="Pass the path of a hierarchy, or fields=, with numbers that have at least one axis, "
+        "of which only the first may have length 0.",
+    )
     shapes = {name: array.shape for name, array in arrays.items()}
     types = origin.arrangement.schema
     sampling.check_arrays(shapes, types, url=url)
@@ -260,46 +264,11 @@ def choose_fields(
     return schema, fields, left_out
 
 
-def _named(
-    name: str, path: str, hierarchy: Hierarchy, nodes: Mapping[str, Node], url: str
-) -> ArrayMetadata:
-    """Return the array at a path that the user names; at that of an image, its finest level."""
-    plain = path.strip("/")
-    node = nodes.get(plain)
-    if node is not None and (level := finest_level(node)) is not None:
-        plain = f"{plain}/{level}" if plain else level
-        node = hierarchy.nodes_at([plain]).get(plain)
-    if node is None or node.kind != "array":
-        names = [node.name for node in hierarchy.nodes().values() if node.kind == "array"]
-        raise ConfigError(
-            f'fields: got {{"{name}": {path!r}}}, and {url} has no such array. '
-            f"Its arrays: {names[:20]}."
-        )
-    found = parse_array(node)
-    if isinstance(found, Rejection):
-        raise DatasetError(
-            f"{path or 'The array'}: {found.reason}. Choose other fields (fields=), or write it as "
-            "numbers with at least one axis."
-        )
-    return found
-
-
-def _candidates(nodes: Mapping[str, Node], refused: dict[str, str]) -> dict[str, ArrayMetadata]:
-    """Return every array that can be a field, by field; add the reasons against others."""
-    arrays: dict[str, ArrayMetadata] = {}
-    for node in (each for each in nodes.values() if each.kind == "array"):
-        name = node.name.replace("/", ".") or ROOT_FIELD
-        if name in arrays:  # there are an array "a.b" and an array "b" in a group "a"
-            group, *parts = node.name.split("/")
-            name = "".join([group, *(f"[{part!r}]" for part in parts)])
-        found = parse_array(node)
-        if isinstance(found, Rejection):
-            refused[node.name] = found.reason
-        elif not is_field_name(name) or name in arrays:
-            refused[node.name] = "no field can have its name: pass fields={name: path}"
-        else:
-            arrays[name] = found
-    return arrays
+def _field_names(path: str) -> tuple[str, str]:
+    """Return the names that a field may have: with dots, or in brackets if there are an array "a.b"
+    and an array "b" in a group "a"."""
+    group, *parts = path.split("/")
+    return path.replace("/", ".") or ROOT_FIELD, "".join([group, *(f"[{p!r}]" for p in parts)])
 
 
 def finest_level(node: Node) -> str | None:

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache import DatasetError, MissingDependencyError, PenstockError
-from penstock.readers.files import printable
+from penstock.cache import MissingDependencyError
 from penstock.readers.formats.array_reader import ArrayPart, ArrayPiece, ArrayReader
 from penstock.readers.formats.array_windows import ArrayWindows, unit_rows
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard, Extents
 from penstock.readers.formats.format import DatasetFiles
+from penstock.readers.formats.unindexed_files import refusing
 from penstock.readers.formats.zarr.zarr_codecs import decoder_of
 from penstock.readers.formats.zarr.zarr_fields import (
     ROOTS,
@@ -79,22 +79,14 @@ class ZarrFormat(ChunkFormat):
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Return the shards, from the metadata and the indexes of Zarr shards."""
-        del workers
+        del origin, workers
         hierarchy, schema, fields, left_out, listed = files.found
         for field in fields:  # invalid codecs raise DatasetError
             with suppress(MissingDependencyError):  # reading a field raises if its codec is missing
                 decoder_of(field.array)
         pairs = zip(fields, listed, strict=True)
         stored = in_parallel(lambda pair: _stored_chunks(hierarchy, pair[0].array, pair[1]), pairs)
-        try:
-            shards = list(_cut_shards(fields, stored, files.entries[0]))
-        except ValueError as error:
-            if isinstance(error, DatasetError):
-                raise
-            raise DatasetError(
-                f"{origin.url}: the hierarchy can't be cut into shards: {error}. Its chunks are "
-                "too small for its size: write it with larger ones."
-            ) from None
+        shards = list(_cut_shards(fields, stored, files.entries[0]))
         return ChunkedDataset(schema=schema, shards=shards, left_out=left_out)
 
     def reader(self, shard: ChunkedShardFacts) -> ChunkReader:
@@ -105,6 +97,7 @@ class ZarrFormat(ChunkFormat):
 # -- stored chunks
 
 _BATCH_BYTES = 32 * 2**20
+_REMEDY = "Write or fetch this shard again."
 
 
 class StoredChunks(NamedTuple):
@@ -152,28 +145,23 @@ def _stored_chunks(
     numbers, tables = list(listed), [np.empty((4, 0), np.int64)]
     inner = np.indices(layout.counts).reshape(len(layout.counts), -1)
     step = max(1, _BATCH_BYTES // layout.index_bytes)
-    try:
-        for first in range(0, len(files), step):
-            ranges: list[tuple[Entry, int, int]] = []
-            for entry in files[first : first + step]:
-                ranges += [(entry, *layout.index_range(entry.size_bytes))]
-            for place, data in enumerate(hierarchy.read_parts(ranges), first):
-                entry = files[place]
+    for first in range(0, len(files), step):
+        ranges: list[tuple[Entry, int, int]] = []
+        for entry in files[first : first + step]:
+            with refusing(entry, remedy=_REMEDY):
+                ranges.append((entry, *layout.index_range(entry.size_bytes)))
+        for place, data in enumerate(hierarchy.read_parts(ranges), first):
+            entry = files[place]
+            with refusing(entry, remedy=_REMEDY):
                 index = layout.parse_index(np.frombuffer(data, np.uint8), entry.size_bytes)
-                corner = np.unravel_index(numbers[place], array.files.counts)
-                chunks = (np.array(corner) * np.array(layout.counts))[:, None] + inner
-                # Shards at the end of the array have chunks outside of it.
-                is_inside = (chunks < np.array(counts)[:, None]).all(axis=0)
-                is_stored = (index[:, 0] >= 0) & is_inside
-                found = np.ravel_multi_index(tuple(chunks[:, is_stored]), counts)
-                places = np.full(len(found), place)
-                tables.append(np.vstack([found, places, index[is_stored].T]))
-    except ValueError as error:
-        if isinstance(error, PenstockError):
-            raise
-        raise DatasetError(
-            f"{printable(entry.name)}: {error}. Write or fetch this shard again."
-        ) from None
+            corner = np.unravel_index(numbers[place], array.files.counts)
+            chunks = (np.array(corner) * np.array(layout.counts))[:, None] + inner
+            # Shards at the end of the array have chunks outside of it.
+            is_inside = (chunks < np.array(counts)[:, None]).all(axis=0)
+            is_stored = (index[:, 0] >= 0) & is_inside
+            found = np.ravel_multi_index(tuple(chunks[:, is_stored]), counts)
+            places = np.full(len(found), place)
+            tables.append(np.vstack([found, places, index[is_stored].T]))
     table = np.concatenate(tables, axis=1)
     return StoredChunks(files, table[:, np.argsort(table[0], kind="stable")])
 

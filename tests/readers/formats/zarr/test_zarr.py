@@ -416,7 +416,7 @@ def test_zarr_python_2(place: str, others: Path, tmp_path: Path) -> None:
     assert found["big"].dtype == np.float64
     assert (found["sparse"] == sparse).all()
     assert found["when"].tolist() == list(range(7))
-    with pytest.raises(DatasetError, match="names: its data type"):
+    with pytest.raises(DatasetError, match="'names' can't be read: its data type"):
         Dataset(others / "zarr2.zarr", fields={"names": "names"}).open()
 
 

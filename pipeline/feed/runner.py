@@ -572,6 +572,9 @@ class PipelineRunner:
 # ahead; a second one costs a third more CPU time without being faster. Files and downloads make
 # threads wait, and masks take time to decode, so several threads are used for them.
 MAPPED_READ_THREADS = 1
+# Small samples of one size are copied by one call for many: on 2 cores, two threads read 1.2 to 1.9
+# times as many as one.
+DENSE_READ_THREADS = 2
 READ_THREADS = 4
 # A thread reads one batch at a time, so this bounds the remote batches that hide the latency.
 REMOTE_READ_THREADS = 32
@@ -626,6 +629,7 @@ class ReadScale:
         are_slow: a reading thread decodes some fields, which takes longer than reading them.
         is_plain: batches are only read: there are neither images nor Maps.
         """
+        fields = [*fields]
         sample_bytes = sample_bytes_of(dataset, fields)
         batch_bytes = max(1.0, sample_bytes * options.sizes.per_rank)
         most_ahead = max(1, int(AHEAD_BYTES / batch_bytes))
@@ -646,6 +650,10 @@ class ReadScale:
             # Not for image folders: threads that wait for files should wait for one batch each.
             if is_plain:
                 turn = _turn(batch_bytes, most_ahead)
+                if all(
+                    _dense_bytes(dataset.schema[name]) for name in fields if name in dataset.schema
+                ):
+                    threads = min(DENSE_READ_THREADS, options.world.threads(usable_cores()))
         return cls(threads=threads, turn=turn, is_joined=is_joined, most_ahead=most_ahead)
 
 

@@ -110,7 +110,7 @@ def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
 
 MAX_WINDOW = 2**32  # samples: a sort key has 32 bits for the index and 32 for the hash
 
-_HIGH, _LOW = np.uint64(0xFFFFFFFF00000000), np.uint64(0xFFFFFFFF)
+_HIGH = np.uint64(0xFFFFFFFF00000000)
 _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of hash, 16 of index
 
 
@@ -291,7 +291,7 @@ def _shifts(strands: int, rows: int) -> Ints:
     return phase * (rows // strands) + phase * (rows % strands) // strands - rows // 2
 
 
-def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
+def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Yield the permutations of windows, as (slice of the windows, concatenated permutations).
 
     A permutation of n is range(n) sorted by the upper half of splitmix64(hash ^ i); ties keep their
@@ -310,16 +310,14 @@ def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[
         at = until
 
 
-def _sorted_one(window_hash: Hashes, size: int) -> NDArray[np.uint64]:
+def _sorted_one(window_hash: Hashes, size: int) -> Ints:
     """Return the permutation of one window. window_hash: shape (1,)."""
-    index = np.arange(size, dtype=np.uint64)
-    # Hash and index share one key: sorting in place is 3 times as fast as argsort, and stable.
-    keys = splitmix64(index ^ window_hash)
-    keys &= _HIGH
-    keys |= index
-    keys.sort()
-    keys &= _LOW
-    return keys
+    hashes = splitmix64(np.arange(size, dtype=np.uint64) ^ window_hash)
+    # Stable sorts of 16 bits are radix sorts: two take half the time of one sort of 64 bits.
+    low, high = ((hashes >> np.uint64(shift)).astype(np.uint16) for shift in (32, 48))
+    order = low.argsort(kind="stable")
+    permuted: Ints = order[high[order].argsort(kind="stable")]
+    return permuted
 
 
 def _sorted_together(hashes: Hashes, sizes: Ints) -> NDArray[np.uint64]:

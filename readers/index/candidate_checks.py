@@ -305,12 +305,9 @@ def check_by_executor(
     def report(shard: int) -> None:
         reporter.done(len(shards[shard]), int(sizes[shards[shard]].sum()))
 
-    left = []
-    for shard in range(len(shards)):
-        if known(shard) is None:
-            left.append(shard)
-        else:
-            report(shard)
+    left = [shard for shard in range(len(shards)) if known(shard) is None]
+    for shard in {*range(len(shards))}.difference(left):
+        report(shard)
     tasks = (
         (shard, partial(check_task, data, candidates.take(shards[shard]), verify)) for shard in left
     )

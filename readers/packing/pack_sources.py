@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Samples = Iterator[tuple[bytes, PackSample | Rejection]]
 
+T = TypeVar("T")
 
 WINDOW_BYTES = 2**29
 """The bytes of samples in chunks that a shuffled pack mixes at a time: 8 shards of the default
@@ -325,15 +326,13 @@ def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
 
 def _with_fields(candidates: Candidates, schema: Schema, naming: Naming) -> Candidates:
     """Return candidates with the fields of a schema, under their new names."""
-    spans, values = naming.new(candidates.spans), naming.new(candidates.values)
-    present = naming.new(candidates.present)
-    return replace(
-        candidates,
-        schema=schema,
-        spans={name: each for name, each in spans.items() if name in schema},
-        values={name: each for name, each in values.items() if name in schema},
-        present={name: each for name, each in present.items() if name in schema},
-    )
+
+    def chosen(values: Mapping[str, T]) -> dict[str, T]:
+        return {name: each for name, each in naming.new(values).items() if name in schema}
+
+    spans, values = chosen(candidates.spans), chosen(candidates.values)
+    present = chosen(candidates.present)
+    return replace(candidates, schema=schema, spans=spans, values=values, present=present)
 
 
 def _settle_arrays(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:

@@ -254,16 +254,18 @@ class _PoolState:
     idle: one entry per thread that waits for a task and has none assigned.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, lets_others_finish: bool) -> None:
         self.tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self.idle: deque[None] = deque(maxlen=count)
+        self._lets_others_finish = lets_others_finish
 
     def work(self, started: Settled[bool]) -> None:
         """Run tasks on a thread until the task None, which ends all threads. started: True if the
         thread may run, False if its start was given up."""
         if not started.settle(True):
             return
-        _let_others_finish()
+        if self._lets_others_finish:
+            _let_others_finish()
         while True:
             task = self.tasks.get()
             if task is None:
@@ -278,12 +280,21 @@ class Workers:
     """A pool of named threads. Closing it cancels calls that haven't started and waits for those
     that have."""
 
-    def __init__(self, count: int, *, name: str, stall_timeout_s: float = STALL_TIMEOUT_S) -> None:
-        """stall_timeout_s: how long close() waits for running tasks before it logs them."""
+    def __init__(
+        self,
+        count: int,
+        *,
+        name: str,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        lets_others_finish: bool = True,
+    ) -> None:
+        """stall_timeout_s: how long close() waits for running tasks before it logs them.
+        lets_others_finish: a thread waits for a core that another one uses; False if other threads
+        keep all cores busy."""
         self.count = count
         self._stall_timeout_s = stall_timeout_s
         self._name = NAME_PREFIX + name
-        self._state = _PoolState(count)
+        self._state = _PoolState(count, lets_others_finish=lets_others_finish)
         self._numbered: dict[int, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
         self._closed = False

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cache import (
@@ -375,8 +376,10 @@ class PipelineRunner:
         self._timeout_s = timeout_s
         self._close_until_s = math.inf  # when close() stops waiting
         self.read_threads = read_threads
-        self._readers = Workers(read_threads, name="read")
-        self._decoder = Workers(1, name="decode")
+        # DALI keeps all cores busy: a thread that waits for one would delay the feeding of DALI.
+        self._workers = partial(Workers, lets_others_finish=not pipeline.graphs)
+        self._readers = self._workers(read_threads, name="read")
+        self._decoder = self._workers(1, name="decode")
         self._decodes_ahead = decodes_ahead
         read_ahead = ReadAhead(
             pipeline,
@@ -515,7 +518,7 @@ class PipelineRunner:
         if ahead is not None and runs and not self._wait_for(ahead):
             # The thread waits for a read that hangs. It ends with that read and changes nothing.
             self._decoder.close(timeout_s=0)
-            self._decoder = Workers(1, name="decode")
+            self._decoder = self._workers(1, name="decode")
         self._ahead = None  # only now: after an interrupt, the next stop has to wait for it
         self._decoding.stop()
 

@@ -88,11 +88,13 @@ def test_a_timeout_of_the_work_itself_is_passed_on() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the policy is Linux's")
-def test_threads_do_not_run_before_the_thread_that_wakes_them() -> None:
-    pool = Workers(1, name="test")
+@pytest.mark.parametrize("lets_others_finish", [True, False])
+def test_threads_do_not_run_before_the_thread_that_wakes_them(lets_others_finish: bool) -> None:
+    pool = Workers(1, name="test", lets_others_finish=lets_others_finish)
     policy = pool.submit(lambda _: os.sched_getscheduler(0), None).result()
     pool.close()
-    assert (policy, os.sched_getscheduler(0)) == (os.SCHED_BATCH, os.SCHED_OTHER)
+    wanted = os.SCHED_BATCH if lets_others_finish else os.SCHED_OTHER
+    assert (policy, os.sched_getscheduler(0)) == (wanted, os.SCHED_OTHER)
 
 
 def test_closed_workers_refuse() -> None:

@@ -1,5 +1,5 @@
 from . import dali_nodes as dali_nodes
-from . import dali_library as dali_library
+from . import dali_runs as dali_runs
 from . import graph as graph
 from . import verify as verify
 from .argument_checks import argument as argument, boolean as boolean, only as only
@@ -12,12 +12,12 @@ from .field_recipes import check_array_crops as check_array_crops
 from .field_recipes import cropped_schema as cropped_schema
 from .field_recipes import is_array_crop as is_array_crop
 from .checked_recipes import FieldRecipes as FieldRecipes
-from .dali_library import EncodedPipeline as EncodedPipeline
-from .dali_library import RUN_PIXELS as RUN_PIXELS, RUN_SAMPLES as RUN_SAMPLES
-from .dali_library import decode_runs as decode_runs, load_dali as load_dali
+from .dali_runs import EncodedPipeline as EncodedPipeline
+from .dali_runs import RUN_PIXELS as RUN_PIXELS, RUN_SAMPLES as RUN_SAMPLES
+from .dali_runs import decode_runs as decode_runs, load_dali as load_dali
 from .dali_nodes import if_else as if_else, warp as warp
-from .dali_library import failing_rows as failing_rows, fault_of as fault_of
-from .dali_library import reason_of as reason_of
+from .dali_runs import failing_rows as failing_rows, fault_of as fault_of
+from .dali_runs import reason_of as reason_of
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
@@ -37,14 +37,14 @@ from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, G
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES
-from .graph import checked_device as checked_device, select_rows as select_rows
+from .graph import select_rows as select_rows
 from .graph_definition import GraphPlan as GraphPlan
 from .graph_definition import decode_options as decode_options, define_outputs as define_outputs
 from .image_moves import CropMove as CropMove, FlipMove as FlipMove, ImageMoves as ImageMoves
 from .image_moves import OUTSIDE as OUTSIDE, ScaleMove as ScaleMove
 from .image_moves import WarpMove as WarpMove
-from .mixing import CutMix as CutMix, MIX_DRAWS as MIX_DRAWS, Mix as Mix, MixUp as MixUp
-from .mixing import Mixer as Mixer, MixingOperation as MixingOperation
+from .mixing import CutMix as CutMix, Mix as Mix, MixUp as MixUp
+from .mixing import MixingOperation as MixingOperation
 from .mixing import mix_in_kernels as mix_in_kernels, class_count as class_count
 from .mixing import cutmix_boxes as cutmix_boxes, draw_mix as draw_mix, mix_images as mix_images
 from .mixing import soft_targets as soft_targets

@@ -63,11 +63,6 @@ class FieldRecipes:
     columns: Mapping[str, ColumnOperation]
 
     @property
-    def followed(self) -> frozenset[str]:
-        """The images that have followers, which need `draws.draw_with_moves`."""
-        return frozenset(each.of for each in self.followers.values() if each.of in self.images)
-
-    @property
     def mixed(self) -> str | None:
         """The name of the image field whose samples are mixed with one another."""
         return next((name for name, recipe in self.images.items() if recipe.mixing), None)
@@ -78,7 +73,7 @@ class FieldRecipes:
         """Return the moved followers of a batch by field, as their types' `follow` returns them,
         but without the boxes that a recipe drops and the rows that belong to these.
 
-        moves: moves of each image in `followed`, from `draws.draw_with_moves` for the same samples.
+        moves: moves of each image, from `draws.draw_with_moves` for the same samples.
         columns: the followers' columns as stored; masks are decoded, without pixels if missing.
         Raises DatasetError if a mask doesn't have its image's size, or an array doesn't have a row
         for each box.

@@ -35,14 +35,18 @@ UNFILTERED_SHRINK = 2
 # half a pixel of centre offset, and float32 rounding of the region's corners.
 _SPARE_PX = 2
 
+FLIPS = ("upend", "mirror")
+"""The inputs that flip the results of the geometry stages, by axis."""
+
 Draws = dict[str, "NDArray[Any]"]
 """Argument inputs of the graph, by name: one C-contiguous row per sample.
 
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright image.
-mirror: int32, (n,). lowK, highK: region that geometry K resizes, (y, x) in pixels of its input,
-float32, (n, 2). sizeK: height and width after the resize, float32, (n, 2). filterK: True if it is
-antialiased, bool, (n,). anchorK, extentK: (y, x) and (height, width) of a window that may reach
-outside geometry K's input, int32, (n, 2). Operations on pixels add theirs: <class><place>.<name>.
+upend, mirror: 1 to flip the image upside down, or left to right, int32, (n,). lowK, highK: region
+that geometry K resizes, (y, x) in pixels of its input, float32, (n, 2). sizeK: height and width
+after the resize, float32, (n, 2). filterK: True if it is antialiased, bool, (n,). anchorK, extentK:
+(y, x) and (height, width) of a window that may reach outside geometry K's input, int32, (n, 2).
+Operations on pixels add theirs: <class><place>.<name>.
 """
 
 
@@ -51,17 +55,18 @@ class _View:
     """The current window on the image of each sample, while operations are applied one by one.
 
     image: heights and widths of the images, int64, (2, n). start: top and left of the window,
-    relative to `image`. length: its height and width. flips: True if the next operation gets the
-    window upside down, and mirrored left to right, bool, (2, n); None before the first flip.
+    relative to `image`. length: its height and width. flips: by axis that an operation flips, True
+    if the next operation gets the window upside down (0), or mirrored left to right (1), bool,
+    (n,).
     """
 
     image: Ints
     start: Ints
     length: Ints
-    flips: Bools | None = None
+    flips: dict[int, Bools]
 
     @classmethod
-    def whole(cls, image: Ints, flips: Bools | None = None) -> _View:
+    def whole(cls, image: Ints, flips: dict[int, Bools]) -> _View:
         """Return the view of full images."""
         return cls(image, np.zeros(image.shape, np.int64), image, flips)
 
@@ -69,17 +74,17 @@ class _View:
         """Crop the windows, by coordinates in the mirrored windows that the operation gets, or flip
         some of them."""
         if isinstance(move, FlipMove):
-            if self.flips is None:
-                self.flips = np.zeros(self.image.shape, np.bool_)
-            self.flips[move.axis] ^= move.on
+            flipped = self.flips.get(move.axis)
+            self.flips[move.axis] = move.on if flipped is None else flipped ^ move.on
             return
-        start = move.start
-        if self.flips is not None:
-            start = np.where(self.flips, self.length - start - move.length, start)
-        self.start, self.length = self.start + start, move.length
+        start = self.start + move.start
+        for axis, on in self.flips.items():
+            end = self.start + self.length - move.start
+            start[axis] = np.where(on, (end - move.length)[axis], start[axis])
+        self.start, self.length = start, move.length
 
 
-def draw(
+def draw_with_moves(
     recipe: CheckedRecipe,
     *,
     ids: NDArray[np.int64],
@@ -87,23 +92,24 @@ def draw(
     seed: int,
     epoch: int,
     occurrences: NDArray[np.int64] | None = None,
-    moves: list[ImageMove] | None = None,
-) -> Draws:
-    """Return the graph's argument inputs for one batch; a pure function of each sample.
+) -> tuple[Draws, ImageMoves]:
+    """Return the graph's argument inputs for one batch, and the moves of the images' masks, boxes
+    and points by the same numbers; a pure function of each sample.
 
     ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). occurrences: as in
-    `draw_base`. moves: each window, resize, flip and warp is appended to it.
+    `draw_base`.
     """
     base = np.zeros(0, np.uint64)
     if recipe.random:
         base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
-    made: list[ImageMove] = [] if moves is None else moves
-    view = _View.whole(np.ascontiguousarray(dims.T, np.int64))
+    moves: list[ImageMove] = []
+    images = np.ascontiguousarray(dims.T, np.int64)
+    view = _View.whole(images, {})
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is the output of the stage before it
             view = _View.whole(view.length, view.flips)
-        _apply_windows(view, geometry.before, base, made)
+        _apply_windows(view, geometry.before, base, moves)
         if geometry.padding is not None:
             _pad_inputs(inputs, number, view)
             view = _View.whole(view.length, view.flips)
@@ -113,8 +119,8 @@ def draw(
         if geometry.size is not None:
             source = view
             view = _View.whole(_resized(geometry.size, length), source.flips)
-            made.append(ScaleMove(size=length, to=view.image))
-            _apply_windows(view, geometry.after, base, made)
+            moves.append(ScaleMove(size=length, to=view.image))
+            _apply_windows(view, geometry.after, base, moves)
             if geometry.out is None:
                 inputs[f"size{number}"] = _rows(view.length, np.float32)
             if geometry.antialias == "auto":
@@ -130,32 +136,23 @@ def draw(
                 inputs[f"high{number}"] = _rows(high, np.float32)
         if decodes and recipe.decodes_window:
             inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
-    flips = np.zeros(view.image.shape, np.bool_) if view.flips is None else view.flips
-    for step in recipe.steps:
-        values = step.values(base, recipe.image, flips)
+    for axis, on in view.flips.items():
+        inputs[FLIPS[axis]] = on.astype(np.int32)
+    for placed in (*recipe.pixels, *recipe.erasing):
+        values = placed.values(base, recipe.image)
         inputs |= values
-        if moves is not None:
-            moves += step.moves(values, recipe.image, flips)
-    return inputs
-
-
-def draw_with_moves(
-    recipe: CheckedRecipe, *, ids: NDArray[np.int64], dims: NDArray[np.int32], seed: int, epoch: int
-) -> tuple[Draws, ImageMoves]:
-    """Return the draws of `draw`, and the moves of the images' masks, boxes and points by the same
-    numbers.
-
-    For images with followers: the moves take some microseconds a batch.
-    """
-    moves: list[ImageMove] = []
-    inputs = draw(recipe, ids=ids, dims=dims, seed=seed, epoch=epoch, moves=moves)
-    height, width = dims.T.astype(np.int64)
+        moves += placed.moves(values, recipe.image)
     return inputs, ImageMoves(
-        size=(height, width),
+        size=(images[0], images[1]),
         moves=tuple(moves),
-        shape=(recipe.shape[1], recipe.shape[2]),
+        shape=recipe.shape[1:],
         mask_fill=next((each.padding.mask_fill for each in recipe.geometries if each.padding), 0),
     )
+
+
+def draw(recipe: CheckedRecipe, **samples: Any) -> Draws:
+    """Return the graph's argument inputs alone. samples: arguments of `draw_with_moves`."""
+    return draw_with_moves(recipe, **samples)[0]
 
 
 def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
@@ -174,7 +171,7 @@ def _apply_windows(
         size = view.length
         uniform = Uniform(base, index)
         if isinstance(op, FlipOperation):
-            move = FlipMove(size=size, on=op.on(uniform), axis=op.axis)
+            move = FlipMove(size=size, on=op.draw(uniform)["on"], axis=op.axis)
         else:
             window = np.array(op.window(size[0], size[1], uniform))
             move = CropMove(size=size, start=window[:2], length=window[2:])

@@ -18,7 +18,8 @@ import numpy as np
 
 from penstock.augment import argument_checks as arg
 from penstock.augment.argument_checks import argument
-from penstock.augment.operation import Antialias, GeometricOperation, Size, operation
+from penstock.augment.dali_runs import fn
+from penstock.augment.operation import Antialias, GeometricOperation, ImageShape, Size, operation
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
 
@@ -96,8 +97,6 @@ class FixedCrop(GeometricOperation, metaclass=ABCMeta):
 
     crops = True
     pad_if_needed: bool = False
-    fill: float = 0.0
-    mask_fill: int = 0
     size: int | Sequence[int | None]
     padding: int | Sequence[int] | None = 0
     fields: str | Sequence[str] | None
@@ -314,17 +313,26 @@ def _fits(window: Ints, size: Ints) -> Bools:
 
 
 class FlipOperation(GeometricOperation):
-    """Base class of flips with probability p. axis: 0 flips upside down, 1 left to right."""
+    """Base class of flips with probability p. axis: 0 flips upside down, 1 left to right.
+
+    A flip is done with the windows, or, after an operation that treats the sides differently, in
+    its own place, by `draw` and `node` as those of an `ImageOperation`.
+    """
 
     __slots__ = ()
 
     is_random = True
+    commutes_with_flips = True
     axis: ClassVar[Literal[0, 1]]
     p: float
 
-    def on(self, uniform: Uniform) -> Bools:
-        """Return True for the samples to flip."""
-        return np.asarray(uniform(1)[0] < self.p)
+    def draw(self, uniform: Uniform, _shape: ImageShape | None = None) -> dict[str, Bools]:
+        """Return the samples to flip."""
+        return {"on": np.asarray(uniform(1)[0] < self.p)}
+
+    def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
+        """Flip all images."""
+        return fn.flip(images, horizontal=self.axis, vertical=1 - self.axis)
 
 
 @operation

@@ -28,7 +28,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.dali_library import (
+from penstock.augment.dali_runs import (
     NO_IMAGE,
     SPLIT_WAYS,
     EncodedPipeline,
@@ -43,7 +43,7 @@ from penstock.augment.dali_library import (
 )
 from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs
 from penstock.augment.verify import bad_headers, read_header
-from penstock.cache import ClosedError, ConfigError, PenstockError
+from penstock.cache import ClosedError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
@@ -91,27 +91,6 @@ def select_rows(
     return [batch.encoded[row] for row in rows], some
 
 
-def checked_device(device: str, device_id: int | None) -> int | None:
-    """Return the CUDA ordinal of a device; None for the CPU. device_id: None: torch's current one.
-    Raises ConfigError for a device that doesn't exist."""
-    if device == "cpu":
-        return None
-    if device != "cuda":
-        raise ConfigError(f'device: got {device!r}, wanted "cpu" or "cuda".')
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            'device="cuda": torch finds no GPU. Pass device="cpu", or check the driver, '
-            "CUDA_VISIBLE_DEVICES, and that torch is a CUDA build."
-        )
-    count = torch.cuda.device_count()
-    number = torch.cuda.current_device() if device_id is None else device_id
-    if not 0 <= number < count:
-        raise ConfigError(f'device="cuda:{number}": this process sees {count} GPU(s), from 0.')
-    return number
-
-
 _LESS_MEMORY = "a smaller batch, or a smaller prefetch_factor"
 _SIDE_THREADS = 4
 
@@ -131,17 +110,13 @@ class DaliPipeline(EncodedPipeline):
         images = from_dlpack(self.output().as_tensor())
         return images if self._constant is None else self._constant[:samples]
 
-    def skip(self) -> None:
-        """Wait for the oldest run and drop its tensor or error."""
-        with contextlib.suppress(RuntimeError):
-            self._pipe.outputs()
-
     def empty(self, samples: int) -> torch.Tensor:
         """Return uninitialised memory for images."""
         import torch
 
-        recipe, device = self._plan.recipe, self._plan.device
+        recipe, number = self._plan.recipe, self._plan.device_id
         dtype: torch.dtype = getattr(torch, recipe.dtype)
+        device = "cpu" if number is None else number
         return torch.empty((samples, *recipe.shape), dtype=dtype, device=device)
 
 
@@ -249,7 +224,8 @@ class Graph:
         while self._flights:
             self._last = self._flights.popleft()
             for _ in self._last.runs:
-                pipe.skip()
+                with contextlib.suppress(RuntimeError):
+                    pipe.output()
 
     def close(self) -> None:
         """Wait for the batches in flight and release DALI's threads and memory."""
@@ -350,30 +326,25 @@ class FullImageDecoder:
         shape (height, width, channels), valid until the next run. The caller must consume all runs
         before the next call. Raises DeviceError if memory is short or the device fails.
         """
-        failed: list[int] = []
-        flying: deque[tuple[list[int], Any]] = deque()
-        for run in decode_runs(pixels):
-            flying.append((run, self.pipeline.schedule([samples[row] for row in run])))
-            if len(flying) == RUNS_IN_FLIGHT:
-                yield from self._taken(flying.popleft()[0], failed)
-        while flying:
-            yield from self._taken(flying.popleft()[0], failed)
-        # One at a time, since a failed run loses its good samples, too.
-        for row in failed:
-            alone = self.pipeline.schedule([samples[row]])
-            yield from self._taken([row], [])
-            del alone
-
-    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
         from torch.utils.dlpack import from_dlpack
 
-        try:
-            images = self.pipeline.output()
-        except RuntimeError as error:
-            check_machine(error, remedy="resident=False, or a smaller batch")
-            failed += rows
-            return
-        yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
+        waiting = deque(decode_runs(pixels))
+        flying: deque[tuple[list[int], Any]] = deque()
+        while waiting or flying:
+            while waiting and len(flying) < RUNS_IN_FLIGHT:
+                run = waiting.popleft()
+                flying.append((run, self.pipeline.schedule([samples[row] for row in run])))
+            rows, held = flying.popleft()
+            try:
+                images = self.pipeline.output()
+            except RuntimeError as error:
+                check_machine(error, remedy="resident=False, or a smaller batch")
+                if len(rows) > 1:  # one at a time, since a failed run loses its good samples, too
+                    waiting.extend([row] for row in rows)
+                continue
+            finally:
+                del held  # DALI read it until here
+            yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
 
 
 def resident_tensor(image: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.augment import dali_nodes as nodes
-from penstock.augment.dali_library import PipelinePlan, fn, types
+from penstock.augment.dali_runs import PipelinePlan, fn, types
 from penstock.augment.draws import input_kinds
 
 if TYPE_CHECKING:
@@ -41,16 +41,6 @@ class GraphPlan(PipelinePlan):
     constant: bool = False
 
     @property
-    def is_compiled(self) -> bool:
-        """True if `resample_kernels` resizes."""
-        return not (self.is_cuda or self.constant) and nodes.is_compiled()
-
-    @property
-    def device(self) -> str:
-        """The device, as torch names it."""
-        return "cpu" if self.device_id is None else f"cuda:{self.device_id}"
-
-    @property
     def decodes_in_full(self) -> bool:
         """True if full images are decoded and then cropped, as in `Decode(windows=)`."""
         windows = self.recipe.decode.windows
@@ -64,7 +54,7 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
     last = len(plan.recipe.geometries) - 1
-    one_pass = _is_one_pass(plan)
+    one_pass = _is_one_pass(plan, inputs)
     for number, geometry in enumerate(plan.recipe.geometries):
         if geometry.padding is not None:  # a window that may reach outside the image
             window = inputs[f"anchor{number}"], inputs[f"extent{number}"]
@@ -73,15 +63,19 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
         if geometry.size is not None:
             to_the_end = one_pass and number == last
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
-    for step in plan.recipe.pixels:
-        images = step.node(images, inputs, plan.recipe.image)
+    if "upend" in inputs:
+        images = fn.flip(images, horizontal=0, vertical=inputs["upend"])
+    for placed in plan.recipe.pixels:
+        if "mirror" in inputs and not placed.op.commutes_with_flips:
+            images = fn.flip(images, horizontal=inputs.pop("mirror"))
+        images = placed.node(images, inputs, plan.recipe.image)
     dtype: DType = "float32" if one_pass else last_pass_dtype(plan.recipe)
     if not one_pass:
         images = _last_pass(plan.recipe, images, inputs)
     for erasing in plan.recipe.erasing:
         images = erasing.node(images, inputs, plan.recipe.image)
     if plan.recipe.dtype != dtype:
-        images = fn.cast(images, dtype=_dali_dtype(plan.recipe.dtype))
+        images = fn.cast(images, dtype=nodes.dali_type(plan.recipe.dtype))
     return (images,)
 
 
@@ -140,16 +134,18 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
     return options
 
 
-def _is_one_pass(plan: GraphPlan) -> bool:
+def _is_one_pass(plan: GraphPlan, inputs: dict[str, Any]) -> bool:
     """Return True if one compiled pass does the last resize, the flip, Normalize and HWC to CHW."""
     recipe = plan.recipe
     has_room = nodes.fits_planes(recipe.shape)
-    is_last = recipe.dtype != "uint8" and not recipe.pixels
+    is_last = recipe.dtype != "uint8" and not recipe.pixels and "upend" not in inputs
     return _is_compiled(plan, recipe.geometries[-1]) and is_last and has_room
 
 
 def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
-    return plan.is_compiled and geometry.size is not None and geometry.out is not None
+    """Return True if `resample_kernels` resizes."""
+    has_one_size = geometry.size is not None and geometry.out is not None
+    return has_one_size and not plan.is_cuda and nodes.is_compiled()
 
 
 def _resized(
@@ -168,7 +164,7 @@ def _resized(
         like = np.zeros((*geometry.out, recipe.decode.channels), np.uint8)
         return fn.reshape(nodes.compiled_resize(images, like, **options), layout="HWC")
     scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
-    options["mirror"] = inputs[recipe.mirror.name] if recipe.mirror else None
+    options["mirror"] = inputs.get("mirror")
     planes = nodes.planes_like(recipe.shape, scaling)
     images = nodes.compiled_resize(images, planes, **options)
     if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
@@ -202,16 +198,12 @@ def _resized_by_dali(
 def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
     """Flip, normalise, cast and HWC to CHW in one pass."""
     options: dict[str, Any] = {
-        "dtype": _dali_dtype(last_pass_dtype(recipe)),
+        "dtype": nodes.dali_type(last_pass_dtype(recipe)),
         "output_layout": "CHW",
     }
-    if recipe.mirror:
-        options["mirror"] = inputs[recipe.mirror.name]
+    if "mirror" in inputs:
+        options["mirror"] = inputs["mirror"]
     if recipe.normalize:  # in units of 0..1; pixels come as 0..255
         options["mean"] = [255 * mean for mean in recipe.normalize.mean]
         options["std"] = [255 * std for std in recipe.normalize.std]
     return fn.crop_mirror_normalize(images, **options)
-
-
-def _dali_dtype(name: DType) -> Any:
-    return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[name]

@@ -24,7 +24,7 @@ from penstock.augment.operation import DType, ImageShape, Operation, Stage, oper
 from penstock.cache import ConfigError, RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -100,39 +100,15 @@ class Mix:
     boxed: Bools
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mixer:
-    """The mixing operations of a recipe, for one dataset.
-
-    classes: number of classes of the soft targets. seed: part of the key of the draws.
-    """
-
-    recipe: CheckedRecipe
-    classes: int
-    seed: int
-
-    def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
-        """Return the mix of the samples of these ids; partner: the row of each sample's partner."""
-        ops, (_, height, width) = self.recipe.mixing, self.recipe.shape
-        base = draw_base(self.seed, epoch, ids, salt=self.recipe.salt)
-        uniform = Uniform(base, self.recipe.ops.index(ops[0]))
-        return draw_mix(ops, uniform, partner=partner, height=height, width=width)
-
-
-def draw_mix(
-    ops: Sequence[MixingOperation],
-    uniform: Callable[[int], Floats],
-    *,
-    partner: Ints,
-    height: int,
-    width: int,
-) -> Mix:
+def draw_mix(recipe: CheckedRecipe, ids: Ints, partner: Ints, *, seed: int, epoch: int) -> Mix:
     """Return shares and boxes for one rank's samples; a pure function of each sample.
 
-    ops: MixUp, CutMix or both; with both, each sample gets one with probability 1/2. uniform:
-    uniform(MIX_DRAWS) returns keyed draws in [0, 1), shape (MIX_DRAWS, n).
+    recipe: has MixUp, CutMix or both; with both, each sample gets one with probability 1/2.
+    partner: the row of each sample's partner.
     """
-    which, *rest = uniform(MIX_DRAWS)
+    ops, (_, height, width) = recipe.mixing, recipe.shape
+    base = draw_base(seed, epoch, ids, salt=recipe.salt)
+    which, *rest = Uniform(base, recipe.ops.index(ops[0]))(MIX_DRAWS)
     chosen = (which * len(ops)).astype(np.int64)
     alpha = np.array([op.alpha for op in ops])[chosen]
     boxed = np.array([op.boxed for op in ops])[chosen]

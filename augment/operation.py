@@ -141,13 +141,15 @@ class GeometricOperation(Operation):
 
     All windows are computed before an image is decoded, and only what the last one shows is
     decoded. An operation first crops by `window` if `crops` is True, then resizes if `resize` isn't
-    None.
+    None. fill, mask_fill: values of pixels, and of masks, that a window shows outside an image.
     """
 
     __slots__ = ()
 
     stage = Stage.GEOMETRY
     crops: ClassVar[bool] = False
+    fill: float = 0.0
+    mask_fill: int = 0
 
     @property
     def resize(self) -> tuple[Size, Antialias] | None:
@@ -177,8 +179,9 @@ class ImageOperation(Operation, metaclass=ABCMeta):
 
     p: probability with which an image is changed, unless the class has a `draw` of its own.
     commutes_with_flips: the result is the same if images are mirrored before or after it; a flip
-    then costs nothing. moves: it moves pixels, also without a `geometry` that masks, boxes and
-    keypoints can follow. mask_fill: value of masks where the result shows nothing of the image.
+    then costs nothing. needs_colours: it doesn't work on grey images. moves: it moves pixels, also
+    without a `geometry` that masks, boxes and keypoints can follow. mask_fill: value of masks where
+    the result shows nothing of the image.
     """
 
     __slots__ = ()
@@ -186,6 +189,7 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     stage = Stage.PIXELS
     is_random = True
     commutes_with_flips: ClassVar[bool] = False
+    needs_colours: ClassVar[bool] = False
     p: float = 1.0
     moves: bool = False
     mask_fill: int = 0
@@ -199,6 +203,14 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     def can_be_followed(self) -> bool:
         """True if masks, boxes and keypoints can follow it."""
         return self.has_geometry or not self.moves
+
+    def check(self, shape: ImageShape, _dtype: DType, /) -> None:
+        """Raise RecipeError if images are grey and it needs colours."""
+        if self.needs_colours and shape.channels == 1:
+            raise RecipeError(
+                f'{self} needs colours, and the recipe has Decode("gray"). Leave it out, or decode '
+                'to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
+            )
 
     @property
     def is_foreign(self) -> bool:
@@ -233,12 +245,3 @@ class ImageOperation(Operation, metaclass=ABCMeta):
         Pixel k covers [k, k + 1). values: of `draw`, as the node gets them.
         """
         return None
-
-
-def need_colours(op: Operation, shape: ImageShape) -> None:
-    """Raise RecipeError if images are grey."""
-    if shape.channels == 1:
-        raise RecipeError(
-            f'{op} needs colours, and the recipe has Decode("gray"). Leave it out, or decode '
-            'to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
-        )

@@ -3,10 +3,10 @@
 Names, meanings and formulas are torchvision's, so that published recipes can be used. The learnt
 policies are in `policies`.
 
-Rotations, affine maps and perspectives declare their geometry, matrices that masks, boxes and
-keypoints follow (formulas of transforms/v2/functional/_geometry.py). DALI moves the pixels, on the
-CPU and the GPU. Milliseconds of a core for an image of 224 x 224, nearest and bilinear (DALI 2.4):
-rotation 0.22 and 2.2, affine and perspective 0.09 and 0.28.
+Rotations, affine maps and perspectives are matrices, which pixels, masks, boxes and keypoints
+follow (formulas of transforms/v2/functional/_geometry.py). DALI moves the pixels, on the CPU and
+the GPU. Milliseconds of a core for an image of 224 x 224, nearest and bilinear (DALI 2.4): 0.09 and
+0.28; by DALI's operator for rotations 0.22 and 2.2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.argument_checks import argument
-from penstock.augment.dali_library import fn, types
+from penstock.augment.dali_runs import fn, types
 from penstock.augment.operation import (
     DType,
     ImageOperation,
@@ -29,7 +29,6 @@ from penstock.augment.operation import (
     Operation,
     Stage,
     Values,
-    need_colours,
     operation,
 )
 from penstock.cache import RecipeError
@@ -160,10 +159,10 @@ class ColorJitter(ImageOperation):
 
     commutes_with_flips = True
 
-    def check(self, shape: ImageShape, _dtype: DType) -> None:
-        """Raise RecipeError for saturation and hue of grey images."""
-        if not {"saturation", "hue"}.isdisjoint(self._active()):
-            need_colours(self, shape)
+    @property
+    def needs_colours(self) -> bool:  # type: ignore[override]  # by its arguments
+        """True if it changes saturation or hue."""
+        return not {"saturation", "hue"}.isdisjoint(self._active())
 
     def _active(self) -> list[str]:
         """Return the names of the arguments that change anything, in order."""
@@ -231,10 +230,7 @@ class RandomGrayscale(ImageOperation):
     p: float = 0.1
 
     commutes_with_flips = True
-
-    def check(self, shape: ImageShape, _dtype: DType) -> None:
-        """Raise RecipeError for grey images."""
-        need_colours(self, shape)
+    needs_colours = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Put the luma into all three channels."""
@@ -369,6 +365,7 @@ class RandomAutocontrast(ImageOperation):
 
 
 _DEGREES = arg.range_around(0.0, low=-36_000.0, high=36_000.0)
+_RADIANS = math.pi / 180  # in one degree
 _INTERPOLATION = arg.one_of("nearest", "bilinear")
 _CENTER = arg.only(None, "images turn about their middle")
 
@@ -413,7 +410,7 @@ class _Warp(ImageOperation):
 
 
 @operation
-class RandomRotation(ImageOperation):
+class RandomRotation(_Warp):
     """Rotate images about their middle, in their size, as torchvision does.
 
     degrees: a number x draws an angle from -x to x, a pair from low to high; counter-clockwise.
@@ -429,19 +426,10 @@ class RandomRotation(ImageOperation):
     _: KW_ONLY
     mask_fill: int = 0
 
-    def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
-        """Return the angles in degrees."""
-        return {"angle": between(self.degrees, uniform(1)[0])}
-
-    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
-        """Rotate images."""
-        kind = nodes.interpolation_type(self.interpolation)
-        options = {"keep_size": True, "fill_value": self.fill, "interp_type": kind}
-        return fn.rotate(images, angle=inputs["angle"], **options)
-
-    def geometry(self, values: Values, shape: ImageShape) -> NDArray[Any]:
-        """Return rotations about the middle."""
-        return rotation(values["angle"].astype(np.float64), shape.height, shape.width)
+    def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
+        """Return the matrices from output to input."""
+        degrees = between(self.degrees, uniform(1)[0])
+        return {"matrix": rotation(degrees, shape.height, shape.width)}
 
 
 @operation
@@ -470,18 +458,24 @@ class RandomAffine(_Warp):
         # One draw for each number, used or not: so the angle stays the same if scale= is added.
         angle, across, down, factor, shear_x, shear_y = uniform(6)
         share_x, share_y = self.translate or (0.0, 0.0)
-        across = np.rint((2 * across - 1) * share_x * shape.width)
-        down = np.rint((2 * down - 1) * share_y * shape.height)
         low_x, high_x, low_y, high_y = (*cast("Any", self.shear or (0.0, 0.0)), 0.0, 0.0)[:4]
-        matrix = affine(
-            between(self.degrees, angle),
-            translate=(across, down),
-            scale=between(self.scale or (1.0, 1.0), factor),
-            shear=(between((low_x, high_x), shear_x), between((low_y, high_y), shear_y)),
-            height=shape.height,
-            width=shape.width,
-        )
-        return {"matrix": matrix}
+        scale = between(self.scale or (1.0, 1.0), factor)
+        turn = between(self.degrees, angle) * _RADIANS
+        shear_x = between((low_x, high_x), shear_x) * _RADIANS
+        shear_y = between((low_y, high_y), shear_y) * _RADIANS
+        sin, cos = np.sin(turn - shear_y), np.cos(turn - shear_y)
+        # The inverse of torchvision's matrix, whose determinant is scale squared.
+        a = (np.cos(turn) - sin * np.tan(shear_x) / np.cos(shear_y)) / scale
+        b = (np.sin(turn) + cos * np.tan(shear_x) / np.cos(shear_y)) / scale
+        c, d = -sin / np.cos(shear_y) / scale, cos / np.cos(shear_y) / scale
+        x, y = shape.width / 2, shape.height / 2
+        right = x + np.rint((2 * across - 1) * share_x * shape.width)
+        below = y + np.rint((2 * down - 1) * share_y * shape.height)
+        return {
+            "matrix": matrices(
+                [[a, b, x - a * right - b * below], [c, d, y - c * right - d * below]]
+            )
+        }
 
 
 @operation
@@ -515,32 +509,10 @@ class RandomPerspective(_Warp):
 def rotation(degrees: Floats, height: int, width: int) -> Floats:
     """Return matrices from output to input points for counterclockwise rotations about the middle,
     shape (..., 3, 3)."""
-    radians = degrees * (math.pi / 180)
+    radians = degrees * _RADIANS
     cos, sin = np.cos(radians), np.sin(radians)
     x, y = width / 2, height / 2
     return matrices([[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]])
-
-
-def affine(
-    degrees: Floats,
-    *,
-    translate: tuple[Floats, Floats],
-    scale: Floats,
-    shear: tuple[Floats, Floats],
-    height: int,
-    width: int,
-) -> Floats:
-    """Return torchvision's matrices of RandomAffine from output to input points, about the middle,
-    shape (n, 3, 3). translate: in pixels. shear: in degrees."""
-    turn, shear_x, shear_y = (each * (math.pi / 180) for each in (degrees, *shear))
-    a = np.cos(turn - shear_y) / np.cos(shear_y)
-    b = -np.cos(turn - shear_y) * np.tan(shear_x) / np.cos(shear_y) - np.sin(turn)
-    c = np.sin(turn - shear_y) / np.cos(shear_y)
-    d = -np.sin(turn - shear_y) * np.tan(shear_x) / np.cos(shear_y) + np.cos(turn)
-    x, y = width / 2, height / 2
-    right, down = x + translate[0], y + translate[1]
-    a, b, c, d = d / scale, -b / scale, -c / scale, a / scale  # the inverse: ad - bc is 1
-    return matrices([[a, b, x - a * right - b * down], [c, d, y - c * right - d * down]])
 
 
 def perspective(shown: Floats, corners: NDArray[Any]) -> Floats:
@@ -591,17 +563,13 @@ class RandomErasing(ImageOperation):
 
     stage = Stage.ERASE
 
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The values: one, or one per channel."""
-        return self.value  # type: ignore[return-value]  # checked when it was created
-
     def check(self, shape: ImageShape, dtype: DType) -> None:
         """Raise RecipeError for values that don't fit the channels, or bytes."""
-        fits = len(self.values) in (1, shape.channels)
-        if not fits or (dtype == "uint8" and not {*self.values} <= {*range(256)}):
+        values: Any = self.value  # one, or one per channel
+        fits = len(values) in (1, shape.channels)
+        if not fits or (dtype == "uint8" and not {*values} <= {*range(256)}):
             raise RecipeError(
-                f"RandomErasing(value=...): got {self.values} for images of {dtype}, wanted 1 or "
+                f"RandomErasing(value=...): got {values} for images of {dtype}, wanted 1 or "
                 f"{shape.channels} numbers, for uint8 whole numbers from 0 to 255."
             )
 
@@ -623,7 +591,7 @@ class RandomErasing(ImageOperation):
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Fill windows; CHW in and out, any dtype. A window of no size erases nothing."""
-        return fn.erase(images, axis_names="HW", fill_value=list(self.values), **inputs)
+        return fn.erase(images, axis_names="HW", fill_value=[*cast("Any", self.value)], **inputs)
 
 
 @operation

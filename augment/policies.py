@@ -35,15 +35,8 @@ import numpy as np
 from penstock.augment import argument_checks as arg
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.argument_checks import argument
-from penstock.augment.dali_library import fn
-from penstock.augment.operation import (
-    DType,
-    ImageOperation,
-    ImageShape,
-    Values,
-    need_colours,
-    operation,
-)
+from penstock.augment.dali_runs import fn
+from penstock.augment.operation import ImageOperation, ImageShape, Values, operation
 from penstock.augment.pixel_operations import matrices, rotation
 
 if TYPE_CHECKING:
@@ -98,6 +91,7 @@ class Policy(ImageOperation):
     __slots__ = ()
 
     moves = True
+    needs_colours = True
     num_ops: int = 1
     num_magnitude_bins: int
     interpolation: str
@@ -114,13 +108,9 @@ class Policy(ImageOperation):
         """Choose for each round each sample's operation, its place in the space; the bin of the
         strength; and 1 to negate it, if it has a sign. Shape (n,) each."""
 
-    def check(self, shape: ImageShape, _dtype: DType) -> None:
-        """Raise RecipeError for grey images."""
-        need_colours(self, shape)
-
     def draw(self, uniform: Uniform, shape: ImageShape) -> Values:
         """Return for each round K the operation's index in KINDS, kindK; its matrix from output to
-        input pixels, matrixK, (2, 3); and its value, valueK (see `_KINDS`)."""
+        input points, matrixK, (3, 3); and its value, valueK (see `_KINDS`)."""
         tables = _tables(self, shape.height, shape.width)
         values: Values = {}
         for number, cell in enumerate(self.choose(uniform, shape)):
@@ -149,11 +139,6 @@ class Policy(ImageOperation):
         )
 
 
-def _affine(images: Any, matrix: Any, _value: Any, fill: float) -> Any:
-    kind = nodes.interpolation_type("nearest")
-    return fn.warp_affine(images, matrix=matrix, fill_value=fill, interp_type=kind)
-
-
 def _sharpness(images: Any, _matrix: Any, factor: Any, _fill: float) -> Any:
     """Blend with the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13, or away from it."""
     # From numbers, since an array has the batch size, and this is a part of the batch.
@@ -171,7 +156,7 @@ def _factor(strength: Floats) -> Floats:
 
 _KINDS: dict[str, tuple[Callable[[Any, Any, Any, float], Any], Callable[[Floats], Floats]]] = {
     "identity": (lambda x, *_: x, np.zeros_like),
-    "affine": (_affine, np.zeros_like),
+    "affine": (lambda x, matrix, _, fill: nodes.warp(x, matrix, fill=fill), np.zeros_like),
     "brightness": (lambda x, _, value, __: fn.brightness_contrast(x, brightness=value), _factor),
     "contrast": (lambda x, _, value, __: nodes.contrast(x, value, nodes.luma(x)), _factor),
     "color": (lambda x, _, value, __: fn.saturation(x, saturation=value), _factor),
@@ -356,7 +341,7 @@ def _tables(op: Policy, height: int, width: int) -> dict[str, NDArray[Any]]:
     values = [_KINDS[kind][1](strength) for _, kind, strength in given]
     return {
         "kind": np.array([KINDS.index(kind) for _, kind, _ in given], np.int32),
-        "matrix": np.array(matrix)[..., :2, :].astype(np.float32),
+        "matrix": np.array(matrix, np.float32),
         "value": np.array(values, np.float32),
     }
 

@@ -7,24 +7,23 @@ All sizes follow from the stored height and width. So numpy computes every windo
 decoded, and the graph decodes only what the last window will show (see `draws`).
 
 Pixel operations come after the windows, on images that all have one size. The last pass over the
-pixels mirrors without additional cost, so flips are done there, unless an operation after them
-treats left and right differently. Then they are done in their own place.
+pixels mirrors without additional cost, so flips among the windows are done there, or in front of
+the first operation that treats left and right differently. Flips after that one are done in their
+own place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from penstock.augment.dali_library import fn
 from penstock.augment.dali_nodes import as_input, foreign_node, if_else
 from penstock.augment.draw_keys import Uniform
 from penstock.augment.geometric_operations import (
     CenterCrop,
-    FixedCrop,
     FlipOperation,
     RandomCrop,
     RandomHorizontalFlip,
@@ -53,7 +52,7 @@ from penstock.readers import ANY_SIZE, ImageRange
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Bools, Ints
+    from penstock.augment.draw_keys import Ints
     from penstock.augment.image_moves import ImageMove
 
 Recipe = Sequence[Operation]
@@ -78,7 +77,7 @@ class GeometryStage:
     antialias: Antialias = True
     after: tuple[PlacedWindow, ...] = ()
     out: tuple[int, int] | None = None
-    padding: FixedCrop | None = None
+    padding: GeometricOperation | None = None
 
     @property
     def crops_after(self) -> bool:
@@ -94,9 +93,8 @@ def plan_geometries(
     last, sizes = GeometryStage(out=images.fixed), images
     for index, op in geometric:
         if op.pads(sizes):
-            assert isinstance(op, FixedCrop)
             if any(stage.padding for stage in (*stages, last)):
-                raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
+                raise RecipeError(f"{op} is the second crop that pads in one recipe: keep one.")
             if last.size is not None or any(before.crops for _, before in last.before):
                 # Outside the earlier crop it shows padding, although the image continues there.
                 stages.append(last)
@@ -118,14 +116,13 @@ def plan_geometries(
 
 @dataclass(frozen=True, slots=True)
 class PlacedOperation:
-    """An operation on pixels at place `index` of the recipe."""
+    """An operation on pixels, or a flip after one, at place `index` of the recipe."""
 
     index: int
-    op: ImageOperation
+    op: ImageOperation | FlipOperation
 
-    def values(self, base: NDArray[np.uint64], shape: ImageShape, _flips: Bools) -> Values:
-        """Return its argument inputs by name, C-contiguous. base: from `draw_base`. flips: by the
-        windows, upside down and left to right, (2, n)."""
+    def values(self, base: NDArray[np.uint64], shape: ImageShape) -> Values:
+        """Return its argument inputs by name, C-contiguous. base: from `draw_base`."""
         drawn = self.op.draw(Uniform(base, self.index), shape)
         return {f"{self._prefix}{name}": as_input(each) for name, each in drawn.items()}
 
@@ -133,9 +130,9 @@ class PlacedOperation:
         """Return the changed images. inputs: nodes of all inputs of the graph, by name. Raises
         RecipeError for a foreign node that fails."""
         own = self._own(inputs)
-        build = self.op.node
-        if self.op.is_foreign and self.op.stage is Stage.PIXELS:
-            build = foreign_node(self.op, images.device, own, shape)
+        op, build = self.op, cast("Any", self.op.node)
+        if isinstance(op, ImageOperation) and op.stage is Stage.PIXELS and op.is_foreign:
+            build = foreign_node(op, images.device, own, shape)
 
         def changed(nodes: dict[str, Any]) -> Any:
             return build(nodes.pop("images"), nodes, shape)
@@ -144,9 +141,12 @@ class PlacedOperation:
         own["images"] = images
         return changed(own) if on is None else if_else(own, on, changed, lambda x: x["images"])
 
-    def moves(self, values: Values, shape: ImageShape, _flips: Bools) -> list[ImageMove]:
+    def moves(self, values: Values, shape: ImageShape) -> list[ImageMove]:
         """Return how it moves pixels by these argument inputs of the graph."""
         own = self._own(values)
+        if isinstance(self.op, FlipOperation):
+            on = own["on"]
+            return [FlipMove(size=_sides(shape, len(on)), on=on, axis=self.op.axis)]
         matrix = self.op.geometry(own, shape)
         if matrix is None:
             return []
@@ -164,73 +164,8 @@ class PlacedOperation:
         return {n.removeprefix(prefix): each for n, each in inputs.items() if n.startswith(prefix)}
 
 
-@dataclass(frozen=True, slots=True)
-class Mirror:
-    """Flips that are done as one, in this place.
-
-    name: of its argument input. axis: as in `FlipOperation`. own: places and operations. windows:
-    True if it includes the flips among the windows.
-    """
-
-    name: str
-    axis: Literal[0, 1]
-    own: tuple[tuple[int, FlipOperation], ...]
-    windows: bool
-
-    def values(self, base: NDArray[np.uint64], _shape: ImageShape, flips: Bools) -> Values:
-        """Return its argument input, as `PlacedOperation.values`."""
-        flip = flips[self.axis] if self.windows else np.zeros(len(base), np.bool_)
-        for index, op in self.own:
-            flip = flip ^ op.on(Uniform(base, index))
-        return {self.name: flip.astype(np.int32)}
-
-    def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
-        """Return the flipped images."""
-        mirror = inputs[self.name]
-        horizontal, vertical = (mirror, 0) if self.axis else (0, mirror)
-        return fn.flip(images, horizontal=horizontal, vertical=vertical)
-
-    def moves(self, values: Values, shape: ImageShape, flips: Bools) -> list[ImageMove]:
-        """Return its own flips, without those of the windows."""
-        if not self.own:
-            return []
-        on = values[self.name].astype(np.bool_) ^ (flips[self.axis] & self.windows)
-        return [FlipMove(size=_sides(shape, len(on)), on=on, axis=self.axis)]
-
-
-Step = PlacedOperation | Mirror
-
-
 def _sides(shape: ImageShape, count: int) -> Ints:
     return np.full((count, 2), (shape.height, shape.width)).T
-
-
-def place_mirrors(
-    windows: Sequence[GeometricOperation], operations: Sequence[tuple[int, Operation]]
-) -> tuple[tuple[Step, ...], Mirror | None]:
-    """Return the operations with their flips in the places where they are done, and the flip of the
-    last pass, which flips only left to right.
-
-    windows: the operations before them.
-    """
-    axes = {op.axis for op in windows if isinstance(op, FlipOperation)}
-    placed: list[Step] = [Mirror("upend", 0, (), True)] if 0 in axes else []
-    waiting: list[tuple[int, FlipOperation]] = []
-    by_windows = 1 in axes
-    for index, op in operations:
-        if isinstance(op, FlipOperation):
-            if op.axis == 0:
-                placed.append(Mirror(f"upend{index}", 0, ((index, op),), False))
-            else:
-                waiting.append((index, op))
-            continue
-        assert isinstance(op, ImageOperation)
-        if not op.commutes_with_flips and (waiting or by_windows):
-            placed.append(Mirror(f"mirror{index}", 1, tuple(waiting), by_windows))
-            waiting, by_windows = [], False
-        placed.append(PlacedOperation(index, op))
-    last = Mirror("mirror", 1, tuple(waiting), by_windows) if waiting or by_windows else None
-    return tuple(placed), last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +174,9 @@ class CheckedRecipe:
 
     ops: the recipe with Decode at its front, including operations on fields. geometries: its
     geometry stages, at least one. shape: (channels, height, width) of one sample of the batch.
-    dtype: dtype of the batch. normalize: the recipe's Normalize, if any. pixels: pixel operations
-    after the geometry stages, and flips that the last pass can't do. mirror: the flip of the last
-    pass, if any. erasing: operations after that pass. mixing: operations on whole batches, which
-    the graph doesn't do. salt: part of the key of its draws.
+    dtype: dtype of the batch. normalize: the recipe's Normalize, if any. pixels: operations
+    between the geometry stages and the last pass. erasing: operations after that pass. mixing:
+    operations on whole batches, which the graph doesn't do. salt: part of the key of its draws.
     """
 
     ops: tuple[Operation, ...]
@@ -251,8 +185,7 @@ class CheckedRecipe:
     normalize: Normalize | None
     shape: tuple[int, int, int]
     dtype: DType
-    pixels: tuple[Step, ...] = ()
-    mirror: Mirror | None = None
+    pixels: tuple[PlacedOperation, ...] = ()
     erasing: tuple[PlacedOperation, ...] = ()
     mixing: tuple[Any, ...] = ()
     salt: int = 0
@@ -262,11 +195,6 @@ class CheckedRecipe:
         """The shape of the images that pixel operations get."""
         channels, height, width = self.shape
         return ImageShape(height, width, channels)
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The operations with draws that follow the geometry stages."""
-        return (*self.pixels, *((self.mirror,) if self.mirror else ()), *self.erasing)
 
     @property
     def random(self) -> bool:
@@ -291,7 +219,7 @@ def check_recipe(
     size. Raises RecipeError if the operations don't fit one another or the images.
     """
     ops = operations_of(recipe)
-    stages: Any = _by_stage(ops, field)
+    stages = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, out = plan_geometries(geometric, images)
     if out.fixed is None:
@@ -300,7 +228,6 @@ def check_recipe(
             "needs one size: in augment=, add RandomResizedCrop(224), Resize((224, 224)), or "
             "Resize(256) and CenterCrop(224)."
         )
-    pixels, mirror = place_mirrors([op for _, op in geometric], stages[Stage.PIXELS])
     normalize = next((op for _, op in stages[Stage.NORMALIZE]), None)
     to = next((op for _, op in stages[Stage.CAST]), None)
     checked = CheckedRecipe(
@@ -310,8 +237,7 @@ def check_recipe(
         normalize=normalize,
         shape=(decode.channels, *out.fixed),
         dtype=to.dtype if to else ("uint8" if normalize is None else "float32"),
-        pixels=pixels,
-        mirror=mirror,
+        pixels=tuple(PlacedOperation(index, op) for index, op in stages[Stage.PIXELS]),
         erasing=tuple(PlacedOperation(index, op) for index, op in stages[Stage.ERASE]),
         mixing=tuple(op for _, op in stages[Stage.MIX]),
     )
@@ -344,14 +270,13 @@ def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
     return ops if ops and ops[0].stage is Stage.DECODE else (Decode(), *ops)
 
 
-def _by_stage(
-    ops: Sequence[Operation], field: str | None
-) -> dict[Stage, list[tuple[int, Operation]]]:
+def _by_stage(ops: Sequence[Operation], field: str | None) -> dict[Stage, list[tuple[int, Any]]]:
     """Return the operations on an image with their places, by stage.
 
-    Flips after pixel operations count as these. Raises RecipeError for a wrong order.
+    A flip after a pixel operation counts as one, unless the result is the same if it comes before
+    all of them. Raises RecipeError for a wrong order.
     """
-    stages: dict[Stage, list[tuple[int, Operation]]] = {stage: [] for stage in Stage}
+    stages: dict[Stage, list[tuple[int, Any]]] = {stage: [] for stage in Stage}
     final: Operation | None = None
     for index, op in enumerate(ops):
         if field is not None and not op.selects(field):
@@ -361,10 +286,11 @@ def _by_stage(
             assert isinstance(op, FieldOperation)
             final = op if op.needs_final_boxes else final
             continue
-        if stages[Stage.PIXELS] and isinstance(op, FlipOperation):
-            stage = Stage.PIXELS
-        for later in (each for k in Stage if k > stage for _, each in stages[k]):
+        last = Stage.PIXELS if isinstance(op, FlipOperation) else stage
+        for later in (each for k in Stage if k > last for _, each in stages[k]):
             raise RecipeError(f"{op} comes after {later}. {ORDER}.")
+        if not all(each.commutes_with_flips for _, each in stages[Stage.PIXELS]):
+            stage = last
         same = [each for _, each in stages[stage] if type(each) is type(op)]
         if same and op.is_single:
             name = type(op).__name__

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.dali_library import (
+from penstock.augment.dali_nodes import source
+from penstock.augment.dali_runs import (
     RUN_SAMPLES,
     EncodedPipeline,
     PipelinePlan,
@@ -36,7 +37,6 @@ from penstock.augment.dali_library import (
     fn,
     types,
 )
-from penstock.augment.dali_nodes import source
 from penstock.cache import MissingDependencyError, ordered
 from penstock.cache.base import machine_remedy, usable_cores
 from penstock.readers import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal
@@ -203,6 +203,18 @@ def verify_images(
     full = EncodedPipeline(plan, _shapes)
     windows = functools.cache(lambda: EncodedPipeline(plan, _window_shapes))
     verdicts = [_capped_header(sample, max_pixels=max_pixels) for sample in samples]
+    doubtful = [
+        row
+        for row, sample in enumerate(samples)
+        if isinstance(verdicts[row], ImageFacts)
+        and _codec_for_pillow(sample) not in (None, "jpeg2000")
+    ]
+    if doubtful:
+        found = ordered(
+            lambda row: pillow_refusal(samples[row]), doubtful, workers=workers, ahead=RUN_SAMPLES
+        )
+        for row, refusal in zip(doubtful, found, strict=True):
+            verdicts[row] = refusal or verdicts[row]
     good = {row: each for row, each in enumerate(verdicts) if isinstance(each, ImageFacts)}
 
     def decode(rows: list[int]) -> None:
@@ -217,20 +229,8 @@ def verify_images(
     pixels = [each.height * each.width for each in good.values()]
     places = list(good)
     for run in decode_runs(pixels, max_pixels):
-        rows = [places[at] for at in run]
-        doubtful = [
-            row for row in rows if _codec_for_pillow(samples[row]) not in (None, "jpeg2000")
-        ]
-        refusals = ordered(
-            lambda row: pillow_refusal(samples[row]), doubtful, workers=workers, ahead=RUN_SAMPLES
-        )
-        found = zip(doubtful, refusals, strict=True) if doubtful else ()
-        refused = {row: why for row, why in found if why is not None}
-        failed = failing_rows([row for row in rows if row not in refused], decode)
-        for row, reason in failed.items():
-            refused[row] = Rejection(f"truncated or damaged: {reason}")
-        for row, why in refused.items():
-            verdicts[row] = why
+        for row, reason in failing_rows([places[at] for at in run], decode).items():
+            verdicts[row] = Rejection(f"truncated or damaged: {reason}")
     return verdicts
 
 

@@ -234,7 +234,7 @@ def _undecoded(case: Case) -> Iterator[Any]:
     import numpy as np
 
     from penstock import Dataset
-    from penstock.augment import Graph, GraphPlan, check_recipe, checked_device, draw
+    from penstock.augment import Graph, GraphPlan, check_recipe, draw
 
     with Dataset(case["pack"]) as dataset:
         recipe = check_recipe(recipe_of(case), images=dataset.index.images["image"])
@@ -245,7 +245,7 @@ def _undecoded(case: Case) -> Iterator[Any]:
                 recipe,
                 batch_size=n,
                 threads=int(machine()["cores"]),
-                device_id=checked_device(case["device"].partition(":")[0], None),
+                device_id=0 if case["device"].startswith("cuda") else None,
                 constant=True,
             )
         )

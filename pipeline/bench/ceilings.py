@@ -34,12 +34,12 @@ from penstock.augment import (
     GraphPlan,
     Stage,
     check_recipe,
-    checked_device,
     draw,
 )
 from penstock.cache import ConfigError, MissingDependencyError, Ordered, Workers
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
+from penstock.pipeline.options import parse_device
 from penstock.pipeline.plan import make_plan, shuffled_settings
 from penstock.pipeline.report import BLOCK_BYTES, COLD_SHARE, Ceilings, ProgressiveCost, Rate
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, is_progressive, sniff
@@ -181,13 +181,12 @@ class RecipeTimer:
     ) -> None:
         """Build the graph, run it until its memory is allocated, and choose the number of samples
         of a run so that several runs fit into `seconds`. whole: a run has the whole batch."""
-        kind, _, number = device.partition(":")
         self._device = device
         plan = GraphPlan(
             self._recipe,
             batch_size=len(batch.encoded),
             threads=threads,
-            device_id=checked_device(kind, int(number) if number else None),
+            device_id=parse_device(device).index,
             constant=self._constant,
         )
         self._graph = Graph(plan)

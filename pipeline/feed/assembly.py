@@ -55,7 +55,7 @@ def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
     if recipes.mixed is not None:
         from penstock.pipeline.feed.image_decoding import make_mixed
 
-        make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
+        make_mixed(mapped.schema, options, recipes)
     return order
 
 

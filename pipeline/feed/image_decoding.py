@@ -7,7 +7,7 @@ Draws are pure functions of (seed, epoch, sample id), so any thread may draw.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from penstock.augment import (
     Draws,
     Graph,
     GraphPlan,
-    Mixer,
-    checked_device,
     class_count,
-    draw,
+    draw_mix,
     draw_with_moves,
     mix_images,
     soft_targets,
@@ -49,13 +47,11 @@ if TYPE_CHECKING:
 class BatchDraws:
     """Draws random numbers for recipes, which are pure functions of (seed, epoch, sample id).
 
-    Any thread may draw. mixer: of MixUp or CutMix; None without them. units: checks the units of
-    boxes against their formats.
+    Any thread may draw. units: checks the units of boxes against their formats.
     """
 
     recipes: FieldRecipes
     seed: int
-    mixer: Mixer | None
     units: BoxUnits
 
     def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Draws], SampleBatch]:
@@ -70,16 +66,9 @@ class BatchDraws:
             dims = content.encoded(field).dims
             if field in content.present:
                 dims = np.maximum(dims, 1)  # a missing image needs some size to draw a window
-            arguments: dict[str, Any] = {
-                "ids": content.ids,
-                "dims": dims,
-                "seed": self.seed,
-                "epoch": epoch,
-            }
-            if field in recipes.followed:
-                draws[field], moves[field] = draw_with_moves(recipe, **arguments)
-            else:
-                draws[field] = draw(recipe, **arguments)
+            draws[field], moves[field] = draw_with_moves(
+                recipe, ids=content.ids, dims=dims, seed=self.seed, epoch=epoch
+            )
         if not recipes.followers:
             return draws, content
         for name, follower in recipes.followers.items():
@@ -90,11 +79,12 @@ class BatchDraws:
 
     def mix(self, batch: Batch) -> Mix | None:
         """Draw how each sample is mixed, and with which partner; None without mixing."""
-        slots = batch.slots
-        if self.mixer is None or slots.partner is None:
+        slots, image = batch.slots, self.recipes.mixed
+        if image is None or slots.partner is None:
             return None
         # By the plan's ids, so that a substitute is mixed as the sample that it replaces.
-        return self.mixer(batch.own[: slots.real], slots.partner, epoch=batch.epoch)
+        ids, recipe = batch.own[: slots.real], self.recipes.images[image]
+        return draw_mix(recipe, ids, slots.partner, seed=self.seed, epoch=batch.epoch)
 
 
 _MISSING = "it has no such image"
@@ -215,11 +205,12 @@ def _decode(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedFields:
-    """Mixes the samples of a batch. image, label: the fields that change."""
+    """Mixes the samples of a batch. image, label: the fields that change. classes: number of
+    classes of the soft targets."""
 
-    mixer: Mixer
     image: str
     label: str
+    classes: int
 
     def __call__(self, batch: Batch) -> tuple[dict[str, torch.Tensor], SampleBatch]:
         """Mix images and labels, and drop the samples that were read as partners only."""
@@ -230,16 +221,14 @@ class MixedFields:
         images = {name: each[:count] for name, each in images.items()}
         labels = content.columns[self.label]
         assert isinstance(labels, DenseColumn)
-        soft = soft_targets(labels.values, mix, classes=self.mixer.classes)
+        soft = soft_targets(labels.values, mix, classes=self.classes)
         others = content.without(batch.images.keys())
         if len(others) > count:
             others = others.take(np.arange(count))
         return images, others.with_columns({self.label: DenseColumn(soft)})
 
 
-def make_mixed(
-    schema: Schema, options: NativeOptions, recipes: FieldRecipes, *, seed: int
-) -> MixedFields | None:
+def make_mixed(schema: Schema, options: NativeOptions, recipes: FieldRecipes) -> MixedFields | None:
     """Make the mixer of a batch's samples; None if the recipe doesn't mix. Raises ConfigError."""
     image = recipes.mixed
     if image is None:
@@ -264,8 +253,7 @@ def make_mixed(
         )
     (label,) = labels
     classes = class_count(recipe.mixing, len(schema[label].class_names) or None)
-    mixer = Mixer(recipe=recipe, classes=classes, seed=seed)
-    return MixedFields(mixer=mixer, image=image, label=label)
+    return MixedFields(image=image, label=label, classes=classes)
 
 
 def make_resident(
@@ -414,7 +402,7 @@ def _make_graph(
             recipe,
             batch_size=batch,
             threads=threads,
-            device_id=checked_device(options.device.type, options.device.index),
+            device_id=options.device.index,
             deterministic=options.deterministic,
             pixels=from_memory,
             resident=from_memory,
@@ -449,17 +437,14 @@ def make_decoding(
 ) -> ImageDecoding:
     """Build the parts that decode, augment and mix images. Raises ConfigError."""
     seed, contents = order.settings.seed, dataset.contents
-    mixed = make_mixed(mapped.schema, options, recipes, seed=seed)
+    mixed = make_mixed(mapped.schema, options, recipes)
     resident = make_resident(
         dataset, options, order.settings, recipes.images, mapped, walk=order.walk, threads=threads
     )
     elsewhere = order.partners_elsewhere(options.world)
     return ImageDecoding(
         draws=BatchDraws(
-            recipes=recipes,
-            seed=seed,
-            mixer=mixed.mixer if mixed else None,
-            units=BoxUnits(enough=min(8, int(contents.sizes.sum()))),
+            recipes=recipes, seed=seed, units=BoxUnits(enough=min(8, int(contents.sizes.sum())))
         ),
         graphs=make_graphs(
             recipes, options, threads, resident, ranges=contents.images, elsewhere=elsewhere

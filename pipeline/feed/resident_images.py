@@ -28,14 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import (
-    RUN_SAMPLES,
-    DecodedBatch,
-    FullImageDecoder,
-    GraphPlan,
-    checked_device,
-    resident_tensor,
-)
+from penstock.augment import RUN_SAMPLES, DecodedBatch, FullImageDecoder, GraphPlan, resident_tensor
 from penstock.cache import PenstockError
 from penstock.cache.base import format_size
 from penstock.pipeline.report import ResidentFacts
@@ -352,7 +345,7 @@ class ResidentImages:
             self._recipe,
             batch_size=RUN_SAMPLES,
             threads=self._threads,
-            device_id=checked_device(self._device.type, self._device.index),
+            device_id=self._device.index,
             deterministic=self._deterministic,
         )
         return FullImageDecoder(plan)

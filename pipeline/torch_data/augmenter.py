@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import Graph, GraphPlan, check_recipe, checked_device, draw
+from penstock.augment import Graph, GraphPlan, check_recipe, draw
 from penstock.cache import ConfigError, watch
 from penstock.cache.base import usable_cores
 from penstock.readers import ANY_SIZE, EncodedBatch
@@ -71,7 +71,7 @@ class Augmenter:
             self.close()
             options: dict[str, Any] = dict(self._options)
             options["batch_size"] *= split.images
-            options["device_id"] = checked_device(self._device.type, self._device.index)
+            options["device_id"] = self._device.index
             options |= {"pixels": pixels, "check_headers": not pixels}
             self._graph = Graph(GraphPlan(self.recipe, **options))
             self._graph_is_for = pixels, split.images

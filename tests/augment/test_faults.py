@@ -14,7 +14,7 @@ from penstock.augment import (
     Graph,
     GraphPlan,
     check_recipe,
-    dali_library,
+    dali_runs,
     draw,
     failing_rows,
     fault_of,
@@ -103,7 +103,7 @@ def test_a_message_states_whose_fault_it_is(fault: str, text: str, wrapped: bool
 @pytest.mark.parametrize("text", MACHINE + MEMORY)
 def test_the_machines_fault_is_no_samples(text: str) -> None:
     with pytest.raises(DeviceError) as raised:
-        dali_library.check_machine(RuntimeError(dali_says(text)))
+        dali_runs.check_machine(RuntimeError(dali_says(text)))
     assert isinstance(raised.value, PenstockError)
     assert text.splitlines()[0].strip(" :") in str(raised.value)
     assert "no image" not in str(raised.value)
@@ -112,7 +112,7 @@ def test_the_machines_fault_is_no_samples(text: str) -> None:
 
 @pytest.mark.parametrize("text", SAMPLE)
 def test_a_samples_fault_is_not_the_machines(text: str) -> None:
-    dali_library.check_machine(RuntimeError(dali_says(text)))
+    dali_runs.check_machine(RuntimeError(dali_says(text)))
     assert "codec" not in reason_of(RuntimeError(dali_says(text)))
 
 

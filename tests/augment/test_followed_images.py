@@ -316,7 +316,7 @@ def test_points_are_turned_as_pixels_are() -> None:
     [
         ((RandomCrop(33),), "RandomCrop: wanted 33 x 33.*pad_if_needed=True"),
         ((RandomCrop((32, 41), padding=4),), "RandomCrop: wanted 32 x 41"),
-        ((RandomCrop(32, padding=4), RandomCrop(32, padding=4)), "Two RandomCrop that pad"),
+        ((RandomCrop(32, padding=4), RandomCrop(32, padding=4)), "second crop that pads"),
         ((Normalize(), RandomCrop(32)), "comes after Normalize"),
         ((RandomRotation(1), RandomCrop(32)), "The order of a recipe is"),
     ],

@@ -40,7 +40,6 @@ from penstock.augment import (
     Solarize,
     TrivialAugmentWide,
     check_recipe,
-    checked_device,
     dali_nodes,
     define_outputs,
     draw,
@@ -49,13 +48,7 @@ from penstock.augment import (
     load_dali,
     reason_of,
 )
-from penstock.cache import (
-    ClosedError,
-    ConfigError,
-    CorruptSampleError,
-    MissingDependencyError,
-    PenstockError,
-)
+from penstock.cache import ClosedError, CorruptSampleError, MissingDependencyError, PenstockError
 from penstock.readers import EncodedBatch, ImageRange
 from tests.conftest import photograph
 from tests.images import encoded_array
@@ -92,7 +85,7 @@ class Bench:
     def __init__(self, recipe, images=SIZES, device="cpu", **options):
         self.recipe = check_recipe(recipe, images=images)
         options = {"batch_size": 96, "threads": 2, **options}
-        number = checked_device(device, None)
+        number = 0 if device == "cuda" else None
         self.graph = Graph(GraphPlan(self.recipe, device_id=number, **options))
 
     def feed(self, batch):
@@ -260,14 +253,6 @@ def test_wrong_use_is_refused():
         pytest.raises(PenstockError, match="no batch is in flight"),
     ):
         bench.graph.outputs()
-    with pytest.raises(ConfigError, match='wanted "cpu" or "cuda"'):
-        Bench(imagenet_train(32), device="tpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_is_a_clear_error():
-    with pytest.raises(ConfigError, match="torch finds no GPU"):
-        Bench(imagenet_train(32), device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +424,7 @@ def batch() -> EncodedBatch:
 
 def images(recipe: Any, batch: EncodedBatch, device: str = "cpu") -> torch.Tensor:
     checked = check_recipe(recipe, images=SIZES)
-    number = checked_device(device, None)
+    number = 0 if device == "cuda" else None
     graph = Graph(GraphPlan(checked, batch_size=len(batch.ids), threads=2, device_id=number))
     try:
         graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=0))

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment import (
-    MIX_DRAWS,
+    Cast,
+    CheckedRecipe,
     CutMix,
     Mix,
     MixUp,
+    Resize,
+    check_recipe,
     class_count,
     cutmix_boxes,
     draw_mix,
@@ -27,6 +30,7 @@ from penstock.augment import (
 from penstock.cache import ConfigError
 from penstock.cache.base import keyed_hash, unit
 from penstock.pipeline.plan import partners, with_partners
+from penstock.readers import ANY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,9 +123,14 @@ def test_of_two_operations_each_sample_gets_one_of_them_half_of_the_time() -> No
 # -- pixels and targets
 
 
+def recipe_of(ops: Any, height: int = 12, width: int = 17) -> CheckedRecipe:
+    recipe = (Resize((height, width)), Cast("float32"), *ops)
+    return check_recipe(recipe, images=ANY_SIZE)
+
+
 def mixed(ids: NDArray[np.int64], ops: Any, *, height: int = 12, width: int = 17) -> Mix:
     partner = partners(np.arange(len(ids)), position=0, size=len(ids), lanes=1)
-    return draw_mix(ops, keyed(ids), partner=partner, height=height, width=width)
+    return draw_mix(recipe_of(ops, height, width), ids, partner, seed=7, epoch=0)
 
 
 def batch(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -197,7 +206,7 @@ def test_every_world_gives_the_same_pixels_and_targets(ops: Any, size: int, lane
 
     def rank_of(low: int, high: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
         slots, partner = with_partners(low, high, position=0, size=size, lanes=lanes)
-        mix = draw_mix(ops, keyed(ids[low:high]), partner=partner, height=12, width=17)
+        mix = draw_mix(recipe_of(ops), ids[low:high], partner, seed=7, epoch=0)
         return mix_images(images[slots], mix), soft_targets(labels[slots], mix, classes=5)
 
     whole, targets = rank_of(0, size)
@@ -240,17 +249,6 @@ def test_classes_are_given_or_known() -> None:
         class_count([CutMix()], None)
     with pytest.raises(ConfigError, match=r"it is 7 or 8\. Pass the same"):
         class_count([MixUp(num_classes=7), CutMix(num_classes=8)], None)
-
-
-def test_as_many_draws_are_asked_for_as_are_declared() -> None:
-    asked = []
-
-    def uniform(count: int) -> NDArray[np.float64]:
-        asked.append(count)
-        return keyed(np.arange(4))(count)
-
-    draw_mix((MixUp(),), uniform, partner=np.arange(4), height=5, width=5)
-    assert asked == [MIX_DRAWS]
 
 
 def mix_on_cuda(images: torch.Tensor, mix: Any) -> torch.Tensor:

@@ -105,7 +105,7 @@ def run(
 
 def one(kind: str, *, value: float = 0.0, matrix: Any = None) -> dict[str, NDArray[Any]]:
     """Arguments of one round for one sample."""
-    unmoved = np.eye(2, 3) if matrix is None else matrix
+    unmoved = np.eye(3) if matrix is None else matrix
     return {
         "kind0": np.array([KINDS.index(kind)], np.int32),
         "value0": np.array([value], np.float32),
@@ -249,7 +249,7 @@ def test_a_factor_of_one_changes_nothing(kind: str) -> None:
 
 def test_a_quarter_turn_goes_counterclockwise() -> None:
     square = photographs(1, height=40, width=40)[0]
-    matrix = rotation(np.array([90.0]), 40, 40)[0, :2]
+    matrix = rotation(np.array([90.0]), 40, 40)[0]
     done = run(TrivialAugmentWide(), [square], one("affine", matrix=matrix))[0]
     assert (done == np.rot90(square)).all(axis=-1).mean() >= 0.95
 

@@ -1,4 +1,4 @@
-"""Load DALI at its first use, survive a fork, and find the causes of failed runs.
+"""Load DALI at its first use, run batches of samples, and find the causes of failed runs.
 
 DALI seldom names the bad samples of a failed batch (42 of 212 times), so parts of it are run
 separately until each bad sample is alone. But a lost device, an unsupported data type or a lack of
@@ -197,32 +197,36 @@ NO_IMAGE = "its bytes are no image that DALI knows"
 
 _NAMED_IDS = 5  # additional sample ids in one message
 
-_MEMORY = re.compile(
-    r"out[ _]of[ _]memory|bad_alloc|can't allocate|cannot allocate|alloc\w* fail|"
-    r"allocator_failure|memoryallocation|failed to allocate",
-    re.IGNORECASE,
+# nvImageCodec's codes: 5 and 15 mean a lack of memory; 3, 4, 13, 14, 17 and 19 bytes that it can't
+# parse (17 is an internal error, and also its PNG parser's code for a truncated file).
+_FAULTS: tuple[tuple[Fault, str], ...] = (
+    (
+        "memory",
+        r"out[ _]of[ _]memory|bad_alloc|can't allocate|cannot allocate|alloc\w* fail|"
+        r"allocator_failure|memoryallocation|failed to allocate|nvImageCodec failure: '#(?:5|15)'",
+    ),
+    (
+        "sample",
+        r"nvImageCodec failure: '#(?:3|4|13|14|17|19)'|"
+        r"NVIMGCODEC_STATUS_\w*(?:CODE_?STREAM|BITSTREAM)",
+    ),
+    (
+        "machine",
+        r"CUDA_ERROR_|cudaError|CUDA (?:driver|runtime)|nvImageCodec failure|NVIMGCODEC_STATUS_|"
+        r"CUDA-capable|cuInit|NVML|\bnvjpeg\w* (?:error|failure|status)|"
+        r"NVJPEG_STATUS_(?!BAD_JPEG|JPEG_NOT)|\bNPP\w* (?:error|status)|cuFFT|"
+        r"unsupported (?:data )?types?\b|no kernel image|"
+        r"invalid device function|device-side assert|illegal memory access|"
+        r"unspecified launch failure|illegal instruction|misaligned address|peer access|"
+        r"driver version|no data was provided",
+    ),
+    (
+        "sample",
+        r"^$|failed to decode|cropping window|not valid for image dimensions|out of bounds|"
+        r"invalid sample_type|truncated|corrupt|do not decode|are no image",
+    ),
 )
-_MACHINE = re.compile(
-    r"CUDA_ERROR_|cudaError|CUDA (?:driver|runtime)|nvImageCodec failure|CUDA-capable|cuInit|NVML|"
-    r"\bnvjpeg\w* (?:error|failure|status)|NVJPEG_STATUS_(?!BAD_JPEG|JPEG_NOT)|"
-    r"\bNPP\w* (?:error|status)|cuFFT|"
-    r"unsupported (?:data )?types?\b|unsupported (?:data )?type:|no kernel image|"
-    r"invalid device function|device-side assert|illegal memory access|unspecified launch failure|"
-    r"illegal instruction|misaligned address|peer access|driver version|"
-    r"no data was provided",
-    re.IGNORECASE,
-)
-_SAMPLE = re.compile(
-    r"failed to decode|cropping window|not valid for image dimensions|out of bounds|"
-    r"invalid sample_type|truncated|corrupt|do not decode|are no image",
-    re.IGNORECASE,
-)
-_NVIMGCODEC = re.compile(r"nvImageCodec failure: '#(\d+)'|NVIMGCODEC_STATUS_(\w+)", re.IGNORECASE)
-# nvImageCodec's codes for bytes that it can't parse; 17 is an internal error, and also the code of
-# its PNG parser for a truncated file.
-_BAD_BYTES_CODES = {3, 4, 13, 14, 17, 19}
-_BAD_BYTES_NAMES = {"CODESTREAM", "CODE_STREAM", "BITSTREAM"}
-_MEMORY_CODES = {5, 15}
+"""The causes by parts of DALI's messages; the first one decides."""
 
 
 def failing_rows(
@@ -258,17 +262,8 @@ def split_rows(rows: list[int], size: int) -> list[list[int]]:
 def fault_of(error: BaseException) -> Fault:
     """Return the cause of a failed run by DALI's message; "unclear" for an unknown message."""
     text = _message(error)
-    if _MEMORY.search(text):
-        return "memory"
-    if found := _NVIMGCODEC.search(text):
-        code, name = int(found[1] or 0), (found[2] or "").upper()
-        if code in _MEMORY_CODES:
-            return "memory"
-        is_bad = code in _BAD_BYTES_CODES or any(part in name for part in _BAD_BYTES_NAMES)
-        return "sample" if is_bad else "machine"
-    if _MACHINE.search(text):
-        return "machine"
-    return "sample" if not text or _SAMPLE.search(text) else "unclear"
+    found = (fault for fault, part in _FAULTS if re.search(part, text, re.IGNORECASE))
+    return next(found, "unclear")
 
 
 def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> None:

@@ -240,7 +240,8 @@ def fits_planes(shape: tuple[int, int, int]) -> bool:
 def planes_like(
     shape: tuple[int, int, int], scaling: tuple[Sequence[float], Sequence[float]] | None
 ) -> NDArray[np.float32]:
-    """Return the array that makes `compiled_resize` return normalised planes.
+    """Return the array that makes `compiled_resize` return normalised planes: DALI's operator has
+    no more than 6 inputs.
 
     shape: channels, height, width. scaling: mean and standard deviation by channel in units of
     0..1, or None.

@@ -112,8 +112,7 @@ class EncodedPipeline:
         self._resident = tensors.TensorListGPU if is_resident else None
         layout: dict[str, Any] = {"layout": "HWC"} if plan.pixels else {}
         # An explicit layout, even an empty one, doubles the time of wrapping a view.
-        tensor = tensors.TensorCPU
-        self._tensor = functools.partial(tensor, **layout) if layout else tensor
+        self._tensor = functools.partial(tensors.TensorCPU, **layout)
         self._pipe = new_pipeline(plan.batch_size, threads=plan.threads, device_id=plan.device_id)
         options: dict[str, Any] = {"device": "gpu"} if is_resident else {}
         options |= {"ndim": 3 if plan.pixels else 1, **layout}
@@ -259,9 +258,9 @@ def split_rows(rows: list[int], size: int) -> list[list[int]]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException | str) -> Fault:
     """Return the cause of a failed run by DALI's message; "unclear" for an unknown message."""
-    text = _message(error)
+    text = error if isinstance(error, str) else _message(error)
     found = (fault for fault, part in _FAULTS if re.search(part, text, re.IGNORECASE))
     return next(found, "unclear")
 
@@ -294,11 +293,6 @@ def reason_of(error: BaseException) -> str:
     if reason.startswith("nvImageCodec failure") and fault_of(error) == "sample":
         return NO_IMAGE
     return reason
-
-
-def is_unclear(reason: str) -> bool:
-    """Return True if a reason names no known cause, neither the bytes nor the machine."""
-    return fault_of(RuntimeError(reason)) == "unclear"
 
 
 def _message(error: BaseException) -> str:

@@ -36,7 +36,7 @@ from penstock.augment.dali_runs import (
     corrupt_sample_error,
     decode_runs,
     failing_rows,
-    is_unclear,
+    fault_of,
     load_dali,
     machine_error,
     split_rows,
@@ -295,7 +295,7 @@ class Graph:
                     "can read"
                 )
         tried = len(encoded) - len(flight.marks)
-        if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
+        if len(bad) == tried > 1 and all(fault_of(why) == "unclear" for why in bad.values()):
             raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
 
 

@@ -40,12 +40,6 @@ class GraphPlan(PipelinePlan):
     check_headers: bool = False
     constant: bool = False
 
-    @property
-    def decodes_in_full(self) -> bool:
-        """True if full images are decoded and then cropped, as in `Decode(windows=)`."""
-        windows = self.recipe.decode.windows
-        return windows == "slice" or (windows == "auto" and self.is_cuda)
-
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
@@ -107,7 +101,8 @@ def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     if not plan.recipe.decodes_window:
         return decoded(plan, encoded)
     window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
-    if plan.decodes_in_full:
+    windows = plan.recipe.decode.windows
+    if windows == "slice" or (windows == "auto" and plan.is_cuda):
         return fn.slice(decoded(plan, encoded), **window)
     return fn.decoders.image_slice(encoded, **window, **decode_options(plan))
 

@@ -80,8 +80,10 @@ class FieldRecipes:
         """
         found: dict[str, DenseColumn | RaggedColumn] = {}
         kept: dict[str, tuple[Bools, Ints]] = {}  # which boxes, and all boxes' offsets
-        for name, follower in self.followers.items():
+        boxes_first = sorted(self.followers.items(), key=lambda each: each[1].boxes is not None)
+        for name, follower in boxes_first:
             if follower.boxes is not None:
+                found[name] = _kept_rows(name, columns[name], *kept[follower.boxes])
                 continue
             moved = moves[follower.of] if follower.of in self.images else None
             column = follower.type.follow(columns[name], moved, size=follower.shape)
@@ -90,9 +92,6 @@ class FieldRecipes:
                 kept[name] = keep, offsets = follower.sanitize.keeps(column.values), column.offsets
                 column = RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
             found[name] = column
-        for name, follower in self.followers.items():
-            if follower.boxes is not None:
-                found[name] = _kept_rows(name, columns[name], *kept[follower.boxes])
         return found
 
 

@@ -89,7 +89,3 @@ class Uniform:
         0."""
         keys = np.array(numbers, np.uint64)[:, None] + np.uint64(self.index << 32)
         return unit(splitmix64(self.base ^ keys))
-
-    def of(self, rows: NDArray[np.int64]) -> Uniform:
-        """Return the draws of some of the samples."""
-        return Uniform(self.base[rows], self.index)

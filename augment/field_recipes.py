@@ -150,7 +150,9 @@ def _lists(
         ops = operations_of(augment)
         if augment is not None and not images and not _is_about_fields(ops[1:], selected):
             raise RecipeError(
-                f"augment= needs images, and fields={fields!r} has none. {_image_remedy(schema)}"
+                f"augment= needs images, and fields={fields!r} has none. Drop augment=, or select "
+                f"one of the dataset's fields {dict(schema)}. If one of these Bytes holds encoded "
+                'images, pass schema={"its name": Image()} to the Dataset.'
             )
         return {name: ops for name in images} or {"": ops}
     lists = {}
@@ -173,16 +175,6 @@ def _is_about_fields(ops: tuple[Operation, ...], selected: Types) -> bool:
     return bool(ops) and all(
         op.stage is Stage.FIELD or (has_arrays and isinstance(op, FixedCrop)) for op in ops
     )
-
-
-def _image_remedy(schema: Types) -> str:
-    if images := [name for name, type in schema.items() if type.is_image]:
-        return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
-    for name, type in schema.items():
-        if type.kind == "bytes":
-            remedy = f'schema={{"{name}": Image()}}, else drop augment='
-            return f'"{name}" is Bytes: if it holds encoded images, pass {remedy}.'
-    return "This dataset has no image field: drop augment=."
 
 
 def _check_list_without_image(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -271,7 +271,8 @@ class RandomResizedCrop(GeometricOperation):
         fits = _fits(window, size)
         if not fits.all():
             failed = np.flatnonzero(~fits)
-            more = uniform.of(failed).numbered([*range(2, last, 2), *range(3, last, 2)])
+            others = replace(uniform, base=uniform.base[failed])
+            more = others.numbered([*range(2, last, 2), *range(3, last, 2)])
             window[:, failed], fits[failed] = self._first_fit(size[:, failed], more)
         room = size - window
         start = (draws[2:] * (room + 1)).astype(np.int64)

@@ -173,10 +173,9 @@ class Graph:
         stream. Raises CorruptSampleError if samples don't decode; that batch is then lost, and the
         next call returns the next batch. Raises ClosedError after close().
         """
-        ids = self._flights[0].batch.ids if self._flights else None
         batch = self.outputs_marked()
-        if batch.bad:
-            assert ids is not None
+        if batch.bad and self._last is not None:
+            ids = self._last.batch.ids
             raise corrupt_sample_error({int(ids[row]): why for row, why in batch.bad.items()})
         return batch.images
 

@@ -63,20 +63,16 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
         if "mirror" in inputs and not placed.op.commutes_with_flips:
             images = fn.flip(images, horizontal=inputs.pop("mirror"))
         images = placed.node(images, inputs, plan.recipe.image)
-    dtype: DType = "float32" if one_pass else last_pass_dtype(plan.recipe)
+    dtype = plan.recipe.dtype
+    if one_pass or (plan.recipe.erasing and dtype == "float16"):
+        dtype = "float32"  # DALI's Erase doesn't support float16 on the GPU
     if not one_pass:
-        images = _last_pass(plan.recipe, images, inputs)
+        images = _last_pass(plan.recipe, images, inputs, dtype)
     for erasing in plan.recipe.erasing:
         images = erasing.node(images, inputs, plan.recipe.image)
     if plan.recipe.dtype != dtype:
         images = fn.cast(images, dtype=nodes.dali_type(plan.recipe.dtype))
     return (images,)
-
-
-def last_pass_dtype(recipe: CheckedRecipe) -> DType:
-    """Return the dtype of the images after the last pass: DALI's Erase doesn't support float16 on
-    the GPU, so images are cast to it afterwards."""
-    return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
 
 
 def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
@@ -190,12 +186,9 @@ def _resized_by_dali(
     )
 
 
-def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
+def _last_pass(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any], dtype: DType) -> Any:
     """Flip, normalise, cast and HWC to CHW in one pass."""
-    options: dict[str, Any] = {
-        "dtype": nodes.dali_type(last_pass_dtype(recipe)),
-        "output_layout": "CHW",
-    }
+    options: dict[str, Any] = {"dtype": nodes.dali_type(dtype), "output_layout": "CHW"}
     if "mirror" in inputs:
         options["mirror"] = inputs["mirror"]
     if recipe.normalize:  # in units of 0..1; pixels come as 0..255

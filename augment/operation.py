@@ -111,7 +111,7 @@ class Operation:
 
     @property
     def can_be_followed(self) -> bool:
-        """True if masks, boxes and keypoints can follow it."""
+        """True if masks, boxes and keypoints can follow the pixels that it moves."""
         return True
 
     def selects(self, _name: str, /) -> bool:
@@ -197,12 +197,12 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     @property
     def moves_pixels(self) -> bool:
         """True if pixels of an image may be elsewhere afterwards."""
-        return self.moves or self.has_geometry
+        return self.moves or self.can_be_followed
 
     @property
     def can_be_followed(self) -> bool:
-        """True if masks, boxes and keypoints can follow it."""
-        return self.has_geometry or not self.moves
+        """True if its class declares how pixels move."""
+        return type(self).geometry is not ImageOperation.geometry
 
     def check(self, shape: ImageShape, _dtype: DType, /) -> None:
         """Raise RecipeError if images are grey and it needs colours."""
@@ -216,11 +216,6 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     def is_foreign(self) -> bool:
         """True for a node that isn't Penstock's: it is tried on one image before it is used."""
         return not type(self).__module__.startswith("penstock.")
-
-    @property
-    def has_geometry(self) -> bool:
-        """True if its class declares how pixels move."""
-        return type(self).geometry is not ImageOperation.geometry
 
     def draw(self, uniform: Uniform, _shape: ImageShape, /) -> Values:
         """Return the numbers of each sample by name, shape (n, ...).

@@ -17,7 +17,6 @@ from .candidates import virtual_shards as virtual_shards
 from .chunk_cache import ChunkMemory as ChunkMemory
 from .chunk_cache import DecodedChunks as DecodedChunks, FREE_BYTES as FREE_BYTES
 from .chunk_cache import LEAST_LENT_BYTES as LEAST_LENT_BYTES
-from .chunk_counts import DecodedCounts as DecodedCounts, sum_counts as sum_counts
 from .chunk_files import ChunkFiles as ChunkFiles
 from .chunk_data import ShardData as ShardData
 from .chunked import ChunkFormat as ChunkFormat, ChunkReader as ChunkReader
@@ -38,6 +37,7 @@ from .format_registry import format_names as format_names, formats as formats
 from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
+from .kept_chunks import DecodedCounts as DecodedCounts, sum_counts as sum_counts
 from .kept_chunks import KeptChunk as KeptChunk, KeptChunks as KeptChunks
 from .open_shard import MISSING as MISSING, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES

@@ -19,15 +19,14 @@ import threading
 import weakref
 from collections import deque
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache import STALL_TIMEOUT_S, Outcome, StalledError
 from penstock.cache.base import available_memory_bytes, format_size, usable_cores
 from penstock.readers.blocks import MemoryLease
-from penstock.readers.formats.chunk_counts import DecodedCounts, ReadTally
-from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks
+from penstock.readers.formats.kept_chunks import KeptChunk, KeptChunks, ReadTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.chunk_files import ChunkFile, ChunkFiles
-    from penstock.readers.formats.kept_chunks import Key
+    from penstock.readers.formats.kept_chunks import DecodedCounts, Key
     from penstock.readers.types import Encoded
 
     DecodeSeveral = Callable[[list[int]], Iterable[Any]]
@@ -166,7 +165,6 @@ class DecodedChunks:
         self._lock = threading.Lock()
         self._kept = KeptChunks()
         self._decoding: dict[Key, Outcome[dict[int, Any]]] = {}
-        self._decoded_bytes = self._chunks = self._again = 0
         # A thread that decodes holds one. A queue written in C, so that a Ctrl-C can't break it.
         self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(LEAST_DECODERS, 2 * usable_cores())):
@@ -208,25 +206,10 @@ class DecodedChunks:
         """Return the bytes that files may take in addition to memory; 0 without a cache folder."""
         return 0 if self._files is None else self._files.room_bytes()
 
-    def of(self, shard: int) -> ShardChunks:
-        """Return the chunks of one shard."""
-        return ShardChunks(self, shard)
-
     def counts(self) -> DecodedCounts:
         """Return the counts so far."""
         with self._lock:
-            kept = self._kept
-            return DecodedCounts(
-                decoded_bytes=self._decoded_bytes,
-                delivered_bytes=round(kept.delivered_bytes),
-                chunks=self._chunks,
-                again=self._again,
-                memory_bytes=kept.memory_bytes,
-                disk_bytes=kept.disk_bytes,
-                most_memory_bytes=kept.most_memory_bytes,
-                most_disk_bytes=kept.most_disk_bytes,
-                max_bytes=self._max_bytes or 0,
-            )
+            return self._kept.counts(max_bytes=self._max_bytes or 0)
 
     # -- use
 
@@ -412,10 +395,7 @@ class DecodedChunks:
     def _add(self, group: _Group, number: int, kept: KeptChunk) -> None:
         """Add a decoded chunk, of which rows are taken. The caller holds the lock."""
         key = group.shard, number
-        if kept.size_bytes:
-            self._chunks += 1
-            self._decoded_bytes += kept.size_bytes
-        self._again += self._kept.add(key, kept)
+        self._kept.add(key, kept)
         self._kept.count_use(key, kept, group.rows[number][1])
         self._decoding.pop(key, None)
         if self._closed:
@@ -431,7 +411,7 @@ class DecodedChunks:
         self.memory.limit(-1 if self._closed else self.max_bytes - self._kept.memory_bytes)
         for file in waste:
             file.remove()
-        if self._again and not self._has_warned:
+        if self._kept.again and not self._has_warned:
             self._has_warned = True
             room = "the cache folder has no room for the rest" if self._files else _NO_CACHE
             _log.warning(
@@ -490,10 +470,3 @@ class _Group:
         self.size_bytes, self.is_view = size_bytes, is_view
         self.rows: dict[int, tuple[int, int]] = {}
         self.outcome: Outcome[dict[int, Any]] = Outcome()
-
-
-class ShardChunks(NamedTuple):
-    """The decoded chunks of one shard."""
-
-    store: DecodedChunks
-    shard: int

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.readers.byte_source import ByteSource
-    from penstock.readers.formats.chunk_cache import PendingFetch, ShardChunks
+    from penstock.readers.formats.chunk_cache import PendingFetch
     from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.types import Encoded
@@ -88,13 +88,13 @@ class ShardData:
         place: ShardPlace,
         *,
         fields: Sequence[str],
-        chunks: ShardChunks | None,
+        chunks: tuple[DecodedChunks, int] | None,
     ) -> None:
-        """Open the data of a shard. fields: those whose extents are kept. Raises
-        CorruptShardError."""
+        """Open the data of a shard. fields: those whose extents are kept. chunks: as in
+        `ShardEntry`. Raises CorruptShardError."""
         assert sidecar.extents is not None
         self._files, self._extents = sidecar.files, sidecar.extents
-        self._store, self._shard = chunks or DecodedChunks(max_bytes=0).of(0)
+        self._store, self._shard = chunks or (DecodedChunks(max_bytes=0), 0)
         self.decode_all, self.room = (
             partial(self._store.take, self._shard),
             self._store.memory.array,

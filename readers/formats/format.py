@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import ColumnCrop, Schema
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunk_cache import ShardChunks
+    from penstock.readers.formats.chunk_cache import DecodedChunks
     from penstock.readers.formats.open_shard import OpenShard, SampleLayout
     from penstock.readers.formats.shard_summary import Sums
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
@@ -45,7 +45,7 @@ class ShardEntry:
     facts that are recorded about its samples. layout: how the samples are stored. overhead_bytes:
     the most bytes that a pack's shard holds in addition to its samples; None if unknown. fields: of
     a shard of chunks, the fields whose bytes its blob holds. chunks: keeps the shard's decoded
-    chunks; None if they aren't kept, or if the shard has no chunks.
+    chunks, under this number; None if they aren't kept, or if the shard has no chunks.
     """
 
     name: bytes
@@ -55,7 +55,7 @@ class ShardEntry:
     layout: SampleLayout
     overhead_bytes: int | None
     fields: tuple[str, ...] = ()
-    chunks: ShardChunks | None = None
+    chunks: tuple[DecodedChunks, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

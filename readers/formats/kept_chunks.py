@@ -1,4 +1,5 @@
-"""Decide which decoded chunks are kept and for how long, without threads or files.
+"""Decide which decoded chunks are kept and for how long, without threads or files, and count the
+bytes that are read, decoded and delivered.
 
 The plan reads the rows of a window's chunks in random order, so a chunk is needed as often as it
 has rows. It is evicted after all of its rows were taken and a short grace period has passed. A job
@@ -13,15 +14,86 @@ any. A chunk for which there is no room is only counted, until it is decoded aga
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.readers.formats.chunk_files import ChunkFile
 
     Key = tuple[int, int]
     """A shard, and a number in it."""
+
+
+class ReadTally:
+    """Adds up the bytes that a dataset's batches read, from several threads.
+
+    One thread may read a chunk for several batches, and several threads may read one batch's large
+    samples. So `take` returns all bytes since its last call, whichever batch they were for, and the
+    sum over all calls is exact.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        """Count bytes that were read."""
+        with self._lock:
+            self._size_bytes += size_bytes
+
+    def take(self) -> int:
+        """Return the bytes counted since the last call."""
+        with self._lock:
+            size_bytes, self._size_bytes = self._size_bytes, 0
+            return size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedCounts:
+    """Counts of the decoded chunks of a dataset since it was opened.
+
+    decoded_bytes: of chunks, counted at each decoding. delivered_bytes: the part of them that was
+    read: a chunk's bytes per row, times the rows read. chunks: decodings. again: decodings of
+    chunks that were evicted before all of their rows were read. memory_bytes, disk_bytes: kept now,
+    in memory and in the cache folder. most_memory_bytes, most_disk_bytes: the most so far.
+    max_bytes: the limit of memory; 0 before the first chunk if the machine decides it.
+    """
+
+    decoded_bytes: int = 0
+    delivered_bytes: int = 0
+    chunks: int = 0
+    again: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    most_memory_bytes: int = 0
+    most_disk_bytes: int = 0
+    max_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Return the bytes decoded per byte delivered. It is 1.0 if each chunk is decoded once, and
+        before the first."""
+        return self.decoded_bytes / self.delivered_bytes if self.delivered_bytes else 1.0
+
+    def since(self, earlier: DecodedCounts) -> DecodedCounts:
+        """Return the counts of the time after `earlier`, of the same datasets."""
+        grown = {name: getattr(self, name) - getattr(earlier, name) for name in _GROWING}
+        return replace(self, **grown)
+
+
+_GROWING = ("decoded_bytes", "delivered_bytes", "chunks", "again")
+
+
+def sum_counts(several: Iterable[DecodedCounts]) -> DecodedCounts:
+    """Add up the counts of several datasets."""
+    each = list(several)
+    names = [field.name for field in fields(DecodedCounts)]
+    return DecodedCounts(**{name: sum(getattr(counts, name) for counts in each) for name in names})
+
 
 # As multiples of the rows taken while a window passes: a chunk whose rows were all taken is kept
 # for _GRACE of them, and an unused chunk is a remainder after _STALE of them, or after _SHORT if
@@ -57,9 +129,9 @@ class KeptChunk:
 class KeptChunks:
     """The chunks that are kept, by shard and number. Not thread-safe: the owner holds a lock.
 
-    memory_bytes, disk_bytes: that they take. delivered_bytes: of the rows that were taken. waste:
-    files of evicted chunks, to be removed by the owner. window_rows: rows that are taken while a
-    window passes; 0 if unknown.
+    The attributes of `DecodedCounts` but max_bytes are attributes of it. waste: files of evicted
+    chunks, to be removed by the owner. window_rows: rows that are taken while a window passes; 0 if
+    unknown.
     """
 
     def __init__(self) -> None:
@@ -70,6 +142,7 @@ class KeptChunks:
         self._left = self._taken = 0  # rows left in chunks; rows taken of all
         self._most_left = 0  # the most of `_left` so far
         self.memory_bytes = self.most_memory_bytes = self.disk_bytes = self.most_disk_bytes = 0
+        self.decoded_bytes = self.chunks = self.again = 0
         self.delivered_bytes = 0.0
         self.waste: list[ChunkFile] = []
         self.window_rows = 0
@@ -84,8 +157,13 @@ class KeptChunks:
 
     def find(self, key: Key) -> KeptChunk | None:
         """Return a chunk if it is kept."""
-        kept = self._memory.get(key) or self._rest.get(key)
+        kept = self.known(key)
         return None if kept is None or kept.value is None else kept
+
+    def counts(self, *, max_bytes: int) -> DecodedCounts:
+        """Return the counts so far. max_bytes: of memory."""
+        names = (field.name for field in fields(DecodedCounts) if field.name != "max_bytes")
+        return DecodedCounts(max_bytes=max_bytes, **{n: round(getattr(self, n)) for n in names})
 
     def make_room(self, size_bytes: int, *, most_bytes: int) -> bool:
         """Evict chunks that aren't needed any more until memory has room for another one. Return
@@ -99,13 +177,15 @@ class KeptChunks:
             self._drop(key)
         return True
 
-    def add(self, key: Key, kept: KeptChunk) -> bool:
-        """Add a chunk that was just decoded. Return True if rows of it were left when it was
-        decoded before, because there was no room for it."""
-        known = self.known(key)
-        is_again = known is not None and known.left > 0
-        if known is not None:
-            kept.left = known.left if is_again else kept.left
+    def add(self, key: Key, kept: KeptChunk) -> None:
+        """Add a chunk that was just decoded."""
+        if kept.size_bytes:
+            self.chunks += 1
+            self.decoded_bytes += kept.size_bytes
+        if (known := self.known(key)) is not None:
+            if known.left > 0:  # there was no room for it when it was decoded before
+                kept.left = known.left
+                self.again += 1
             self._drop(key)
         place = self._memory if kept.memory_bytes else self._rest
         place[key] = kept
@@ -115,7 +195,6 @@ class KeptChunks:
         self.disk_bytes += kept.disk_bytes
         self.most_memory_bytes = max(self.most_memory_bytes, self.memory_bytes)
         self.most_disk_bytes = max(self.most_disk_bytes, self.disk_bytes)
-        return is_again
 
     def count_use(self, key: Key, kept: KeptChunk, taken: int) -> None:
         """Count rows of a chunk that are taken. Call `expire` after those of a batch."""

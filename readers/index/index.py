@@ -180,7 +180,7 @@ class Index:
     def _open(self, shard: int, place: ShardPlace) -> OpenShard:
         entry, chunks = self.manifest.entry(shard, self._fields), self.chunks
         if chunks is not None:
-            entry = replace(entry, chunks=chunks.of(shard))
+            entry = replace(entry, chunks=(chunks, shard))
         return self.format.open(entry, lambda: self._sidecar(shard), place)
 
     def wanted_share(

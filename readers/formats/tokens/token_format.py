@@ -50,7 +50,7 @@ from penstock.readers.formats.tokens.token_sequences import (
     slice_documents,
     stream_parts,
 )
-from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.origin import left_out_for
 from penstock.readers.types import Rejection
 
@@ -109,18 +109,12 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
     Raises DatasetError if it is damaged or doesn't match its .bin file; errors of reading pass
     through.
     """
-    try:
-        with open_data_file(origin, entry) as file:
-            dtype, sequences, borders = _parse_header(file.read_at(0, _HEADER.size), entry)
-            content = file.read_at(0, entry.size_bytes)
+    where = f"this isn't the index of {printable(data.name)}: "
+    remedy = "Fetch or write both again, or remove them from the folder."
+    with refusing(entry, where, remedy=remedy), open_data_file(origin, entry) as file:
+        dtype, sequences, borders = _parse_header(file.read_at(0, _HEADER.size), entry)
+        content = file.read_at(0, entry.size_bytes)
         bounds = _parse_documents(content, dtype.itemsize, sequences, borders, data.size_bytes)
-    except ValueError as error:
-        if isinstance(error, DatasetError):
-            raise
-        raise DatasetError(
-            f"{printable(entry.name)}: this isn't the index of {printable(data.name)}: {error}. "
-            "Fetch or write both again, or remove them from the folder."
-        ) from error
     return TokenFile(
         entry=data,
         dtype=dtype.str,

@@ -10,7 +10,8 @@ from .array_forms import from_bits as from_bits
 from .boxes import Boxes as Boxes, BoxUnits as BoxUnits, Keypoints as Keypoints
 from .boxes import to_xyxy as to_xyxy
 from .boxes import untyped_places as untyped_places
-from .columns import Column as Column, ColumnCrop as ColumnCrop, DenseColumn as DenseColumn
+from .columns import ArrayColumn as ArrayColumn, Column as Column, ColumnCrop as ColumnCrop
+from .columns import DenseColumn as DenseColumn
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
 from .columns import joined_batches as joined_batches, joined_columns as joined_columns

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
+    Known = tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]
 
 AUTO_DTYPE = "auto"
 """Stands for the dtype of the stored data, until the index has settled it."""
@@ -108,11 +109,9 @@ class ArrayForm:
             shape = (len(samples), *self.fixed_shape)
             return DenseColumn(np.array(samples, self.dtype).reshape(shape))
         rest = self.rest
-        like = RaggedColumn(
-            np.empty((0, *(rest or ())), self.dtype),
-            np.zeros(1, np.int64),
-            None if rest is not None else np.zeros((0, len(self.shape)), np.int64),
-        )
+        shapes = None if rest is not None else np.zeros((0, len(self.shape)), np.int64)
+        nothing = np.empty((0, *(rest or ())), self.dtype)
+        like = RaggedColumn(nothing, np.zeros(1, np.int64), shapes)
         return RaggedColumn.of(samples, like=like)
 
 
@@ -275,12 +274,10 @@ def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeade
     return NpyHeader(codec=codec, shape=shape, start=file.tell())
 
 
-def check_array(
-    data: Encoded, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, field: str
-) -> Facts:
-    """Check an .npy file, and return its facts. Raises ValueError if it is bad. dtype, shape:
-    wanted, None for any. field: its name, for messages."""
-    header = accepted(read_npy_header(data))
+def check_array(data: Encoded, known: Known, *, field: str) -> Facts:
+    """Check an .npy file, and return its facts. Raises ValueError if it is bad. known: dtype and
+    shape that are wanted, None for any. field: its name, for messages."""
+    header, (dtype, shape) = accepted(read_npy_header(data)), known
     found = header.codec.native
     wanted = ArrayForm(found if dtype is None else dtype, header.shape if shape is None else shape)
     if found != wanted.dtype or not wanted.has(header.shape):

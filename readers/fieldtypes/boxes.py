@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
-from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes.columns import ArrayColumn, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.columns import Column
-    from penstock.readers.fieldtypes.field_type import Moves
+    from penstock.readers.fieldtypes.field_type import Moves, Size, Sizes
     from penstock.readers.types import Encoded
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
@@ -53,7 +53,7 @@ class _Points(FieldType):
     def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of all samples, shape (k, width), the sample of each, int64, (k,), and
         the offsets of the samples, int64, (n + 1,)."""
-        assert isinstance(column, DenseColumn | RaggedColumn), column
+        assert isinstance(column, ArrayColumn), column
         values = column.values.reshape(-1, self._width)
         if isinstance(column, DenseColumn):
             offsets = np.arange(len(column) + 1) * (column.values[:1].size // self._width)
@@ -64,7 +64,7 @@ class _Points(FieldType):
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check the header of an .npy file; `check_values` checks the numbers."""
         del max_pixels
-        facts = check_array(data, None, None, field=field)
+        facts = check_array(data, (None, None), field=field)
         accepted(self._check_form(CODECS[facts.codec].dtype, facts.shape))
         return replace(facts, shape=(*facts.shape, self._width)[:2])
 
@@ -78,9 +78,7 @@ class _Points(FieldType):
             f"{dtype.name} of shape {shape}"
         )
 
-    def check_values(
-        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
-    ) -> Rejection | None:
+    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
         """Return why a sample's rows are invalid, or None. size: also of each row's own image,
         shape (k, 2); 0 x 0 if unknown."""
         if (refusal := self._check_form(values.dtype, values.shape)) is not None:
@@ -132,9 +130,7 @@ class Boxes(_Points):
     def needs_size(self) -> bool:
         return self.is_normalised
 
-    def follow(
-        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
-    ) -> RaggedColumn:
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> RaggedColumn:
         """Return boxes as x1, y1, x2, y2 in pixels, float32."""
         stored, owner, offsets = self._rows(column)
         boxes = to_xyxy(stored, self.format)
@@ -181,9 +177,7 @@ class Keypoints(_Points):
     kind: ClassVar[str] = "keypoints"
     _width: ClassVar[int] = 2
 
-    def follow(
-        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
-    ) -> DenseColumn | RaggedColumn:
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return points as x, y in pixels, float32."""
         del size
         stored, owner, offsets = self._rows(column)
@@ -246,8 +240,7 @@ class BoxUnits:
             raise DatasetError(
                 f'"{name}": the first {seen} boxes, such as {_shown(shown[int(wrong.argmax())])}, '
                 f"don't have the unit of format={type.format!r}. Pass "
-                f'schema={{"{name}": Boxes(of="{type.of}", format="{other}")}}, or another form of '
-                '"xyxy", "xywh" and "cxcywh".'
+                f'schema={{"{name}": Boxes(of="{type.of}", format="{other}")}}.'
             )
 
 

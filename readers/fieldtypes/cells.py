@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes.array_forms import Known
+
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
 _NUMBER = re.compile(
@@ -136,13 +138,11 @@ def text_cell(value: Any) -> bytes:
         raise ValueError(reason) from None
 
 
-def array_cell(
-    value: Any, dtype: np.dtype[Any] | None, shape: tuple[int | None, ...] | None, *, is_text: bool
-) -> NDArray[Any]:
-    """Convert lists of numbers to an array. dtype, shape: None keeps those
-    of the lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
-    array = _array_of(_numbers(value) if is_text else value)
-    dtype = array.dtype if dtype is None else dtype
+def array_cell(value: Any, known: Known, *, is_text: bool) -> NDArray[Any]:
+    """Convert lists of numbers to an array. known: its dtype and shape, None keeps those of the
+    lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
+    array, (wanted, shape) = _array_of(_numbers(value) if is_text else value), known
+    dtype = array.dtype if wanted is None else wanted
     if shape is not None:
         form = ArrayForm(dtype, shape)
         if array.shape == (0,) and not form.empty.size:

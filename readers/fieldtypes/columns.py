@@ -150,7 +150,8 @@ class RaggedColumn:
         return RaggedColumn(values, offsets - offsets[0], shapes)
 
 
-Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
+ArrayColumn = DenseColumn | RaggedColumn
+Column = EncodedColumn | ArrayColumn | ListColumn
 
 
 def joined_columns(columns: Sequence[Any]) -> Column:
@@ -297,7 +298,7 @@ def put_parts(
 def cropped(column: Column, crop: ColumnCrop, *, rows: Ints | None = None) -> DenseColumn:
     """Return the parts of a column's samples as one array, with zeros for samples that aren't in
     rows. rows: samples that contain their part; None means all that aren't empty."""
-    assert isinstance(column, DenseColumn | RaggedColumn), type(column)
+    assert isinstance(column, ArrayColumn), type(column)
     if rows is None:
         rows = np.arange(len(column))
         if isinstance(column, RaggedColumn):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
-from penstock.readers.fieldtypes.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fieldtypes.columns import ArrayColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fieldtypes.verification import check_images, named_verify
 from penstock.readers.types import MAX_PIXELS, UNFIT, Facts, Rejection
 
@@ -45,11 +45,7 @@ def verify_for(
 
 
 def check_files(
-    samples: Spans,
-    schema: Schema,
-    *,
-    codecs: Mapping[str, str] | None = None,
-    max_pixels: int = MAX_PIXELS,
+    samples: Spans, schema: Schema, *, codecs: Mapping[str, str], max_pixels: int
 ) -> Checked:
     """Check the fields that need no decoder of images, each apart from the others. Returns the
     facts of each sample, or why it is bad; None if it lacks the field. codecs: of arrays without a
@@ -57,7 +53,7 @@ def check_files(
 
     def check(name: str, type: FieldType, data: Encoded) -> Facts | Rejection:
         try:
-            if codecs and name in codecs and type.form is not None:
+            if name in codecs and type.form is not None:
                 return bare_facts(data, type.form, codecs[name])
             return type.check(data, field=name, max_pixels=max_pixels)
         except ValueError as error:
@@ -90,7 +86,7 @@ def examine(
     them. verify: decodes images; None if the schema has none. checked: the result of `check_files`,
     if it was called. max_pixels: of an image or a mask.
     """
-    known = {**(checked or check_files(samples, schema, max_pixels=max_pixels))}
+    known = {**(checked or check_files(samples, schema, codecs={}, max_pixels=max_pixels))}
     for name in samples:
         if schema[name].is_image:
             known[name] = check_images(samples[name], verify, max_pixels=max_pixels)
@@ -168,7 +164,7 @@ class ValueChecks:
         found: dict[int, str] = {}
         for name, type in self._types.items():
             column = content.columns[name]
-            assert isinstance(column, DenseColumn | RaggedColumn), name
+            assert isinstance(column, ArrayColumn), name
             self._units.add(name, type, column.values)
             image = content.columns.get(type.reference or "")
             dims = image.dims if isinstance(image, EncodedColumn) else None

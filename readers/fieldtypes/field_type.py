@@ -34,8 +34,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
+    from penstock.readers.fieldtypes.array_forms import Known
+    from penstock.readers.fieldtypes.columns import ArrayColumn, Column
     from penstock.readers.types import Encoded
+
+    Size = tuple[int, int]
+    Sizes = Size | NDArray[np.int32]
 
 GROUP = "penstock.field_types"
 """The entry points of types that other packages provide."""
@@ -153,7 +157,7 @@ class FieldType:
         return None
 
     @property
-    def known(self) -> tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]:
+    def known(self) -> Known:
         """The dtype and the shape of arrays, None for what is known only after data were seen."""
         assert self.form is not None, self
         return self.form.dtype, self.form.shape
@@ -215,11 +219,9 @@ class FieldType:
 
     # How samples are checked and decoded.
 
-    def check(
-        self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS
-    ) -> Facts | Rejection:
+    def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check a file that holds one sample completely, and return its facts. Raises ValueError if
-        it is bad; a Rejection that is returned counts as well.
+        it is bad.
 
         Encoded samples are decoded; arrays must be .npy files of the type's form. field: its name,
         for messages. max_pixels: of an image or a mask.
@@ -227,7 +229,7 @@ class FieldType:
         if self.is_encoded:
             self.decoder(max_pixels=max_pixels)(data)
             return Facts.of(data, codec=self.codec)
-        return check_array(data, *self.known, field=field)
+        return check_array(data, self.known, field=field)
 
     def check_head(self, head: bytes) -> Rejection | None:
         """Return why bytes that begin so can't be a sample, or None, so that the rest isn't read.
@@ -235,9 +237,7 @@ class FieldType:
         del head
         return None
 
-    def check_values(
-        self, values: NDArray[Any], size: tuple[int, int] | NDArray[np.int32] | None = None
-    ) -> Rejection | None:
+    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
         """Return why the values of one sample are invalid, or None. They have the type's form.
 
         values: as stored. size: height and width of the image to which they belong, None if it is
@@ -314,9 +314,7 @@ class FieldType:
         """Return True if `follow` needs the size of an image that isn't moved."""
         return False
 
-    def follow(
-        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
-    ) -> DenseColumn | RaggedColumn:
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the values of a batch where the pixels of their images will be.
 
         column: as `column` returned it. moves: of the images; None if no recipe changes them, or
@@ -346,7 +344,7 @@ class FieldType:
             text = text_cell(value)
             self.decoder()(np.frombuffer(text, np.uint8))
             return text
-        array = array_cell(value, *self.known, is_text=is_text)
+        array = array_cell(value, self.known, is_text=is_text)
         return self.check_values(array) or array
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:

@@ -38,14 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.columns import Column
-    from penstock.readers.fieldtypes.field_type import Moves
+    from penstock.readers.fieldtypes.field_type import Moves, Size
     from penstock.readers.types import Encoded
-
-TOO_WIDE = (
-    "a mask of more than 8 bits, but the schema wants uint8: give its field the type "
-    'Mask(of=…, dtype="int32")'
-)
-"""The reason if class numbers don't fit a field whose dtype is settled."""
 
 _TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
 _CODECS = ("png", "tiff", "bmp", "pnm")
@@ -103,7 +97,10 @@ class Mask(FieldType):
         shape (height, width)."""
         classes = _classes(payload, _codec_of(payload), max_pixels=max_pixels)
         if self.dtype == "uint8" and classes.dtype != np.uint8:
-            raise ValueError(TOO_WIDE)
+            raise ValueError(
+                "a mask of more than 8 bits, but the schema wants uint8: give its field the type "
+                'Mask(of=…, dtype="int32")'
+            )
         return classes.astype(_INT32, copy=False) if self.dtype == "int32" else classes
 
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
@@ -113,9 +110,7 @@ class Mask(FieldType):
     def needs_size(self) -> bool:
         return True
 
-    def follow(
-        self, column: Column, moves: Moves | None, *, size: tuple[int, int] | None
-    ) -> DenseColumn:
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> DenseColumn:
         """Return the masks as (n, height, width), of the widest dtype of the batch if it isn't
         settled."""
         masks: Sequence[Any] = [column.sample(row) for row in range(len(column))]
@@ -259,11 +254,8 @@ def masks_by_name(
     likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
     others = [name for name in images if name not in likely]
     if len(others) != 1:
-        return {}, [
-            f'"{name}" is read as pictures, as there are several images: for masks name the '
-            f'image, schema={{"{name}": Mask(of="{others[0]}")}}'
-            for name in (likely if others else ())
-        ]
+        several = "is read as pictures, as there are several images: for masks pass schema="
+        return {}, [f'"{n}" {several}{{"{n}": Mask(of="{others[0]}")}}' for n in likely if others]
     notes = []
     for name in likely:
         lossy = [f".{each}" for each in sorted({*extensions[name]} - _LOSSLESS)]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fieldtypes.array_forms import Known
+
 _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
 _INT64 = np.dtype(np.int64)
 
@@ -213,19 +215,16 @@ class Array(FieldType):
         """Return the array that also holds one more sample: lengths that differ become None. Raises
         ValueError for another dtype or number of dimensions."""
         found = CODECS[facts.codec].native
-        if so_far is None:
+        form = so_far.form if so_far is not None else None
+        if form is None:
             return self.completed(found.name, facts.shape)
-        assert isinstance(so_far, Array), so_far
-        dtype, shape = so_far.known
-        assert shape is not None, so_far
-        if dtype != found or len(shape) != len(facts.shape):
-            raise ValueError(advice(field, so_far.dtype, shape, of=so_far.of))
-        if self.shape is not None:
-            return so_far
-        return replace(so_far, shape=widened(shape, facts.shape))
+        if form.dtype != found or len(form.shape) != len(facts.shape):
+            raise ValueError(advice(field, form.dtype.name, form.shape, of=self.of))
+        shape = widened(form.shape, facts.shape) if self.shape is None else self.shape
+        return replace(self, dtype=found.name, shape=shape)
 
     @property
-    def known(self) -> tuple[np.dtype[Any] | None, tuple[int | None, ...] | None]:
+    def known(self) -> Known:
         return None if self.dtype == AUTO_DTYPE else np.dtype(self.dtype), self.shape
 
 

@@ -51,12 +51,11 @@ class Schema(Mapping[str, FieldType]):
         for name, type in fields.items():
             of, wanted = type.reference, type.refers_to
             found = fields.get(of) if isinstance(of, str) else None
-            if of is None or wanted is None or (found is not None and found.kind == wanted):
-                continue
-            raise ConfigError(
-                f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
-                f"{named_type(wanted).__name__}. Fields: {list(fields)}."
-            )
+            if of is not None and wanted is not None and (found is None or found.kind != wanted):
+                raise ConfigError(
+                    f'schema["{name}"]: got {type!r}, but "{of}" is no field of type '
+                    f"{named_type(wanted).__name__}. Fields: {list(fields)}."
+                )
 
     def __getitem__(self, name: str) -> FieldType:
         return self._fields[name]
@@ -262,11 +261,11 @@ def check_selection(
     for field in fields:
         name = base_name(field)
         if name not in schema and not is_number(field, schema):
-            if why := (left_out or {}).get(name):
-                raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
             hint = "; labels need one sub-folder per class" if field == LABEL else ""
             if has_reasons:
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
+            if why := (left_out or {}).get(name):
+                hint = f" ({field!r} can't be a field: {why})"
             raise ConfigError(
                 f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."
             )

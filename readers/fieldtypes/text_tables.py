@@ -113,10 +113,7 @@ def csv_table(data: bytes, *, source: str) -> TextTable:
             f"{source}, line {reader.line_num}: isn't CSV ({error}). Cells may have at most "
             f"{csv.field_size_limit():,} characters; double each double quote in a quoted cell."
         ) from error
-    cells = zip(*rows, strict=True) if rows else ([] for _ in names)
-    columns = {
-        name: [cell or None for cell in column] for name, column in zip(names, cells, strict=True)
-    }
+    columns = {name: [row[i] or None for row in rows] for i, name in enumerate(names)}
     return TextTable(source=source, columns=columns, places=lines, is_text=True)
 
 
@@ -149,10 +146,7 @@ def json_value(text: str | bytes, *, what: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            f"{what}: isn't JSON ({error}). Wanted one object, such as "
-            '{"file_name": "a.jpg", "label": 3}.'
-        ) from error
+        raise DatasetError(f"{what}: isn't JSON ({error}). Correct or remove it.") from error
 
 
 def object_table(
@@ -369,7 +363,7 @@ def _add(found: TableFields, table: TextTable, name: str, given: FieldType | Non
         return type
     names: tuple[str, ...] = ()
     if type.is_class and not type.class_names:
-        names = _class_names(table, values, name, found)
+        names = _class_names(table, name, found)
         type = ClassLabel(names) if names else type
     read = type.cell_reader(is_text=table.is_text)
     cells: list[Any] = [None] * len(values)
@@ -404,10 +398,9 @@ def _add(found: TableFields, table: TextTable, name: str, given: FieldType | Non
     return None
 
 
-def _class_names(
-    table: TextTable, values: Sequence[Any], name: str, found: TableFields
-) -> tuple[str, ...]:
+def _class_names(table: TextTable, name: str, found: TableFields) -> tuple[str, ...]:
     """Return the sorted names of the classes, if the values are texts; empty for numbers."""
+    values = table.columns[name]
     texts = {value for value in values if isinstance(value, str)}
     if table.is_text and all(isinstance(number_of(text), int) for text in texts):
         return ()

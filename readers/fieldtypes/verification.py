@@ -272,15 +272,15 @@ def check_images(
     """Check the structure of each image, decode it fully, and return its facts or why it is bad.
     Samples that are missing or rejected already stay as they are."""
     found: list[Any] = [*samples]
-    for row, sample in enumerate(found):
+    images: dict[int, Encoded] = {}
+    for row, sample in enumerate(samples):
         if isinstance(sample, np.ndarray):
             codec = sniff(sample[:IMAGE_HEAD_BYTES].tobytes())
-            wrong = check_jpeg(sample) if codec == "jpeg" else codec
-            found[row] = wrong if isinstance(wrong, Rejection) else sample
-    good = [row for row, sample in enumerate(found) if isinstance(sample, np.ndarray)]
-    images = [found[row] for row in good]
-    for row, image, verdict in zip(good, images, _verdicts(images, verify), strict=True):
-        found[row] = verdict
+            found[row] = check_jpeg(sample) if codec == "jpeg" else codec
+            if not isinstance(found[row], Rejection):
+                images[row] = sample
+    for row, verdict in zip(images, _verdicts([*images.values()], verify), strict=True):
+        found[row], image = verdict, images[row]
         if isinstance(verdict, ImageFacts):
             height, width = verdict.height, verdict.width
             facts = Facts.of(image, shape=(height, width, verdict.channels), codec=verdict.codec)

@@ -153,6 +153,8 @@ def test_damaged_files_are_rejected() -> None:
 
 def test_masks_too() -> None:
     schema = Schema({"image": ImageField(), "mask": Mask(of="image")})
-    (verdict,) = check_files({"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema)["mask"]
+    (verdict,) = check_files(
+        {"mask": [np.frombuffer(ZIPPED, np.uint8)]}, schema, codecs={}, max_pixels=2**27
+    )["mask"]
     assert isinstance(verdict, Rejection)
     assert "doesn't decode" in verdict.reason

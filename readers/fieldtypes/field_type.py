@@ -136,7 +136,7 @@ class FieldType:
         super().__init_subclass__(**options)
         kind = cls.__dict__.get("kind")
         if kind is not None:
-            is_free = _MODULES.get(str(kind), cls.__module__) == cls.__module__
+            is_free = str(kind) not in _MODULES or cls.__module__.startswith(f"{__package__}.")
             if not (_KIND.fullmatch(str(kind)) and is_free):
                 raise ConfigError(
                     f"{cls.__name__}: got kind={kind!r}, wanted lower-case letters, digits, _, . "
@@ -411,11 +411,10 @@ class FieldType:
 
 
 _MODULES = {
-    **dict.fromkeys(("image", "audio", "video", "text", "bytes"), f"{__package__}.media"),
-    **dict.fromkeys(("value", "array", "tokens"), f"{__package__}.number_types"),
-    **dict.fromkeys(("class_label", "multi_label"), f"{__package__}.number_types"),
-    "mask": f"{__package__}.masks",
-    **dict.fromkeys(("boxes", "keypoints"), f"{__package__}.boxes"),
+    **dict.fromkeys(("image", "audio", "video", "text", "bytes"), "media"),
+    **dict.fromkeys(("value", "array", "tokens", "class_label", "multi_label"), "number_types"),
+    "mask": "masks",
+    **dict.fromkeys(("boxes", "keypoints"), "boxes"),
 }
 _KNOWN: dict[str, type[FieldType]] = {}
 
@@ -425,7 +424,7 @@ def named_type(kind: str) -> type[FieldType]:
     package. Raises ValueError for text that isn't a kind, and MissingDependencyError for a kind
     that no package provides."""
     if kind in _MODULES:
-        import_module(_MODULES[kind])
+        import_module(f"{__package__}.{_MODULES[kind]}")
     if kind in _KNOWN:
         return _KNOWN[kind]
     if not _KIND.fullmatch(kind):

@@ -42,7 +42,7 @@ class Text(FieldType):
             return str(payload.data, "utf-8")
         except UnicodeDecodeError as error:
             wrong = f"0x{payload[error.start]:02X} at byte {error.start}"
-            raise ValueError(f"not UTF-8 but another encoding ({wrong}): convert it") from None
+            raise ValueError(f"not UTF-8 text ({wrong}): convert it") from None
 
     def returned(self, value: Any) -> str:
         text = str(FieldType.returned(self, value))

@@ -185,9 +185,7 @@ class Array(FieldType):
         if isinstance(shape, Sequence) and not isinstance(shape, str) and is_shape(shape):
             object.__setattr__(self, "shape", tuple(shape))
         elif shape is not None:
-            raise ConfigError(
-                f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any."
-            )
+            raise ConfigError(f"Array: got shape={shape!r}, wanted lengths, None for any.")
 
     @property
     def form(self) -> ArrayForm | None:

@@ -30,6 +30,7 @@ BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_
 
 # Normalised numbers may exceed 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01
+_CORNERS = np.array([1, 0, 1, 0])  # width, height, width, height of (height, width)
 
 
 class _Points(FieldType):
@@ -135,8 +136,8 @@ class Boxes(_Points):
         stored, owner, offsets = self._rows(column)
         boxes = to_xyxy(stored, self.format)
         if self.is_normalised:
-            height, width = size or (0, 0) if moves is None else (s[owner] for s in moves.size)
-            boxes *= np.stack(np.broadcast_arrays(width, height, width, height), axis=-1)
+            sides = np.array(size if moves is None else moves.size, np.float32).T[..., _CORNERS]
+            boxes *= sides if moves is None else sides[owner]
         if moves is not None:
             boxes = moves.move_boxes(boxes, owner)
         return RaggedColumn(boxes, offsets)

@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
+from penstock.readers.types import accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known
+    from penstock.readers.types import Encoded, Rejection
+
+    Check = Callable[[NDArray[Any]], Rejection | None]
 
 # As JSON writes them: digits after a leading zero are a name ("007"), not a number.
 _INTEGER = re.compile(r"\s*[+-]?(?:0|[1-9][0-9]*)\s*")
@@ -127,20 +131,23 @@ def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
     return [part.strip() for part in text.split(separator) if part.strip()]
 
 
-def text_cell(value: Any) -> bytes:
-    """Convert a text to UTF-8."""
+def text_cell(value: Any, *, decode: Callable[[Encoded], Any]) -> bytes:
+    """Convert a text to UTF-8 that decodes."""
     if not isinstance(value, str):
         raise ValueError(f"{shorten(value)} isn't a text")
     try:
-        return value.encode()
+        text = value.encode()
     except UnicodeEncodeError:
         reason = f"{shorten(value)} holds half of a character (a lone surrogate)"
         raise ValueError(reason) from None
+    decode(np.frombuffer(text, np.uint8))
+    return text
 
 
-def array_cell(value: Any, known: Known, *, is_text: bool) -> NDArray[Any]:
+def array_cell(value: Any, *, known: Known, check: Check, is_text: bool) -> NDArray[Any]:
     """Convert lists of numbers to an array. known: its dtype and shape, None keeps those of the
-    lists. is_text: of a CSV, as JSON or as numbers between spaces, commas or semicolons."""
+    lists. check: returns why it is invalid. is_text: of a CSV, as JSON or as numbers between
+    spaces, commas or semicolons."""
     array, (wanted, shape) = _array_of(_numbers(value) if is_text else value), known
     dtype = array.dtype if wanted is None else wanted
     if shape is not None:
@@ -151,7 +158,9 @@ def array_cell(value: Any, known: Known, *, is_text: bool) -> NDArray[Any]:
             raise ValueError(f"{shorten(value)} has shape {array.shape}, wanted {shape}")
     if array.dtype != dtype and not (array.size == 0 or fits(dtype, array)):
         raise ValueError(f"{shorten(value)} doesn't fit into {dtype.name}")
-    return array.astype(dtype, copy=False)
+    array = array.astype(dtype, copy=False)
+    accepted(check(array))
+    return array
 
 
 def _array_of(value: Any) -> NDArray[Any]:

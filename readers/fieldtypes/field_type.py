@@ -18,6 +18,7 @@ import contextlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast, dataclass_transform
@@ -336,20 +337,19 @@ class FieldType:
         """Convert the value of a table's cell to a sample: bytes if encoded, else a number or an
         array. Raises ValueError, whose message is a reason against the row; a Rejection that is
         returned counts as well. is_text: the value is text of a CSV."""
-        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
-
-        if self.number is not None:
-            return number_cell(value, self.number, is_text=is_text)
-        if self.is_encoded:
-            text = text_cell(value)
-            self.decoder()(np.frombuffer(text, np.uint8))
-            return text
-        array = array_cell(value, self.known, is_text=is_text)
-        return self.check_values(array) or array
+        return self.cell_reader(is_text=is_text)(value)
 
     def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
         """Return the function that converts the values of one column. It raises ValueError."""
-        return lambda value: accepted(self.cell(value, is_text=is_text))
+        from penstock.readers.fieldtypes.cells import array_cell, number_cell, text_cell
+
+        if type(self).cell is not FieldType.cell:
+            return lambda value: accepted(self.cell(value, is_text=is_text))
+        if self.number is not None:
+            return partial(number_cell, dtype=self.number, is_text=is_text)
+        if self.is_encoded:
+            return partial(text_cell, decode=self.decoder())
+        return partial(array_cell, known=self.known, check=self.check_values, is_text=is_text)
 
     def can_hold(self, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> bool:
         """Return True if stored arrays of a dtype and shape can be samples of the type. Numbers of

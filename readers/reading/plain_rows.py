@@ -33,8 +33,8 @@ MAX_MAPS = 2**12
 _MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
 _MAX_INDEXED_BYTES = 2**15  # larger rows are read faster one by one than by an index expression
 _LEAST_UNIT_BYTES = 64
-"""Rows that lie at multiples of such a unit are copied unit by unit, by `take`, which writes into
-the batch; smaller units take longer than an index expression, which makes a copy first."""
+"""Rows whose distances are multiples of such a unit are copied unit by unit, by `take`, which
+writes into the batch; smaller units take longer than an index expression, which makes a copy."""
 _STEP_BYTES = 2**17
 """Rows that an index expression copies at once: its own copy stays in the processor's cache."""
 
@@ -147,10 +147,11 @@ class PlainRows:
             plain = shard.strided(name) if place is None else _cells(shard, place[0])
             if plain is None or plain.row_bytes > _MAX_ROW_BYTES:
                 return None
-            unit = _lowest_bit(plain.data.ctypes.data | plain.stride_bytes | plain.row_bytes)
+            like = self._plain.setdefault(name, plain)
+            apart = plain.data.ctypes.data - like.data.ctypes.data
+            unit = _lowest_bit(apart | plain.stride_bytes | plain.row_bytes)
             if plain.row_bytes > _MAX_INDEXED_BYTES and unit < _LEAST_UNIT_BYTES:
                 return None
-            like = self._plain.setdefault(name, plain)
             if plain.layout != like.layout:
                 return None
             assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -125,16 +126,17 @@ def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.M
         assert all(last[shard] is first[shard] for shard in first)
 
 
+@pytest.mark.parametrize(("shape", "shard_bytes"), [((4, 3), 1024), ((96, 96), 400_000)])
 def test_rows_of_packs_are_plain_once_they_are_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], shard_bytes: int
 ) -> None:
     source, count = tmp_path / "source", 60
     source.mkdir()
     with (source / "metadata.jsonl").open("w") as lines:
         for number in range(count):
-            np.save(source / f"{number}.npy", np.full((4, 3), number, np.float32))
+            np.save(source / f"{number}.npy", np.full(shape, number, np.float32))
             lines.write(json.dumps({"file_name": f"{number}.npy", "label": number % 7}) + "\n")
-    pack(source, tmp_path / "pack", shard_bytes=1024)
+    pack(source, tmp_path / "pack", shard_bytes=shard_bytes)
     by_shard = list[int]()
     of = BatchRows.of
 
@@ -152,7 +154,7 @@ def test_rows_of_packs_are_plain_once_they_are_checked(
             for name in ("array", "label"):
                 assert found.columns[name].values.dtype == wanted[name].values.dtype
                 np.testing.assert_array_equal(found.columns[name].values, wanted[name].values)
-            assert found.bytes_read == 48 * count
+            assert found.bytes_read == 4 * math.prod(shape) * count
         assert len(by_shard) == 1  # blocks that were read once are checked
 
 

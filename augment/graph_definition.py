@@ -47,9 +47,12 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
-    last = len(plan.recipe.geometries) - 1
-    one_pass = _is_one_pass(plan, inputs)
-    for number, geometry in enumerate(plan.recipe.geometries):
+    recipe, last = plan.recipe, len(plan.recipe.geometries) - 1
+    # One compiled pass may do the last resize, the flip, Normalize and HWC to CHW.
+    is_last = recipe.dtype != "uint8" and not recipe.pixels and "upend" not in inputs
+    has_room = nodes.fits_planes(recipe.shape)
+    one_pass = is_last and has_room and _is_compiled(plan, recipe.geometries[last])
+    for number, geometry in enumerate(recipe.geometries):
         if geometry.padding is not None:  # a window that may reach outside the image
             window = inputs[f"anchor{number}"], inputs[f"extent{number}"]
             fill: Any = {"out_of_bounds_policy": "pad", "fill_values": [geometry.padding.fill]}
@@ -59,19 +62,19 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
     if "upend" in inputs:
         images = fn.flip(images, horizontal=0, vertical=inputs["upend"])
-    for placed in plan.recipe.pixels:
+    for placed in recipe.pixels:
         if "mirror" in inputs and not placed.op.commutes_with_flips:
             images = fn.flip(images, horizontal=inputs.pop("mirror"))
-        images = placed.node(images, inputs, plan.recipe.image)
-    dtype = plan.recipe.dtype
-    if one_pass or (plan.recipe.erasing and dtype == "float16"):
+        images = placed.node(images, inputs, recipe.image)
+    dtype = recipe.dtype
+    if one_pass or (recipe.erasing and dtype == "float16"):
         dtype = "float32"  # DALI's Erase doesn't support float16 on the GPU
     if not one_pass:
-        images = _last_pass(plan.recipe, images, inputs, dtype)
-    for erasing in plan.recipe.erasing:
-        images = erasing.node(images, inputs, plan.recipe.image)
-    if plan.recipe.dtype != dtype:
-        images = fn.cast(images, dtype=nodes.dali_type(plan.recipe.dtype))
+        images = _last_pass(recipe, images, inputs, dtype)
+    for erasing in recipe.erasing:
+        images = erasing.node(images, inputs, recipe.image)
+    if recipe.dtype != dtype:
+        images = fn.cast(images, dtype=nodes.dali_type(recipe.dtype))
     return (images,)
 
 
@@ -123,14 +126,6 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
             # One decoder for all, with the CPU's chroma upsampling.
             options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
     return options
-
-
-def _is_one_pass(plan: GraphPlan, inputs: dict[str, Any]) -> bool:
-    """Return True if one compiled pass does the last resize, the flip, Normalize and HWC to CHW."""
-    recipe = plan.recipe
-    has_room = nodes.fits_planes(recipe.shape)
-    is_last = recipe.dtype != "uint8" and not recipe.pixels and "upend" not in inputs
-    return _is_compiled(plan, recipe.geometries[-1]) and is_last and has_room
 
 
 def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:

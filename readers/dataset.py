@@ -302,7 +302,7 @@ class Dataset(Source):
     @property
     def cache_folder(self) -> str | None:
         """The user's cache folder; None if there is none."""
-        return self._scratch.folder() if self._scratch.is_kept else None
+        return self._scratch.path
 
     @property
     def remote(self) -> Remote | None:

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-from crc32c import crc32c
 
-from penstock.readers.byte_source import (
-    NO_BYTES,
-    ByteSource,
-    LocalFile,
-    changed_file_error,
-    open_file,
-    unreadable_file_error,
-)
+from penstock.readers.byte_source import NO_BYTES, ByteSource, FileSpan, LocalFile
 from penstock.readers.files import below, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache import IndexChangedError
     from penstock.cache.base import ReadMode
     from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
     from penstock.readers.types import Encoded
@@ -35,54 +26,7 @@ if TYPE_CHECKING:
 # files, none is mapped, because reading them costs less.
 _MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
 
-STEP_BYTES = 4 * 2**20
-"""Bytes that are read, then checksummed while they are in the processor's cache. Smaller steps
-would be a little faster (256 KiB: 3 %), but a thread needs the GIL between two steps, which a
-training loop may hold for milliseconds."""
-
 _BYTES = np.dtype(np.uint8)
-
-
-class FileSpan(NamedTuple):  # creating a frozen dataclass takes a microsecond more
-    """Bytes [start, start + size_bytes) of a file, which are read later, directly into the memory
-    in which they are needed. name: for messages. is_rest: True if the file must end with them; the
-    call that reads the end notices a file that has grown.
-
-    Methods raise IndexChangedError if the file is gone or has another size, DatasetError and
-    ReadError if it can't be read.
-    """
-
-    path: bytes
-    name: bytes
-    start: int
-    size_bytes: int
-    is_rest: bool = False
-
-    def copy(self, slot: Encoded) -> int:
-        """Fill a slot with the bytes and return their CRC-32C."""
-        crc, fd = 0, open_file(self.path, self.name)
-        try:
-            for at in range(0, len(slot), STEP_BYTES):
-                crc = self._copy_step(fd, slot[at : at + STEP_BYTES], at, crc)
-        except OSError as error:
-            raise unreadable_file_error(self.path, error) from error
-        finally:
-            os.close(fd)
-        return crc
-
-    def _copy_step(self, fd: int, slot: Encoded, begin: int, crc: int) -> int:
-        size_bytes, view, offset = len(slot), slot.data, self.start + begin
-        beyond = bytearray(self.is_rest and begin + size_bytes == self.size_bytes)
-        got = os.preadv(fd, [view, beyond], offset)
-        while 0 < got < size_bytes and (new := os.preadv(fd, [view[got:], beyond], offset + got)):
-            got += new
-        if got != size_bytes:
-            raise self._changed("more" if got > size_bytes else os.fstat(fd).st_size)
-        return int(crc32c(slot, crc))
-
-    def _changed(self, now: int | str) -> IndexChangedError:
-        had = self.start + self.size_bytes
-        return changed_file_error(self.name, f"it had {had} bytes and now has {now}")
 
 
 class LooseFiles(ByteSource):

@@ -66,8 +66,7 @@ class RemoteShards:
         for part, count in parts:
             local = np.full(count, _LOCAL, np.int64)
             own = part or cls(datasets=(), dataset=local, number=local)
-            is_local = own.dataset == _LOCAL
-            found.append(np.where(is_local, _LOCAL, own.dataset + len(datasets)))
+            found.append(np.where(own.dataset == _LOCAL, _LOCAL, own.dataset + len(datasets)))
             numbers.append(own.number)
             datasets += own.datasets
         if not datasets:

@@ -240,8 +240,9 @@ def masks_by_name(
     extensions: Mapping[str, Iterable[str]],
     *,
     given: Collection[str] = (),
-) -> tuple[dict[str, Mask], list[str]]:
-    """Choose the fields that are masks by their names, and note each decision as a sentence.
+) -> tuple[dict[str, Mask], list[str], list[str]]:
+    """Choose the fields that are masks by their names. Return them, a sentence for each decision,
+    and one for each other field whose name is that of masks.
 
     A mask's name is or ends in "mask" or "seg", it has lossless files, and it belongs to the only
     other image. With several other images no mask is chosen. One lossless file suffices: lossy
@@ -252,19 +253,24 @@ def masks_by_name(
     """
     images = [name for name, type in types.items() if type.is_image]
     likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
-    others = [name for name in images if name not in likely]
-    if len(others) != 1:
-        several = "is read as pictures, as there are several images: for masks pass schema="
-        return {}, [f'"{n}" {several}{{"{n}": Mask(of="{others[0]}")}}' for n in likely if others]
+    pictures = [name for name in images if name not in likely]
+    if len(pictures) != 1:
+        likely, pictures = [], images
     notes = []
     for name in likely:
         lossy = [f".{each}" for each in sorted({*extensions[name]} - _LOSSLESS)]
         doubt = f", which {', '.join(lossy)} files can't hold" if lossy else ""
         notes.append(
-            f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
-            f'pixel{doubt}. For pictures pass schema={{"{name}": Image()}}'
+            f'"{name}" is read as masks of "{pictures[0]}", by its name: a class number for each '
+            f'pixel{doubt}. For pictures pass schema={{"{name}": Image()}}.'
         )
-    return dict.fromkeys(likely, Mask(of=others[0])), notes
+    doubts = [
+        f'"{name}" is read as pictures. If they are masks, their files must be lossless, and pass '
+        f'schema={{"{name}": Mask(of="{pictures[0]}")}}.'
+        for name in pictures[1:]
+        if name not in given and is_mask_name(name, ())
+    ]
+    return dict.fromkeys(likely, Mask(of=pictures[0])) if likely else {}, notes, doubts
 
 
 def is_mask_name(name: str, extensions: Iterable[str]) -> bool:

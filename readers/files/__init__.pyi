@@ -2,8 +2,8 @@ from . import mapped_files as mapped_files
 from .atomic import locked as locked, make_folder as make_folder, temp_name as temp_name
 from .atomic import write_bytes as write_bytes, write_error as write_error, write_json as write_json
 from .atomic import write_whole as write_whole
-from .flat_tables import BYTE as BYTE, CONTINUES as CONTINUES, FlatTable as FlatTable
-from .flat_tables import metadata_of as metadata_of
+from .ipc import BYTE as BYTE, CONTINUES as CONTINUES, FlatTable as FlatTable
+from .ipc import metadata_of as metadata_of
 from .ipc import LazyColumn as LazyColumn, batch_head_end as batch_head_end
 from .ipc import footer_start as footer_start, metadata as metadata, only_batch as only_batch
 from .ipc import write_batch as write_batch

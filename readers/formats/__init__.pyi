@@ -11,7 +11,7 @@ from .array_windows import (
 )
 from .array_windows import windows_of as windows_of
 from .block_format import Block as Block, BlockFormat as BlockFormat
-from .candidates import Candidates as Candidates, Grouping as Grouping
+from .candidates import Candidates as Candidates, cut_at as cut_at
 from .candidates import Spans as Spans, part_bounds as part_bounds
 from .candidates import virtual_shards as virtual_shards
 from .chunk_cache import ChunkMemory as ChunkMemory

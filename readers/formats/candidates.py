@@ -12,6 +12,7 @@ import hashlib
 import logging
 import warnings
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import Storage
     from penstock.readers.origin import Entry, LeftOut
+
+    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 
@@ -61,47 +64,24 @@ def part_bounds(sizes: ArrayLike, *, target_bytes: int | None = None) -> NDArray
     return np.append(first, len(ends)).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
-    """Positions in a listing, grouped by shard.
-
-    order: positions, int64, shape (n,). bounds: where each shard starts and ends in `order`, int64,
-    shape (shards + 1,).
-    """
-
-    order: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-
-    @property
-    def shards(self) -> int:
-        """Return the number of shards."""
-        return len(self.bounds) - 1
-
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return map(self.positions, range(self.shards))
-
-    def positions(self, shard: int) -> NDArray[np.int64]:
-        """Return the positions of one shard, int64, shape (its samples,)."""
-        return self.order[self.bounds[shard] : self.bounds[shard + 1]]
+def cut_at(order: Ints, bounds: Sequence[int]) -> list[Ints]:
+    """Cut positions into contiguous groups. bounds: where each starts, and where the last ends."""
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
-_NO_SHARDS = Grouping(order=np.empty(0, np.int64), bounds=np.zeros(1, np.int64))
-
-
-def group_positions(groups: NDArray[np.int64]) -> Grouping:
+def group_positions(groups: Ints) -> list[Ints]:
     """Group positions by number, keeping their order inside a group. Numbers that don't occur are
     left out."""
-    order = np.argsort(groups, kind="stable")
+    order = np.argsort(groups, kind="stable").astype(np.int64)
     counts = np.bincount(groups) if len(groups) else np.empty(0, np.int64)
-    ends = np.cumsum(counts[counts > 0], dtype=np.int64)
-    return Grouping(order=order.astype(np.int64), bounds=np.concatenate(([0], ends)))
+    return cut_at(order, [0, *np.cumsum(counts[counts > 0]).tolist()])
 
 
 # Part of the index format: with another salt, every folder would have another order.
 _GROUP_SALT = b"penstock-group-1"
 
 
-def virtual_shards(names: Sequence[bytes], sizes: ArrayLike, *, shard_bytes: int) -> Grouping:
+def virtual_shards(names: Sequence[bytes], sizes: ArrayLike, *, shard_bytes: int) -> list[Ints]:
     """Group samples into about total bytes / shard_bytes shards, by a hash of their names.
 
     The grouping depends on names and sizes alone. It is computed before any file is checked, so
@@ -156,10 +136,10 @@ class Candidates:
     that spans lie in, by number. names: of the samples, below the dataset's root, for messages and
     quarantines. spans: of each field whose bytes lie in files. values: of every other field,
     already known (labels, values of a table or a JSON file). present: which samples have a value,
-    for fields that some samples lack, bool, shape (n,). shards: the candidates of each shard,
-    including empty shards. shard_bytes: the mean size to which shards were cut; None if the data
-    determine the shards. quarantined: entries that can't be candidates. passed_over: files that
-    belong to no sample, counted by extension. chunked: shards of chunks, described by their
+    for fields that some samples lack, bool, shape (n,). shards: the positions of the candidates of
+    each shard, including empty shards. shard_bytes: the mean size to which shards were cut; None if
+    the data determine the shards. quarantined: entries that can't be candidates. passed_over: files
+    that belong to no sample, counted by extension. chunked: shards of chunks, described by their
     metadata; there are no candidates then, because no sample is examined. left_out: the reason why
     data isn't a field, by the name that the field would have. unnamed: samples that are left out
     without a quarantine entry, by reason. max_pixels: of an image or a mask.
@@ -167,8 +147,8 @@ class Candidates:
     A listing also has these, until `grouped` uses them. shard_of: the number of each sample's file,
     which is its shard, ascending, int64, shape (n,); None groups the samples by a hash of their
     names, into shards of about shard_bytes, by default 64 MiB. rejected: the reason for each
-    rejected sample, by number. notes: one sentence for each decision. hints: one for each decision
-    that may be wrong. unread: one for each thing that isn't read though it seems to be meant.
+    rejected sample, by number. notes: one sentence for each decision. unread: one for each decision
+    that may be wrong, and for each thing that isn't read though it seems to be meant.
     """
 
     schema: Schema
@@ -176,7 +156,7 @@ class Candidates:
     names: Sequence[bytes] = ()
     spans: Mapping[str, Spans] = field(default_factory=dict)
     values: Mapping[str, Column] = field(default_factory=dict)
-    shards: Grouping = _NO_SHARDS
+    shards: Sequence[Ints] = ()
     shard_bytes: int | None = None
     quarantined: Sequence[QuarantineEntry] = ()
     passed_over: Mapping[str, int] = field(default_factory=dict)
@@ -188,7 +168,6 @@ class Candidates:
     shard_of: NDArray[np.int64] | None = None
     rejected: Mapping[int, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    hints: Sequence[str] = ()
     unread: Sequence[str] = ()
 
     @classmethod
@@ -245,7 +224,6 @@ class Candidates:
         """Select some candidates for a worker: they form one shard, in this order."""
         used = (spans.files[positions].tolist() for spans in self.spans.values())
         numbers = {number for files in used for number in files} - {MISSING}
-        count = len(positions)
         return replace(
             self,
             files={number: self.files[number] for number in numbers},
@@ -254,7 +232,7 @@ class Candidates:
             values={name: column.take(positions) for name, column in self.values.items()},
             present={name: each[positions] for name, each in self.present.items()},
             shard_of=None if self.shard_of is None else self.shard_of[positions],
-            shards=Grouping(order=np.arange(count), bounds=np.array([0, count])),
+            shards=[np.arange(len(positions))],
             quarantined=(),
             passed_over={},
             chunked=(),
@@ -282,8 +260,6 @@ class Candidates:
         """Log the decisions, and warn of what is left out. url: of the dataset."""
         for note in self.notes:
             _log.info("%s: %s", url, note.removeprefix(f"{url}: "))
-        for hint in self.hints:
-            _log.warning("%s: %s", url, hint)
         if self.unread:
             text = " ".join(self.unread).replace(f"{url}: ", "")
             warnings.warn(f"{url}: {text}", PenstockWarning, stacklevel=9)
@@ -317,7 +293,7 @@ class Candidates:
             shards = virtual_shards(self.names, np.sum(sizes), shard_bytes=shard_bytes)
         else:
             bounds = np.searchsorted(self.shard_of, np.arange(len(self.files) + 1))
-            shards = Grouping(order=np.arange(len(self)), bounds=bounds)
+            shards = cut_at(np.arange(len(self)), bounds.tolist())
         types = {n: given.get(n, t) if n in self.spans else t for n, t in self.schema.items()}
         return replace(
             self,
@@ -328,7 +304,6 @@ class Candidates:
             present={name: each for name, each in self.present.items() if not each.all()},
             shard_of=None,
             notes=(),
-            hints=(),
             unread=(),
         )
 

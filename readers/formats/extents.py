@@ -16,16 +16,16 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
+from penstock.cache.base import Segment
 from penstock.readers.files import printable
 from penstock.readers.formats.shard_summary import MAX_SHARD_BYTES, FieldSummary, ShardSummary, Sums
-from penstock.readers.origin import Entry, segment
+from penstock.readers.origin import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
-    from penstock.cache.base import Segment
     from penstock.readers.fieldtypes import Schema
 
     Ints = NDArray[np.int64]
@@ -78,8 +78,7 @@ class ShardFiles:
 
     def segments(self) -> Sequence[Segment]:
         """Return the files as objects of a blob."""
-        rows = zip(self.names, self.sizes.tolist(), self.versions, strict=True)
-        return tuple(segment(*row) for row in rows)
+        return tuple(entry.segment for entry in self.entries())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -247,10 +246,10 @@ class BlobExtents:
             elif size:
                 found.append((file, start, start + size))
         return tuple(
-            segment(
-                files.names[file],
-                end - start,
-                versions[file],
+            Segment(
+                path=os.fsdecode(files.names[file]),
+                size_bytes=end - start,
+                version=versions[file] or None,
                 start=start,
                 object_bytes=int(files.sizes[file]),
             )

@@ -82,7 +82,7 @@ class SpanListing(ABC):
         if identity and not own:
             return
         together = self.candidates(workers=workers)
-        more = together.shards.shards - total
+        more = len(together.shards) - total
         numbers = map(self.files.index, own) if identity else range(number, number + more + 1)
         for each in numbers:
             yield together, each

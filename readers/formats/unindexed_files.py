@@ -25,7 +25,6 @@ from penstock.readers.byte_source import LocalFile, changed_file_error, unreadab
 from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.origin import LocalFolder, RemoteFolder
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Rejection
 
     Part = tuple[Entry, int, int]
     Load = Callable[[Sequence[int], Sequence[int]], list[Encoded]]
@@ -66,8 +65,6 @@ class DataFile:
         end = min(offset + size_bytes, self._entry.size_bytes)
         if offset >= end:
             return b""
-        if not self._window_bytes:
-            return self._load([offset], [end])[0].tobytes()
         if not self._start <= offset <= end <= self._start + len(self._window):
             stop = min(max(end, offset + self._window_bytes), self._entry.size_bytes)
             (window,) = self._load([offset], [stop])
@@ -82,26 +79,20 @@ class DataFile:
 def _checked(
     parts: Sequence[Part], types: Sequence[FieldType], load: LoadParts
 ) -> list[Encoded | Rejection]:
-    """Read parts of files that may be samples of these types. A Rejection replaces a part whose
-    first bytes rule it out; a large one isn't read completely then."""
-    heads = [
-        (file, start, start + type.head_bytes)
+    """Read parts of files that may be samples of these types. A Rejection replaces a large part
+    whose first bytes rule it out, which isn't read completely then."""
+    heads = {
+        number: (file, start, start + type.head_bytes)
+        for number, ((file, start, end), type) in enumerate(zip(parts, types, strict=True))
         if type.head_bytes and end - start > _SMALL_BYTES
-        else (file, start, end)
-        for (file, start, end), type in zip(parts, types, strict=True)
-    ]
-    samples: list[Encoded | Rejection] = []
-    for data, type in zip(load(heads) if heads else (), types, strict=True):
-        refusal = type.check_head(data[: type.head_bytes].tobytes())
-        samples.append(data if refusal is None else refusal)
-    rest = [
-        i
-        for i, part in enumerate(parts)
-        if heads[i] != part and not isinstance(samples[i], Rejection)
-    ]
-    for i, data in zip(rest, load([parts[i] for i in rest]) if rest else (), strict=True):
-        samples[i] = data
-    return samples
+    }
+    refused: dict[int, Rejection] = {}
+    for number, head in zip(heads, load([*heads.values()]) if heads else (), strict=True):
+        if (refusal := types[number].check_head(head.tobytes())) is not None:
+            refused[number] = refusal
+    rest = [part for number, part in enumerate(parts) if number not in refused]
+    found = iter(load(rest) if rest else ())
+    return [refused[number] if number in refused else next(found) for number in range(len(parts))]
 
 
 @contextlib.contextmanager

@@ -252,7 +252,7 @@ class IndexBuilder:
         bad: list[QuarantineEntry] = []
         check_units(candidates)
         settling = Settling(candidates.schema)
-        shards = unread = list(candidates.shards)
+        shards = unread = candidates.shards
         facts = {p: reusable_facts(candidates, p, each) for p, each in (known or {}).items()}
         if facts:
             unread = [each[[p not in facts for p in each.tolist()]] for each in shards]
@@ -341,7 +341,7 @@ class IndexBuilder:
         layout = layout or candidates.layout
         if candidates.chunked:
             return _chunked_part(candidates, number, layout)
-        positions = candidates.shards.positions(number)
+        positions = candidates.shards[number]
         (checked,) = self._check(candidates, [positions])
         return self._part(candidates, positions, checked, layout)
 

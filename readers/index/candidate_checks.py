@@ -265,8 +265,7 @@ def check_task(data: DatasetDescription, candidates: Candidates, verify: str | N
     """Check the samples of one shard, on one thread of a worker. data: the candidates' dataset.
     verify: the name of a decoder; None means the installed one. Raises errors of reading."""
     origin, _ = data.open_files()
-    shards = list(candidates.shards)
-    (checked,) = check_here(origin, candidates, shards, verify=verify, workers=1)
+    (checked,) = check_here(origin, candidates, candidates.shards, verify=verify, workers=1)
     return checked
 
 

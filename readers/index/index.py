@@ -9,6 +9,7 @@ cache.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
-from penstock.cache.base import BlobSource, refuse_shortage
+from penstock.cache.base import BlobSource, Segment, refuse_shortage
 from penstock.readers.fieldtypes import image_fields
 from penstock.readers.files import OWN_FOLDER, printable
 from penstock.readers.local_place import LocalPlace
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Segment, Traffic
+    from penstock.cache.base import Traffic
     from penstock.cache.blobs import Remote
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, ShardPlace, Sidecar
@@ -217,14 +218,13 @@ class Index:
     def source(self, shard: int) -> BlobSource:
         """Describe a shard of a remote dataset as a blob, without I/O. Reading its segments may
         fetch its sidecar and raise FetchError or CorruptShardError."""
-        from penstock.readers.origin import segment
-
         manifest, origin = self.manifest, cast("RemoteFolder", self.origin)
         name, size_bytes = manifest.names[shard], int(self.shard_bytes[shard])
         segments: Sequence[Segment]
         if self.is_self_contained:
             # No version: the fill records the etag of the first answer, and the sums are checked.
-            segments, uri = (segment(name, size_bytes, ""),), origin.uri(name)
+            uri, path = origin.uri(name), os.fsdecode(name)
+            segments = (Segment(path=path, size_bytes=size_bytes, version=None),)
         else:
             segments = _LazySegments(
                 lambda: self._sidecar(shard).segments(self._fields),

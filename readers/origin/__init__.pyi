@@ -14,16 +14,15 @@ from .left_out import left_out_total as left_out_total
 from .left_out import no_good_sample_message as no_good_sample_message, percent as percent
 from .left_out import quarantine_lines as quarantine_lines
 from .locating import locate as locate
-from .listed_files import Entry as Entry
-from .origin import LocalFolder as LocalFolder, Origin as Origin
-from .remote_folder import RemoteFolder as RemoteFolder, segment as segment
+from .origin import Entry as Entry, LocalFolder as LocalFolder, Origin as Origin
+from .remote_folder import RemoteFolder as RemoteFolder
 from .scratch import Scratch as Scratch
 from .unreadable import check_layout as check_layout
 from .unreadable import check_splits as check_splits, check_store as check_store
 from .unreadable import field_of as field_of, may_be_image as may_be_image
 from .unreadable import is_prose as is_prose, not_a_folder_message as not_a_folder_message
 from .unreadable import not_found_message as not_found_message, role_of as role_of
-from .unreadable import warn_of_left_out as warn_of_left_out
-from .urls import Url as Url, check_url as check_url
-from .urls import NOT_FOUND as NOT_FOUND, local_path as local_path, show as show
-from .urls import cannot_examine as cannot_examine, status_of as status_of
+from .unreadable import unread_files as unread_files
+from .origin import Url as Url, check_url as check_url
+from .origin import NOT_FOUND as NOT_FOUND, local_path as local_path, show as show
+from .origin import cannot_examine as cannot_examine, status_of as status_of

@@ -10,24 +10,16 @@ import itertools
 import math
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
-from penstock.cache import ConfigError, DatasetNotFoundError, ordered
-from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable, unsafe_reason
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from penstock.readers.origin.listed_files import Entry
+from penstock.cache import ConfigError
+from penstock.readers.files import INDEX_SUFFIX, is_passed_over, unsafe_reason
 
 MAX_NAMES = 1_000_000
 """A pattern that stands for more files than this is taken for a typing error."""
 
-_AT_ONCE = 16  # concurrent requests to a store
 _LONGEST_NAME = 255
 _LONGEST_STEM = 128
 
@@ -37,14 +29,10 @@ _CHOICE = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 # Compressed tars and parts are included: opening them raises an error with advice.
 _TAR = re.compile(r".\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz|tbz2?|txz|tzst)$", re.I)
 _ONE_FILE = re.compile(r".\.(npy|npz|parquet|parq|pq|arrow|feather|ipc|bin|idx)$", re.I)
-_WILDCARD = re.compile(r"[*?]")
+WILDCARD = re.compile(r"[*?]")
 _SET_IN_NAME = re.compile(r"\[[^\]/]+\][^/]*\.\w+$")
 _SET_IN_PART = re.compile(r"\[[^\]]+\]")
-_EVERYTHING = "**"
-
-Answer = TypeVar("Answer")
-Listed = tuple[str, "Entry | None"]
-"""The name of a file, and its entry if the listing contains it."""
+EVERYTHING = "**"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +50,7 @@ class FileSelection:
     @cached_property
     def is_listed(self) -> bool:
         """Return True if a part has wildcards, so that the folder must be listed."""
-        return not self.is_one and any(map(_has_wildcard, self.parts))
+        return not self.is_one and any(map(has_wildcard, self.parts))
 
     @property
     def key(self) -> str:
@@ -90,15 +78,15 @@ class FileSelection:
         return ending.encode() if ending.isascii() and ending.isalnum() else b"files"
 
 
-def _has_wildcard(pattern: str) -> bool:
+def has_wildcard(pattern: str) -> bool:
     """Return True if a pattern must be matched against listed names: it has * or ?, or [a-z] in a
     file's name."""
-    return bool(_WILDCARD.search(pattern) or _SET_IN_NAME.search(pattern))
+    return bool(WILDCARD.search(pattern) or _SET_IN_NAME.search(pattern))
 
 
-def _is_magic(part: str) -> bool:
+def is_magic(part: str) -> bool:
     """Return True if one part of a pattern can match several names."""
-    return bool(_WILDCARD.search(part) or _SET_IN_PART.search(part))
+    return bool(WILDCARD.search(part) or _SET_IN_PART.search(part))
 
 
 def is_tar_name(name: str) -> bool:
@@ -118,7 +106,7 @@ def _has_braces(text: str) -> bool:
 
 def is_pattern(text: str) -> bool:
     """Return True if the path of a URL is a pattern of files, not a folder."""
-    return _has_wildcard(text) or _has_braces(text)
+    return has_wildcard(text) or _has_braces(text)
 
 
 def one_file(name: str) -> FileSelection:
@@ -137,7 +125,7 @@ def of_names(names: list[str]) -> FileSelection:
     if len(set(parts)) < len(parts):
         raise ConfigError(f"url: {shown!r} names a file twice. Give each file once.")
     for part in parts:
-        if any(_EVERYTHING in each and each != _EVERYTHING for each in part.split("/")):
+        if any(EVERYTHING in each and each != EVERYTHING for each in part.split("/")):
             raise ConfigError(
                 f"url: got {part!r}, but ** stands for whole folders only. Wanted "
                 "data/**/*.parquet, or data/*.parquet for one folder."
@@ -173,87 +161,10 @@ def _choices(group: str, pattern: str) -> list[str]:
     return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]
 
 
-class Tree(Protocol):
-    """The part of an Origin that lists its folders. Names are joined by "/", below its root."""
-
-    url: str
-    is_local: ClassVar[bool]
-
-    def list_one(self, folder: str) -> tuple[list[Listed], list[str]]: ...
-    def list_below(self, folder: str) -> Iterable[Listed]: ...
-    def entry(self, name: bytes) -> Entry | None: ...
-
-
-def select_files(tree: Tree, selection: FileSelection) -> list[Listed]:
-    """List the files that a selection names, in its order. The files that match one pattern are
-    sorted by name.
-
-    *, ? and [a-z] stand for a part of a name between two slashes, ** for any number of folders.
-    Hidden files and indexes are skipped unless the pattern names them. Raises DatasetNotFoundError
-    if nothing matches or a file doesn't exist, ConfigError if a file is named twice or existing are
-    too many, and the errors of the listing.
-    """
-    url, is_listed = tree.url, selection.is_listed
-    # A name may contain brackets too.
-    named = [part for part in selection.parts if not (is_listed and _WILDCARD.search(part))]
-    entries = _each(tree, lambda name: tree.entry(os.fsencode(name)), named)
-    existing = dict(zip(named, entries, strict=True))
-    plain = [part for part in named if not (is_listed and _has_wildcard(part))]
-    missing = [part for part in plain if existing[part] is None]
-    if missing:
-        few = ", ".join(printable(os.fsencode(name)) for name in missing[:3])
-        raise DatasetNotFoundError(
-            f"{url}: {len(missing):,} of {len(plain):,} files don't exist "
-            f"({few}{', …' if len(missing) > 3 else ''}). Fetch them, or list only files that "
-            "exist. To join datasets that are folders, use concat([…])."
-        )
-    found: list[Listed] = []
-    for part in selection.parts:
-        file = existing.get(part)
-        fitting = _matches(tree, part) if file is None else [(part, file)]
-        if not fitting:
-            raise DatasetNotFoundError(
-                f"{url}: no file matches {part!r}. Check the pattern: * stands for a part of a "
-                "name within one folder, ** for any number of folders. Folders don't match."
-            )
-        found += fitting
-    name, count = Counter(name for name, _ in found).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"url: {url} names {name!r} twice. Give each file once.")
-    return found
-
-
-def _each(tree: Tree, ask: Callable[[str], Answer], names: Sequence[str]) -> list[Answer]:
-    """Return the answer about each name. A store answers several at the same time."""
-    if tree.is_local or len(names) < 2:
-        return [ask(name) for name in names]
-    return list(ordered(ask, names, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
-
-
-def _matches(tree: Tree, pattern: str) -> list[Listed]:
-    parts = pattern.split("/")
-    is_deep = _EVERYTHING in parts
-    folders, listed = [""], list[Listed]()
-    for part in parts[: parts.index(_EVERYTHING) if is_deep else -1]:
-        if _is_magic(part):
-            names = zip(folders, _each(tree, tree.list_one, folders), strict=True)
-            found = [_joined(folder, name) for folder, (_, inside) in names for name in inside]
-            folders = [each for each in found if _is_match(each.rpartition("/")[2], [part])]
-        else:
-            folders = [_joined(folder, part) for folder in folders]
-    if is_deep:
-        listed += (file for folder in folders for file in tree.list_below(folder))
-    else:
-        listed += (file for files, _ in _each(tree, tree.list_one, folders) for file in files)
-    matching = [each for each in listed if _is_match(each[0], parts)]
-    if len(matching) > MAX_NAMES:
-        raise ConfigError(
-            f"url: {pattern!r} matches {len(matching):,} files, wanted {MAX_NAMES:,} at most."
-        )
-    return sorted(matching, key=lambda each: os.fsencode(each[0]))
-
-
-def _is_match(name: str, parts: list[str]) -> bool:
+def is_match(name: str, parts: list[str]) -> bool:
+    """Return True if the name of a file matches a pattern, which is given by its parts between
+    slashes. *, ? and [a-z] stand for a part of a name between two slashes, ** for any number of
+    folders. Hidden files and indexes only match if the pattern names them."""
     return _fits(name.split("/"), parts) and unsafe_reason(os.fsencode(name)) is None
 
 
@@ -261,23 +172,19 @@ def _is_hidden(part: str) -> bool:
     return is_passed_over(os.fsencode(part))
 
 
-def _joined(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
-
-
 def _fits(name: list[str], pattern: list[str]) -> bool:
     """Return True if a name matches a pattern and has no hidden part that the pattern doesn't name.
     Both are given by their parts between slashes."""
     if not (name and pattern):
         return not (name or pattern)
-    if pattern[0] == _EVERYTHING:
+    if pattern[0] == EVERYTHING:
         rest = pattern[1:] or ["*"]
-        firsts = range(len(name)) if _EVERYTHING in rest else range(len(name) - len(rest) + 1)[-1:]
+        firsts = range(len(name)) if EVERYTHING in rest else range(len(name) - len(rest) + 1)[-1:]
         return any(
             _fits(name[first:], rest) and not any(map(_is_hidden, name[:first])) for first in firsts
         )
     first, part = name[0], pattern[0]
-    may_be_hidden = part.startswith(".") or not _is_magic(part)
+    may_be_hidden = part.startswith(".") or not is_magic(part)
     return (
         fnmatchcase(first, part)
         and (may_be_hidden or not _is_hidden(first))

@@ -7,28 +7,135 @@ need not be UTF-8, and a name that a remote store returned never becomes a local
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
-from penstock.cache import DatasetNotFoundError
+from penstock.cache import ConfigError, DatasetNotFoundError, ReadError, ordered, redact
+from penstock.cache.base import Segment, machine_remedy
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.listed_files import Entry, RootNames
-from penstock.readers.origin.urls import NOT_FOUND, cannot_examine, status_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection, Listed
-
-T = TypeVar("T")
+    from penstock.readers.origin.file_selection import FileSelection
 
 _log = logging.getLogger("penstock")
+
+OneUrl = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Url = OneUrl | list[OneUrl] | tuple[OneUrl, ...]
+"""A folder, a file, a pattern of files, or a list of files and patterns of one store."""
+
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+
+
+def check_url(url: Url) -> None:
+    """Raise ConfigError for a list that can't be a list of files."""
+    if not isinstance(url, list | tuple):
+        return
+    from penstock.readers.origin.file_selection import MAX_NAMES
+
+    if not 1 <= len(url) <= MAX_NAMES:
+        raise ConfigError(f"url: got a list of {len(url):,}, wanted 1 to {MAX_NAMES:,} files.")
+    for each in url:
+        if not isinstance(each, str | bytes | os.PathLike):
+            raise ConfigError(f"url: got {each!r} in a list, wanted paths or URLs of files.")
+
+
+def local_path(url: OneUrl) -> bytes | None:
+    """Return the path of a local URL (no scheme, or file://), None for any other."""
+    if not isinstance(url, str):
+        return os.fsencode(url)
+    scheme = SCHEME.match(url)
+    if scheme is None and not ("::" in url and "://" in url):
+        return os.fsencode(url)
+    if scheme and scheme[1].lower() in ("file", "local") and "::" not in url:
+        return os.fsencode(url[scheme.end() :])
+    return None
+
+
+def show(url: Url) -> str:
+    """Format a URL for messages, without credentials."""
+    if isinstance(url, list | tuple):
+        more = f" and {len(url) - 1:,} more" if len(url) > 1 else ""
+        return f"{show(url[0])}{more}" if url else "[]"
+    return redact(url) if isinstance(url, str) else os.fsdecode(os.fspath(url))
+
+
+NOT_FOUND = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""The errors that mean that a path doesn't exist. Any other error (EIO, ESTALE, EACCES …) leaves
+that unknown; ignoring it would change the dataset or its index."""
+
+
+def status_of(path: bytes | str) -> os.stat_result | None:
+    """Return the status of a path, or None if it doesn't exist. Raises ReadError if that is
+    unknown; os.path.isfile and the like would return False."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno in NOT_FOUND:
+            return None
+        raise cannot_examine(os.fsencode(path), error) from error
+
+
+def cannot_examine(path: bytes, error: OSError, *, is_folder: bool = False) -> ReadError:
+    """Return the error for a path that can't be examined, or for a folder that can't be listed."""
+    problem = "the folder can't be listed" if is_folder else "can't be examined"
+    remedy = machine_remedy(error) or (
+        "Check that the mount works, and that this user may read the file and the folders above it."
+    )
+    return ReadError(
+        f"{printable(path)}: {problem} ({error.strerror or error}). {remedy}", errno=error.errno
+    )
+
+
+_AT_ONCE = 16  # concurrent requests to a store
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file in a listing. name: relative to the root. mtime_ns: 0 for a remote file. version: an
+    etag or the like, "" if unknown."""
+
+    name: bytes
+    size_bytes: int
+    mtime_ns: int
+    version: str
+
+    @property
+    def identity(self) -> str:
+        """Return 32 hex digits that change with every fact of the entry."""
+        facts = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
+        return hashlib.sha256(facts + self.name).hexdigest()[:32]
+
+    @property
+    def segment(self) -> Segment:
+        """Describe the file as an object of a blob."""
+        path, version = os.fsdecode(self.name), self.version or None
+        return Segment(path=path, size_bytes=self.size_bytes, version=version)
+
+
+Listed = tuple[str, Entry | None]
+"""The name of a file, and its entry if the listing contains it."""
+
+
+class RootNames(NamedTuple):
+    """The names of the files and folders at a dataset's root, or of the files its URL selects."""
+
+    files: tuple[bytes, ...]
+    folders: tuple[bytes, ...]
 
 
 class Origin(ABC):
@@ -83,8 +190,8 @@ class Origin(ABC):
 
     @abstractmethod
     def load(
-        self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str
-    ) -> T:
+        self, name: bytes, parse: Callable[[bytes], Answer], *, size_bytes: int | None, version: str
+    ) -> Answer:
         """Parse a small file below the root. A remote one is fetched as a whole, and again if its
         copy in the cache is damaged. parse: gets the path of the local file. Raises FetchError, and
         the errors of parse."""
@@ -105,7 +212,7 @@ class Origin(ABC):
         """
         if self._names is None:
             files, folders = listed = self._list()
-            self._names = RootNames(files=tuple(n for n, _ in files), folders=tuple(folders))
+            self._names = RootNames(tuple(name for name, _ in files), tuple(folders))
             # Stores list a page at a time, so the call of `entries` that follows uses this listing.
             self._kept = None if self.is_local else listed
         return self._names
@@ -134,13 +241,76 @@ class Origin(ABC):
         """List the files of the root, sorted, or of the selection, in its order, and the folders at
         the root. An entry is None if the listing doesn't contain it."""
         if self.selection is not None:
-            from penstock.readers.origin.file_selection import select_files
-
-            found = select_files(self, self.selection)
+            found = self._selected(self.selection)
             return [(os.fsencode(name), entry) for name, entry in found], []
         files, folders = self.list_one("")
         named = [(os.fsencode(name), entry) for name, entry in files if name]
         return sorted(named, key=lambda each: each[0]), sorted(map(os.fsencode, folders))
+
+    def _selected(self, selection: FileSelection) -> list[Listed]:
+        """List the files that a selection names, in its order. The files that match one pattern are
+        sorted by name."""
+        from penstock.readers.origin.file_selection import WILDCARD, has_wildcard
+
+        is_listed = selection.is_listed
+        # A name may contain brackets too.
+        named = [part for part in selection.parts if not (is_listed and WILDCARD.search(part))]
+        entries = self._each(lambda name: self.entry(os.fsencode(name)), named)
+        existing = dict(zip(named, entries, strict=True))
+        plain = [part for part in named if not (is_listed and has_wildcard(part))]
+        missing = [part for part in plain if existing[part] is None]
+        if missing:
+            few = ", ".join(printable(os.fsencode(name)) for name in missing[:3])
+            raise DatasetNotFoundError(
+                f"{self.url}: {len(missing):,} of {len(plain):,} files don't exist "
+                f"({few}{', …' if len(missing) > 3 else ''}). Fetch them, or list only files that "
+                "exist. To join datasets that are folders, use concat([…])."
+            )
+        found: list[Listed] = []
+        for part in selection.parts:
+            file = existing.get(part)
+            fitting = self._matching(part) if file is None else [(part, file)]
+            if not fitting:
+                raise DatasetNotFoundError(
+                    f"{self.url}: no file matches {part!r}. Check the pattern: * stands for a part "
+                    "of a name within one folder, ** for any number of folders. Folders don't "
+                    "match."
+                )
+            found += fitting
+        name, count = Counter(name for name, _ in found).most_common(1)[0]
+        if count > 1:
+            raise ConfigError(f"url: {self.url} names {name!r} twice. Give each file once.")
+        return found
+
+    def _matching(self, pattern: str) -> list[Listed]:
+        """List the files that match a pattern, sorted by name."""
+        from penstock.readers.origin.file_selection import EVERYTHING, MAX_NAMES, is_magic, is_match
+
+        parts, folders = pattern.split("/"), [""]
+        is_deep = EVERYTHING in parts
+        for part in parts[: parts.index(EVERYTHING) if is_deep else -1]:
+            if is_magic(part):
+                names = zip(folders, self._each(self.list_one, folders), strict=True)
+                found = [(_joined(above, name), name) for above, (_, n) in names for name in n]
+                folders = [folder for folder, name in found if is_match(name, [part])]
+            else:
+                folders = [_joined(above, part) for above in folders]
+        if is_deep:
+            listed = (file for folder in folders for file in self.list_below(folder))
+        else:
+            listed = (file for files, _ in self._each(self.list_one, folders) for file in files)
+        matching = [each for each in listed if is_match(each[0], parts)]
+        if len(matching) > MAX_NAMES:
+            raise ConfigError(
+                f"url: {pattern!r} matches {len(matching):,} files, wanted {MAX_NAMES:,} at most."
+            )
+        return sorted(matching, key=lambda each: os.fsencode(each[0]))
+
+    def _each(self, ask: Callable[[str], Answer], names: Sequence[str]) -> list[Answer]:
+        """Return the answer about each name. A store answers several at the same time."""
+        if self.is_local or len(names) < 2:
+            return [ask(name) for name in names]
+        return list(ordered(ask, names, workers=_AT_ONCE, ahead=2 * _AT_ONCE, name="list"))
 
     @abstractmethod
     def list_one(self, folder: str) -> tuple[list[Listed], list[str]]:
@@ -194,8 +364,8 @@ class LocalFolder(Origin):
         return [name + ending for name in names if is_trusted(name + ending, self.root)]
 
     def load(
-        self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str
-    ) -> T:
+        self, name: bytes, parse: Callable[[bytes], Answer], *, size_bytes: int | None, version: str
+    ) -> Answer:
         del size_bytes, version
         return parse(os.path.join(self.root, name))
 
@@ -272,6 +442,10 @@ class LocalFolder(Origin):
                 (folders if _leads_to_folder(each) else files).append(each.name)
             yield folder, found.st_mtime_ns, files, folders
             waiting += [(os.path.join(folder, name), above | {identity}) for name in folders]
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _leads_to_folder(entry: os.DirEntry[bytes]) -> bool:

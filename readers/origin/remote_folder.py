@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, redact
-from penstock.cache.base import BlobSource, Segment, blob_key
+from penstock.cache.base import BlobSource, blob_key
 from penstock.readers.files import printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
 from penstock.readers.origin.dataset_place import index_url, options_scope
-from penstock.readers.origin.listed_files import Entry
-from penstock.readers.origin.origin import Origin
+from penstock.readers.origin.origin import Entry, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.blobs import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.file_selection import FileSelection, Listed
+    from penstock.readers.origin.file_selection import FileSelection
+    from penstock.readers.origin.origin import Listed
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import Encoded
 
@@ -180,7 +180,7 @@ class RemoteFolder(Origin):
         return BlobSource(
             key=self.archive_key(entry.identity),
             uri=self.uri(entry.name),
-            segments=(segment(entry.name, entry.size_bytes, entry.version),),
+            segments=(entry.segment,),
             size_bytes=entry.size_bytes,
         )
 
@@ -197,17 +197,3 @@ class RemoteFolder(Origin):
 def _entry(found: ObjectInfo) -> Entry:
     name = os.fsencode(found.path)
     return Entry(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
-
-
-def segment(
-    name: bytes, size_bytes: int, version: str, *, start: int = 0, object_bytes: int | None = None
-) -> Segment:
-    """Describe a file below the root, or a range of one, as a segment of a blob. version: "" if
-    unknown."""
-    return Segment(
-        path=os.fsdecode(name),
-        size_bytes=size_bytes,
-        version=version or None,
-        start=start,
-        object_bytes=object_bytes,
-    )

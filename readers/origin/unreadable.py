@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from penstock.cache import DatasetError, DatasetNotFoundError, PenstockWarning
+from penstock.cache import DatasetError, DatasetNotFoundError
 from penstock.readers.files import IMAGES, KINDS, extension, kind_of, printable, stem
 
 if TYPE_CHECKING:
@@ -105,30 +104,8 @@ _TABLES = _LIST_TABLES | {"json", "parquet", "xlsx", "xml"}
 _DATA = (KINDS.keys() - IMAGES) | _TABLES.union(
     _TABLE_FORMATS, _STORE_OF.keys() - {"zip", "db"}, ("npz", "zarray", "zgroup", "idx", "bin")
 )
-_OTHER_FILES = frozenset(
-    (
-        "md",
-        "rst",
-        "html",
-        "pdf",
-        "log",
-        "yaml",
-        "yml",
-        "toml",
-        "ini",
-        "cfg",
-        "py",
-        "sh",
-        "zip",
-        "db",
-        "bak",
-        "tmp",
-        "lnk",
-        "url",
-        "orig",
-        "xmp",
-    )
-)
+_NO_DATA = "md rst html pdf log yaml yml toml ini cfg py sh zip db bak tmp lnk url orig xmp"
+_OTHER_FILES = frozenset(_NO_DATA.split())
 # Names of texts about a dataset: alone they don't make a dataset of texts.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
 _SIDES = frozenset(("left", "right"))
@@ -262,27 +239,24 @@ def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[st
     return f"To read them together, paired by name, pass fields={{{shown}}}. "
 
 
-def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Counter[str]:
-    """Warn of files of known kinds that belong to no sample. Return their number by extension.
+def unread_files(names: Iterable[bytes], *, labelled: bool) -> tuple[Counter[str], list[str]]:
+    """Count files of known kinds that belong to no sample by extension. Return a sentence about
+    them, too, if there are any.
 
     names: of files that are no sample and have no sample's name.
     """
     strange = [name for name in names if extension(name) in _DATA and kind_of(name) != "text"]
     kinds = Counter(map(extension, strange))
-    if not kinds:
-        return kinds
     listed = ", ".join(f"{count:,} .{e}" for e, count in kinds.most_common(_MOST_KINDS))
     labels = "labels come from the folders alone" if labelled else "no labels are read"
-    warnings.warn(
-        f"{url}: {listed}{' and others' if len(kinds) > _MOST_KINDS else ''} are left out (such as "
-        f"{printable(strange[0])}): images are read, and the files next to them with the same name "
+    return kinds, [
+        f"{listed}{' and others' if len(kinds) > _MOST_KINDS else ''} are left out (such as "
+        f"{printable(first)}): images are read, and the files next to them with the same name "
         f"(.txt, .json, .npy); {labels}. Pass a table of samples as manifest=, and folders that "
         "belong together as fields= (docs/datasets.md). To read other data, write a torch dataset "
-        "and pass it to Penstock's DataLoader.",
-        PenstockWarning,
-        stacklevel=8,
-    )
-    return kinds
+        "and pass it to Penstock's DataLoader."
+        for first in strange[:1]
+    ]
 
 
 def not_found_message(url: str) -> str:

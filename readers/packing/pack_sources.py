@@ -32,7 +32,7 @@ from penstock.readers.fieldtypes import (
     verify_for,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import Grouping, part_bounds
+from penstock.readers.formats import cut_at, part_bounds
 from penstock.readers.formats.pack import PackSample, PackShard, pack_forms
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.reading import OPENERS
@@ -85,7 +85,7 @@ def plan_samples(
     order: Ints | None = None,
     units: Sequence[Ints] | None = None,
     window_bytes: int = WINDOW_BYTES,
-) -> Grouping:
+) -> list[Ints]:
     """Group samples into the shards of a pack. If they lie in decode units, the units are shuffled,
     then the samples of a window of units, so that each unit is decoded once and at most one window
     is in memory.
@@ -122,7 +122,7 @@ def shuffled(count: int, seed: int) -> Ints:
     return np.argsort(keys, kind="stable").astype(np.int64)
 
 
-def cut_evenly(order: Ints, sizes: Ints, shard_bytes: int) -> Grouping:
+def cut_evenly(order: Ints, sizes: Ints, shard_bytes: int) -> list[Ints]:
     """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes, or
     fewer if samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
     before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
@@ -131,8 +131,7 @@ def cut_evenly(order: Ints, sizes: Ints, shard_bytes: int) -> Grouping:
     # Python ints: k * total passes 2^63 for large sets.
     targets = np.array([-(-k * total // count) for k in range(1, count)], np.int64)
     cuts = np.searchsorted(before[:-1], targets, side="left")
-    bounds = np.unique(np.concatenate(([0], cuts, [len(order)]))).astype(np.int64)
-    return Grouping(order=order, bounds=bounds)
+    return cut_at(order, np.unique(np.concatenate(([0], cuts, [len(order)]))).tolist())
 
 
 class PackSource(ABC):
@@ -154,7 +153,7 @@ class PackSource(ABC):
     ids: Ints
     order: Ints | None = None
     units: Sequence[Ints] | None = None
-    shards: Grouping | None = None
+    shards: Sequence[Ints] | None = None
     shard_bytes: int | None = None
     max_pixels: int
     quarantined: Sequence[QuarantineEntry] = ()
@@ -254,7 +253,7 @@ class CandidateSource(PackSource):
         self.quarantined, self.left_out = candidates.quarantined, candidates.unnamed
         self.max_pixels = candidates.max_pixels
         self.shards, self.shard_bytes = candidates.shards, candidates.shard_bytes
-        self.order = self.shards.order
+        self.order = np.concatenate([np.empty(0, np.int64), *self.shards])
         self.ids = np.empty(len(self.order), np.int64)  # of an index
         self.ids[self.order] = np.arange(len(self.order))
         self._units = BoxUnits(enough=min(8, len(candidates)))

@@ -15,7 +15,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache import DatasetError
-from penstock.readers.byte_source import NO_BYTES
+from penstock.readers.byte_source import NO_BYTES, STEP_BYTES
 from penstock.readers.fieldtypes import (
     ARRAY_CODECS,
     CODEC_ITEMSIZES,
@@ -24,7 +24,6 @@ from penstock.readers.fieldtypes import (
     codec_number,
     decode_array,
 )
-from penstock.readers.loose_files import STEP_BYTES
 from penstock.readers.reading.parallel_copies import SHARED_BYTES
 
 if TYPE_CHECKING:

@@ -215,7 +215,7 @@ warnings.simplefilter("ignore")
 from penstock.augment import imagenet_eval
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
-from penstock.readers import loose_files
+from penstock.readers.byte_source import LocalFile
 
 def hang(*_):
     os.write(1, b"hung\\n")  # in one call, as several threads come here
@@ -224,7 +224,7 @@ def hang(*_):
 if __name__ == "__main__":
     dataset = Dataset(sys.argv[1], index=sys.argv[2])
     len(dataset)
-    loose_files.open_file = hang
+    LocalFile.open = hang
     loader = DataLoader(dataset, batch_size=4, seed=1, shuffle=True, drop_last=True, timeout=6000,
                         augment=imagenet_eval(32, resize=36))
     if sys.argv[3] == "with":

@@ -24,7 +24,7 @@ from penstock.readers.fieldtypes import (
     Text,
     Value,
 )
-from penstock.readers.formats import MISSING, Candidates, Format, Grouping, Snapshot, Spans
+from penstock.readers.formats import MISSING, Candidates, Format, Snapshot, Spans
 from tests import images
 from tests.files import npy
 
@@ -153,10 +153,7 @@ class _Listing:
                 name: np.array([row[name] is not None for row in rows])
                 for name in ("score", "note")
             },
-            shards=Grouping(
-                order=np.arange(SAMPLES, dtype=np.int64),
-                bounds=np.arange(0, SAMPLES + 1, 3, dtype=np.int64),
-            ),
+            shards=np.split(np.arange(SAMPLES), range(3, SAMPLES, 3)),
         )
 
     def _in_files(self, name: str) -> Spans:

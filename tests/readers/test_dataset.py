@@ -333,7 +333,7 @@ def test_downloads_without_a_cache_are_removed_with_the_dataset(url: str) -> Non
     with pytest.warns(PenstockWarning, match="cache="):
         dataset.open()
     dataset.read(rows_of(dataset))
-    folder = dataset._scratch.folder()
+    folder = dataset._scratch.disk_cache().path
     assert os.listdir(folder)
     dataset.close()
     dataset.close()
@@ -341,7 +341,7 @@ def test_downloads_without_a_cache_are_removed_with_the_dataset(url: str) -> Non
     forgotten = Dataset(url)
     with pytest.warns(PenstockWarning, match="cache="):
         forgotten.open()
-    folder = forgotten._scratch.folder()
+    folder = forgotten._scratch.disk_cache().path
     del forgotten
     gc.collect()
     assert not os.path.exists(folder)

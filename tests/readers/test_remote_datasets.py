@@ -62,7 +62,7 @@ def test_a_remote_dataset_reads_as_the_local_one(
         with pytest.warns(PenstockWarning, match="cache="):
             dataset.open(verify=images.verify)
         assert everything(dataset, mode) == expected
-        folder = dataset._scratch.folder()
+        folder = dataset._scratch.disk_cache().path
         assert os.path.isdir(folder)
     assert not os.path.exists(folder)
 

@@ -1,6 +1,5 @@
-from .folder_files import list_folder as list_folder
 from .folder_listing import with_masks as with_masks
-from .folder_format import FolderFormat as FolderFormat
+from .folder_format import FolderFormat as FolderFormat, list_folder as list_folder
 from .listed_samples import ListedTable as ListedTable, listed_samples as listed_samples
 from .listed_samples import manifest_table as manifest_table, metadata_table as metadata_table
 from .named_samples import LARGEST_JSON_BYTES as LARGEST_JSON_BYTES

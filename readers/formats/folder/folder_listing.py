@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_TABLE_BYTES, Schema, is_mask_name, masks_by_name
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES, Schema, masks_by_name
 from penstock.readers.files import (
     IMAGES,
     extension,
@@ -42,7 +42,7 @@ from penstock.readers.origin import (
     check_store,
     field_of,
     role_of,
-    warn_of_left_out,
+    unread_files,
 )
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 # are compared each time the index is opened, to detect changes.
 _MAX_TIMED_FILES = 2**14
 _EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
-_NUMBERS = ("depth", "depths", "disp", "disparity", "disparities")
 
 
 class FolderFiles(SpanListing):
@@ -150,7 +149,7 @@ class FolderFiles(SpanListing):
         main, classes = next(iter(types)), types["label"].class_names if "label" in types else ()
         considered = (*names, *(each.name for each in samples.quarantined))
         others = [name for name in considered if kind_of(name) != main]
-        passed_over = warn_of_left_out(url, others, labelled="label" in types)
+        passed_over, left_out = unread_files(others, labelled="label" in types)
         hints = [] if classes else _pairing_hints(names)
         if len(classes) == 1 and "label" not in schema and role_of(classes[0]) is not None:
             hints = [
@@ -158,7 +157,7 @@ class FolderFiles(SpanListing):
                 f"0. If it isn't a class, give {url.rstrip('/')}/{classes[0]} as the URL; if it is "
                 'one, pass schema={"label": ClassLabel()}.'
             ]
-        unread = [*samples.unread, *hints]
+        unread = [*left_out, *samples.unread, *hints]
         return replace(samples, passed_over=passed_over, unread=unread)
 
 
@@ -199,13 +198,12 @@ def with_masks(samples: Candidates, given: Mapping[str, FieldType]) -> Candidate
         for name, spans in samples.spans.items()
         if name not in given
     }
-    masks, notes = masks_by_name(types, extensions, given=given)
-    types |= masks
+    masks, notes, doubts = masks_by_name(types, extensions, given=given)
     return replace(
         samples,
-        schema=Schema({**samples.schema, **types}),
-        notes=[*samples.notes, *(f"{note}." for note in notes)],
-        hints=_pictures_of_numbers(types, given),
+        schema=Schema({**samples.schema, **types, **masks}),
+        notes=[*samples.notes, *notes],
+        unread=[*samples.unread, *doubts],
     )
 
 
@@ -227,19 +225,4 @@ def _pairing_hints(names: Iterable[bytes]) -> list[str]:
         f"{len(pairs):,} images seem to belong to others, such as {printable(pairs[0][1])} to "
         f"{printable(pairs[0][0])}, but each is read as a sample of its own. To pair them by name "
         f'pass fields={{"image": "*{image}", "{field}": "*{companion}"}}.'
-    ]
-
-
-def _pictures_of_numbers(
-    types: Mapping[str, FieldType], given: Mapping[str, FieldType]
-) -> list[str]:
-    """Return warnings about image fields whose names suggest numbers, unless their types are
-    given."""
-    images = [name for name, type in types.items() if type.is_image]
-    return [
-        f'"{name}" is read as pictures, which are decoded to 8 bits. To read the stored numbers '
-        f'(of PNG, TIFF or BMP) pass schema={{"{name}": Mask(of="{other}")}}.'
-        for name in images
-        for other in [each for each in images if each != name][:1]
-        if name not in given and (is_mask_name(name, ()) or name.rpartition("_")[2] in _NUMBERS)
     ]

@@ -90,7 +90,7 @@ def join_archives(
     given, kinds = requested.types, {name: some[0].kind for name, some in sources.items()}
     types = {name: given.get(name) or TYPES[kind] for name, kind in kinds.items()}
     of_fields = {name: {s for f in some for s in suffixes[f]} for name, some in sources.items()}
-    masks, of_masks = masks_by_name(types, of_fields, given=given)
+    masks, of_masks, doubts = masks_by_name(types, of_fields, given=given)
     values = _values(columns, names, types, requested, url=url)
     refused = [entry for archive in archives for entry in archive.quarantined]
     passed_over = _most_common(sum((each.passed_over for each in archives), Counter[str]()))
@@ -106,9 +106,13 @@ def join_archives(
         rejected=_unlabelled(values, requested) | values.rejected | _without_image(columns),
         quarantined=refused,
         passed_over=passed_over,
-        notes=[f"{note}." for note in (*notes, *of_masks)],
-        hints=[*left_out_sentences("keys or members", refused), *_numbered(sources)],
-        unread=_unread_members(passed_over),
+        notes=[*notes, *of_masks],
+        unread=[
+            *left_out_sentences("samples or members", refused),
+            *_numbered(sources),
+            *doubts,
+            *_unread_members(passed_over),
+        ],
     ).with_table(values, of="keys of json")
     schema = samples.schema
     for source, name in requested.names.items():
@@ -162,7 +166,7 @@ def _sources(
     if not others or others & asked or is_taken or (_count(columns, images) > 1).any():
         return sources, []
     listed = ", ".join(f'"{each.name}"' for each in images[:_SHOWN_NAMES])
-    note = f'the only image of each key ({listed}) is the field "{_IMAGE}"'
+    note = f'the only image of each key ({listed}) is the field "{_IMAGE}".'
     rest = {name: some for name, some in sources.items() if members[name] not in images}
     return {_IMAGE: images, **rest}, [note]
 

@@ -306,7 +306,7 @@ class TestKinds:
             raise FetchError("planted", uri="s3://x")
 
         with make(thirty) as loader:
-            monkeypatch.setattr("penstock.readers.loose_files.FileSpan.copy", fail)
+            monkeypatch.setattr("penstock.readers.byte_source.FileSpan.copy", fail)
             with pytest.raises(FetchError, match="planted"):
                 next(iter(loader))
 

@@ -184,8 +184,7 @@ class IndexedFormatConformance(FormatConformance):
         assert list(candidates.schema) == ["image", "label"]
         assert len(candidates.values["label"]) == count
         assert len(set(candidates.names)) == count
-        shards = candidates.shards
-        together = np.concatenate([shards.positions(n) for n in range(shards.shards)])
+        together = np.concatenate(candidates.shards)
         assert sorted(together.tolist()) == list(range(count))
         some = together[::-1]
         found = read_candidates(local(root), candidates, some)["image"]

@@ -150,7 +150,8 @@ def test_each_key_is_a_sample_or_quarantined(keys, cut):
         if name in found.schema:
             present = found.present.get(name, np.ones(len(good), np.bool_))
             assert present.tolist() == [part in keys[i] for i in good]
-    assert found.shards.bounds.tolist() == [0, sum(i < cut for i in good), len(good)]
+    first = sum(i < cut for i in good)
+    assert [len(each) for each in found.shards] == [first, len(good) - first]
 
 
 def test_captions_labels_masks_and_json_have_their_types():
@@ -235,7 +236,7 @@ def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
     assert candidates([("a.jpg", b"1"), ("a.mask.jpg", b"m")]).schema["mask"] == Image()
     several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
     assert several.schema["mask"] == Image()
-    assert 'Mask(of="left")' in several.notes[0]
+    assert 'Mask(of="left")' in several.unread[0]
     given = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
     assert given.schema["mask"] == Image()
 

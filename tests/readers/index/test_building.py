@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.cache import DatasetNotFoundError
 from penstock.readers import Facts, Rejection
 from penstock.readers.fieldtypes import ClassLabel, DenseColumn, Image, Schema
-from penstock.readers.formats import Candidates, Grouping, Snapshot, Spans, format_named
+from penstock.readers.formats import Candidates, Snapshot, Spans, format_named
 from penstock.readers.index import (
     MANIFEST,
     SIDECARS,
@@ -63,7 +63,7 @@ class Memory:
             names=names,
             spans={"image": Spans(files=numbers, starts=np.zeros_like(numbers), sizes=sizes)},
             values={"label": DenseColumn(numbers % 2)},
-            shards=Grouping(order=numbers, bounds=np.cumsum([0, *shards], dtype=np.int64)),
+            shards=np.split(numbers, np.cumsum(shards[:-1])),
         )
         self.was_read: list[int] = []
 
@@ -203,7 +203,7 @@ def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
 def test_batches_are_in_order_and_of_one_shard() -> None:
     candidates = noted(Memory([b"x"] * 600, [300, 300]))
     origin = LocalFolder(b"/data")
-    wanted = [candidates.shards.positions(n) for n in (1, 0)]
+    wanted = [candidates.shards[n] for n in (1, 0)]
     chunks = list(read_candidate_batches(origin, candidates, wanted, workers=3))
     assert [len(chunk.positions) for chunk in chunks] == [256, 44, 256, 44]
     together = np.concatenate([chunk.positions for chunk in chunks])

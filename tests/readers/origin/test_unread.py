@@ -183,6 +183,7 @@ def test_the_error_for_a_folder_of_another_kind_names_the_schema(tmp_path: Path,
         open_index(root / name, verify=images.verify)
 
 
+@pytest.mark.filterwarnings("ignore:.* is read as pictures:penstock.cache.errors.PenstockWarning")
 @pytest.mark.parametrize(
     ("files", "message", "names"),
     [

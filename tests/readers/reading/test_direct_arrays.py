@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Array, Dataset, DiskCache, pack
 from penstock.cache import CorruptSampleError, IndexChangedError
-from penstock.readers import loose_files
+from penstock.readers import byte_source
 from penstock.readers.fieldtypes import DenseColumn, RaggedColumn
 from penstock.readers.reading import direct_arrays, row_reading
 from tests.servers.faulty import serving
@@ -30,7 +30,7 @@ def sizes(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in parts":
         monkeypatch.setattr(direct_arrays, "SHARED_BYTES", 100)
         monkeypatch.setattr(direct_arrays, "STEP_BYTES", 256)
-        monkeypatch.setattr(loose_files, "STEP_BYTES", 256)
+        monkeypatch.setattr(byte_source, "STEP_BYTES", 256)
 
 
 def dense(kind: str = "<f4") -> list[np.ndarray]:

@@ -150,10 +150,7 @@ def remedy_for(name: bytes) -> str:
     """Return the advice for a file or folder of an unsupported kind; "" for any other."""
     found, kind = extension(name.rstrip(b"/")), kind_of(name)
     if kind in ("audio", "video"):
-        return (
-            f"Files of {kind} are read as bytes: give their folder and pass "
-            f'schema={{"{kind}": Bytes()}}, then decode them in a Map (docs/fields.md).'
-        )
+        return f"Give its folder: {kind} is read as bytes, which a Map decodes (docs/fields.md)."
     if found in _LIST_TABLES:
         return (
             "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "

@@ -16,7 +16,7 @@ from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.sources import Contents, Run, Source, View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -104,28 +104,12 @@ class Concatenation(View):
             mine[:, 0] -= self._first_shard[number]
             yield Run(self.bases[number], mine, at, int(self._first_id[number]))
 
-    def rows(self, ids: Ints) -> Ints:
-        """Return (shard, row) of sample ids. Raises ConfigError for ids that no part has."""
+    def _rows(self, ids: Ints) -> Ints:
         rows = np.empty((len(ids), 2), np.int64)
-        for number, places, mine in self._ids_by_part(ids):
-            rows[places] = self.bases[number].rows(mine)
+        for number, places, mine in _by_part(ids, ids, self._first_id):
+            rows[places] = self.bases[number].rows(mine - self._first_id[number])
             rows[places, 0] += self._first_shard[number]
         return rows
-
-    def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """Return the samples' names for messages, as in their parts."""
-        wanted = np.asarray([*ids], np.int64)
-        names = np.empty(len(wanted), object)
-        for number, places, mine in self._ids_by_part(wanted):
-            names[places] = self.bases[number].names(mine)
-        return list(names)
-
-    def _ids_by_part(self, ids: Ints) -> Iterator[tuple[int, Ints | slice, Ints]]:
-        end = self.contents.id_end
-        if len(ids) and not (ids.min() >= 0 and ids.max() < end):
-            raise ConfigError(f"ids: got {ids.min()} to {ids.max()}, wanted 0 to {end - 1}.")
-        for number, places, mine in _by_part(ids, ids, self._first_id):
-            yield number, places, mine - self._first_id[number]
 
 
 def _by_part(values: Ints, numbers: Ints, firsts: Ints) -> Iterator[tuple[int, Ints | slice, Ints]]:
@@ -196,11 +180,9 @@ def _check_same(first: Source, other: Source) -> None:
     types = [each[name] for each in (ours, theirs) for name in delivered if name in each]
     for name in dict.fromkeys([*delivered, *(t.reference for t in types if t.reference)]):
         if name not in ours or name not in theirs:
-            has, lacks = (first, other) if name in ours else (other, first)
             raise ConfigError(
-                f'concat: {has.url} has a field "{name}" and {lacks.url} has none. Fields: '
-                f"{list(ours)} and {list(theirs)}. Pass the same fields= to both, with fields that "
-                "both have."
+                f'concat: only one of {both} has a field "{name}". Fields: {list(ours)} and '
+                f"{list(theirs)}. Pass the same fields= to both, with fields that both have."
             )
         if ours[name] != theirs[name]:
             raise ConfigError(

@@ -292,11 +292,9 @@ class Dataset(Source):
     @property
     def contents(self) -> Contents:
         """The contents that readers by shards need; opens the index at first use."""
-        index = self.index
+        index, most = self.index, self._description.max_pixels
         if self._contents is None:
-            self._contents = contents_of(
-                index, self._naming, max_pixels=self._description.max_pixels
-            )
+            self._contents = contents_of(index, self._naming, max_pixels=most)
         return self._contents
 
     @property
@@ -368,17 +366,6 @@ class Dataset(Source):
         )
         return naming.batch(batch)
 
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
-        don't exist."""
-        contents = self.contents
-        if len(ids) and not (ids.min() >= 0 and ids.max() < contents.id_end):
-            raise ConfigError(
-                f"ids: got {ids.min()} to {ids.max()}, but {self.url} has 0 to "
-                f"{contents.id_end - 1}."
-            )
-        return contents.rows(ids)
-
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first length of each sample of a field, int64, shape (n,)."""
         return self._open().lengths(self._naming.stored_name(name), rows)
@@ -395,20 +382,14 @@ class Dataset(Source):
         """Return True if a shard's table can be read without the remote."""
         return self.index.is_near(shard)
 
-    def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
-        """Return the samples' names for messages: file names below the folder; for a pack the names
-        in its sources, or shard and row if the pack doesn't hold them. Raises ConfigError for ids
-        that don't exist."""
-        reader = self._open()
-        shards, rows = self.rows(np.asarray([*ids], np.int64)).T
-        names = [""] * len(shards)
-        for number in np.unique(shards).tolist():  # so that one shard's names are in memory
-            places = np.flatnonzero(shards == number).tolist()
-            for place, name in zip(
-                places, _names(reader, number, rows[places].tolist()), strict=True
-            ):
-                names[place] = name
-        return names
+    def _names_of(self, rows: NDArray[np.int64]) -> list[str]:
+        """Return the names of the samples (shard, row), as `names` does."""
+        reader, names = self._open(), np.empty(len(rows), object)
+        for number in np.unique(rows[:, 0]).tolist():  # so that one shard's names are in memory
+            places = np.flatnonzero(rows[:, 0] == number)
+            names[places] = _names(reader, number, rows[places, 1].tolist())
+        found: list[str] = names.tolist()
+        return found
 
     @property
     def bytes_fetched(self) -> int:

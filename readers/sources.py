@@ -242,7 +242,7 @@ class Source(ABC):
     @property
     def chunks(self) -> tuple[DecodedChunks, ...]:
         """The stores of decoded chunks, one for each dataset that is open."""
-        return self._chunks
+        return tuple(dict.fromkeys(store for each in self._datasets() for store in each._chunks))
 
     # -- samples
 
@@ -251,10 +251,20 @@ class Source(ABC):
         a subclass overrides it."""
         return self.contents.places(rows)
 
-    @abstractmethod
     def rows(self, ids: Ints) -> Ints:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
         the source lacks."""
+        end = self.contents.id_end
+        if len(ids) and not (ids.min() >= 0 and ids.max() < end):
+            raise ConfigError(
+                f"ids: got {ids.min()} to {ids.max()}, but {self.url} has 0 to {end - 1}."
+            )
+        return self._rows(ids)
+
+    def _rows(self, ids: Ints) -> Ints:
+        """Return (shard, row) of ids below `Contents.id_end`: of positions in the index, unless a
+        subclass overrides it."""
+        return self.contents.rows(ids)
 
     @abstractmethod
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
@@ -274,10 +284,15 @@ class Source(ABC):
         arguments and errors: as for `read`."""
         return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
 
-    @abstractmethod
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """Return the samples' names for messages. Raises ConfigError for ids that the source
-        lacks."""
+        """Return the samples' names for messages: file names below the folder; for a pack the names
+        in its sources, or shard and row if the pack doesn't hold them. Raises ConfigError for ids
+        that the source lacks."""
+        return self._names_of(self.rows(np.asarray([*ids], np.int64)))
+
+    @abstractmethod
+    def _names_of(self, rows: Ints) -> list[str]:
+        """Return the names of the samples (shard, row), as `names` does."""
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
         """Read only one field of these rows, selected or not. Values that an index or a pack holds
@@ -501,34 +516,34 @@ class View(Source):
         folders = (base.cache_folder for base in self.bases)
         return next((folder for folder in folders if folder is not None), None)
 
-    @property
-    def chunks(self) -> tuple[DecodedChunks, ...]:
-        """The stores of decoded chunks, one for each dataset that is open."""
-        return tuple(dict.fromkeys(store for base in self.bases for store in base.chunks))
-
-    def _integers(self, rows: Ints, read: Callable[[Run], Ints]) -> Ints:
-        """Return the integers that `read` returns for each base, in the order of the rows."""
-        found = np.empty(len(rows), np.int64)
+    def _facts(self, rows: Ints, read: Callable[[Run], Any], dtype: Any = np.int64) -> NDArray[Any]:
+        """Return the values that `read` returns for each base, in the order of the rows."""
+        found = np.empty(len(rows), dtype)
         for run in self._runs(rows):
-            if isinstance(run.at, slice):
-                return read(run)
             found[run.at] = read(run)
         return found
 
     def ids(self, rows: Ints) -> Ints:
         """Return the sample ids of (shard, row), int64, shape (n,)."""
-        return self._integers(rows, lambda run: run.base.ids(run.rows) + run.first_id)
+        return self._facts(rows, lambda run: run.base.ids(run.rows) + run.first_id)
 
     def lengths(self, name: str, rows: Ints) -> Ints:
         """Return first lengths of samples, int64, shape (n,)."""
-        return self._integers(rows, lambda run: run.base.lengths(name, run.rows))
+        return self._facts(rows, lambda run: run.base.lengths(name, run.rows))
+
+    def _names_of(self, rows: Ints) -> list[str]:
+        """Return the samples' names, as in the bases."""
+        names: list[str] = self._facts(
+            rows, lambda run: run.base._names_of(run.rows), object
+        ).tolist()
+        return names
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         bad, crops = options.get("bad"), options.get("crops")
-
-        def read(run: Run) -> SampleBatch:
-            own = options.copy()
+        batches, order = [], []
+        for run in self._runs(rows):
+            own, places = options.copy(), np.arange(len(rows))[run.at]
             if bad is not None:
                 own["bad"] = {}
             if crops:
@@ -538,27 +553,12 @@ class View(Source):
             except CorruptSampleError as error:
                 error.sample_id += run.first_id
                 raise
-            if bad is not None and own["bad"]:
-                places = np.arange(len(rows))[run.at].tolist()
-                bad.update({places[row]: why for row, why in own["bad"].items()})
-            return batch
-
-        return self._joined(rows, read)
-
-    def values(self, name: str, rows: Ints) -> SampleBatch:
-        """Read only one field of these rows."""
-        return self._joined(rows, lambda run: run.base.values(name, run.rows))
-
-    def _joined(self, rows: Ints, read: Callable[[Run], SampleBatch]) -> SampleBatch:
-        """Join the batches that `read` returns for each base, in the order of the rows, with their
-        ids in the view."""
-        batches, order = [], []
-        for run in self._runs(rows):
-            batch = read(run)
-            if isinstance(run.at, slice):
-                return replace(batch, ids=batch.ids + run.first_id) if run.first_id else batch
-            batches.append(replace(batch, ids=batch.ids + run.first_id))
-            order.append(run.at)
+            if bad is not None:
+                bad.update({int(places[row]): why for row, why in (own["bad"] or {}).items()})
+            batches.append(replace(batch, ids=batch.ids + run.first_id) if run.first_id else batch)
+            order.append(places)
+        if len(batches) == 1:
+            return batches[0]
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
         return joined_batches(batches).take(back)
@@ -646,9 +646,7 @@ class Selection(View):
         remote = self._base.remote_shards
         return None if remote is None else remote.only(self._shards)
 
-    def rows(self, ids: Ints) -> Ints:
-        """Return (shard, row) of sample ids. Raises ConfigError for samples that aren't
-        selected."""
+    def _rows(self, ids: Ints) -> Ints:
         wanted = self._base.contents.places(self._base.rows(ids))
         places = np.searchsorted(self._places, wanted)
         missing = places == len(self._places)
@@ -659,13 +657,6 @@ class Selection(View):
                 f"the {len(self._places):,} that were selected from it."
             )
         return self.contents.rows(places)
-
-    def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        """Return the samples' names for messages. Raises ConfigError for samples that aren't
-        selected."""
-        wanted = np.asarray([*ids], np.int64)
-        self.rows(wanted)
-        return self._base.names(wanted)
 
 
 def _is_whole(type: FieldType | None) -> bool:

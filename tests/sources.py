@@ -11,7 +11,7 @@ from penstock.readers import Contents, Source
 from penstock.readers.fieldtypes import ClassLabel, DenseColumn, SampleBatch, Schema, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,36 +69,29 @@ class Values(Source):
     def fields(self) -> tuple[str, ...]:
         return (*self._columns, "id")
 
-    def ids(self, rows: Ints) -> Ints:
-        return self._contents.places(rows)
-
-    def rows(self, ids: Ints) -> Ints:
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
-            raise ConfigError(f"ids: got {ids.max()}, wanted less than {len(self)}.")
-        return self._contents.rows(ids)
-
     def read(
         self,
         rows: Ints,
         *,
         mode: object = None,
         bad: dict[int, str] | None = None,
-        fields: object = None,
+        fields: Sequence[str] | None = None,
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
-        del mode, bad, fields, crops, blocks
+        del mode, bad, crops, blocks
         ids = self.ids(rows)
-        self.reads.append(len(ids))
-        columns = {name: DenseColumn(values[ids]) for name, values in self._columns.items()}
+        if fields is None:
+            self.reads.append(len(ids))
+        columns = {
+            name: DenseColumn(values[ids])
+            for name, values in self._columns.items()
+            if fields is None or name in fields
+        }
         return SampleBatch(ids=ids, columns=columns)
 
-    def values(self, name: str, rows: Ints) -> SampleBatch:
-        ids = self.ids(rows)
-        return SampleBatch(ids=ids, columns={name: DenseColumn(self._columns[name][ids])})
-
-    def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        return [f"{self.url}/{i}" for i in np.asarray(list(ids)).tolist()]
+    def _names_of(self, rows: Ints) -> list[str]:
+        return [f"{self.url}/{i}" for i in self.ids(rows).tolist()]
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         raise ConfigError(f"{self.url} has no images: shard {shard}, field {name}.")

@@ -25,7 +25,7 @@ from .chunked import ChunkedShardFacts as ChunkedShardFacts
 from .dataset_arguments import DEFAULT_SAMPLING as DEFAULT_SAMPLING, DocumentMode as DocumentMode
 from .dataset_arguments import ManifestFile as ManifestFile, Sampling as Sampling, Unit as Unit
 from .dataset_arguments import WindowArgument as WindowArgument
-from .dataset_arguments import arrangement_of as arrangement_of, check_sampling as check_sampling
+from .dataset_arguments import check_sampling as check_sampling
 from .extents import BlobExtents as BlobExtents, ChunkedShard as ChunkedShard, Extents as Extents
 from .extents import ShardFiles as ShardFiles
 from .sidecar import Parts as Parts, ShardPlace as ShardPlace

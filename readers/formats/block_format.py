@@ -24,7 +24,7 @@ from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import FieldSummary
-from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.formats.unit_reader import ROW_BYTES, UnitReader, UnitValues
 
 if TYPE_CHECKING:
@@ -125,21 +125,15 @@ class BlockFormat(ChunkFormat):
         self, origin: Origin, entry: Entry
     ) -> tuple[dict[str, FieldType], Sequence[Block]]:
         size = entry.size_bytes
-        with open_data_file(origin, entry) as file:
-            try:
-                schema, blocks = self.blocks(file, entry)
-                if any(
-                    not 0 <= b.start <= b.start + b.size_bytes <= size or b.rows < 0 for b in blocks
-                ):
-                    raise ValueError("a block lies outside of the file: it is truncated")
-            except Exception as error:  # another package's code may raise anything
-                if isinstance(error, PenstockError | MemoryError):
-                    raise
-                raise DatasetError(
-                    f"{printable(entry.name)}: isn't a valid {self.name} file "
-                    f"({_reason(error)}). Write or fetch it again, or remove it from the folder."
-                ) from error
-            return dict(schema), blocks
+        with (
+            open_data_file(origin, entry) as file,
+            refusing(entry, f"isn't a valid {self.name} file: "),
+        ):
+            schema, blocks = self.blocks(file, entry)
+            ends = [(b.start, b.start + b.size_bytes, b.rows) for b in blocks]
+            if any(not 0 <= start <= end <= size or rows < 0 for start, end, rows in ends):
+                raise ValueError("a block lies outside of the file: it is truncated")
+        return dict(schema), blocks
 
     def reader(self, shard: ChunkedShardFacts) -> BlockReader:
         """Open a shard."""

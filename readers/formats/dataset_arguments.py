@@ -1,8 +1,5 @@
-"""Check the arguments with which users describe a dataset, and hold them as values.
-
-`fields=`, `manifest=` and `schema=` describe the places and the types of the fields
-(`Arrangement`). `sample=`, `stride=`, `dtype=`, `documents=` and `vocabulary=` define one sample of
-an array or of a stream of tokens (`Sampling`).
+"""Check the arguments of a dataset that define one sample of an array or of a stream of tokens:
+`sample=`, `stride=`, `dtype=`, `documents=` and `vocabulary=`, and hold them as a value.
 """
 
 from __future__ import annotations
@@ -16,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_FIELDS, FieldType, check_field_name, check_field_type
-from penstock.readers.origin import NO_TABLE, Arrangement, local_path, show, status_of
+from penstock.readers.fieldtypes import MAX_FIELDS, FieldType, check_field_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.readers.formats.format import Format
-    from penstock.readers.origin import Url
+    from penstock.readers.origin import Arrangement
 
 Window = tuple[int | None, ...]
 """The lengths of a part of an array, by axis; None is the whole axis."""
@@ -146,7 +140,8 @@ def check_sampling(
         raise ConfigError(
             f"documents: got {documents!r}, wanted one of {list(get_args(DocumentMode))}."
         )
-    _check_count("vocabulary", vocabulary, wanted="the number of token ids.")
+    if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
+        raise ConfigError(f"vocabulary: got {vocabulary!r}, wanted the number of token ids.")
     unit: Unit | None = sample if sample in ("file", "row") else None
     windows = _windows("sample", None if unit else sample)
     strides = _windows("stride", stride)
@@ -208,100 +203,3 @@ def _dtype(given: Any) -> str | None:
 ManifestFile = str | os.PathLike[str] | Literal[False]
 """A table of samples: a name below the dataset's root, or a path on this machine. False uses no
 table, not even one in the dataset."""
-
-
-def arrangement_of(
-    url: Url,
-    *,
-    manifest: ManifestFile | None = None,
-    fields: Iterable[str] | Mapping[str, str | None] | None = None,
-    schema: Mapping[str, FieldType] | None = None,
-    filesystem: Any | None = None,
-    sampling: Sampling | None = None,
-    allow_empty: bool = False,
-    max_pixels: int | None = None,
-) -> Arrangement:
-    """Return checked arguments of a dataset as an Arrangement. Raises ConfigError."""
-    if type(allow_empty) is not bool:
-        raise ConfigError(f"allow_empty: got {allow_empty!r}, wanted True or False.")
-    _check_count("max_pixels", max_pixels, wanted="the pixels of the largest image: 200_000_000.")
-    types: Any = {} if schema is None else schema
-    if not isinstance(types, Mapping):
-        raise ConfigError(
-            f'schema: got {schema!r}, wanted types by field, such as {{"boxes": '
-            'Boxes(of="image")}.'
-        )
-    for name, type_ in types.items():
-        check_field_name(name, what="schema")
-        check_field_type(name, type_)
-    return Arrangement(
-        manifest=_manifest(url, manifest, is_path=filesystem is not None),
-        places=_places(fields),
-        schema=dict(types),
-        sampling=None if sampling == DEFAULT_SAMPLING else sampling,
-        allow_empty=allow_empty,
-        max_pixels=max_pixels,
-    )
-
-
-def _check_count(what: str, given: object, *, wanted: str) -> None:
-    if given is not None and (type(given) is not int or given < 1):
-        raise ConfigError(f"{what}: got {given!r}, wanted {wanted}")
-
-
-def _places(fields: Iterable[str] | Mapping[str, str | None] | None) -> tuple[tuple[str, str], ...]:
-    """Return the place of each field; empty if only names are given."""
-    if not isinstance(fields, Mapping):
-        return ()
-    places = {name: place for name, place in fields.items() if place is not None}
-    for name, place in places.items():
-        check_field_name(name, what="fields")
-        if not isinstance(place, str):
-            raise ConfigError(
-                f'fields["{name}"]: got {place!r}, wanted a folder such as "images", a pattern '
-                'such as "masks/*_mask.png", or a column of the manifest.'
-            )
-    return tuple(places.items())
-
-
-def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str | None:
-    if manifest is None:
-        return None
-    if manifest is False:
-        return NO_TABLE
-    given = os.fspath(manifest) if isinstance(manifest, str | os.PathLike) else None
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise ConfigError(
-            f"manifest: got {manifest!r}, wanted a table such as list.csv or list.jsonl, or False."
-        )
-    if isinstance(url, list | tuple):
-        raise ConfigError(
-            f"manifest: a table lists the files of a folder, but the dataset is a list of "
-            f"{len(url):,} files. Leave one out."
-        )
-    path, root = local_path(given), None if is_path else local_path(url)
-    if path is None:
-        shown = str(url).rstrip("/") + "/"
-        if is_path or not given.startswith(shown):
-            raise ConfigError(
-                f"manifest: got {show(given)}, wanted a name below {show(url)}, or a path on this "
-                "machine: download the table first."
-            )
-        return given[len(shown) :]
-    named = os.fsdecode(path)
-    if root is None:
-        is_local = not isinstance(manifest, str) or named.startswith(("/", "./", "../"))
-        return os.path.abspath(named) if is_local else os.path.normpath(named)
-    found = named
-    if not os.path.isabs(named):
-        places = [os.path.join(os.fsdecode(root), named), os.path.abspath(named)]
-        existing = [each for each in places if status_of(each) is not None]
-        if not existing or (len(existing) == 2 and not os.path.samefile(*existing)):
-            raise ConfigError(
-                f"manifest: got {named!r}, but {'both' if existing else 'neither'} {places[0]} "
-                f"{'and' if existing else 'nor'} {places[1]} exist{'s' * (not existing)}. Give an "
-                "absolute path."
-            )
-        found = os.path.abspath(existing[0])
-    # Relative to the root, so that the data can be moved.
-    return found.removeprefix(os.path.abspath(os.fsdecode(root)).rstrip("/") + "/")

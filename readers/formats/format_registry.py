@@ -202,12 +202,10 @@ def _unknown(origin: Origin) -> ConfigError:
 
         return ConfigError(not_a_folder_message(url))
     kinds = Counter(extension(name) or "no extension" for name in origin.names().files)
-    if len(kinds) < 2:
-        return ConfigError(f"{url}: no format recognises this dataset. Pass its format as format=.")
     shown = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
     return ConfigError(
-        f"{url}: names files of several kinds ({shown}), which no format reads together. Name "
-        "those of one kind, such as data/*.parquet, or pass their format as format=."
+        f"{url}: no format recognises these files ({shown or 'there are none'}). Name those of one "
+        "kind, such as data/*.parquet, or pass their format as format=."
     )
 
 

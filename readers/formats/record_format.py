@@ -51,7 +51,7 @@ from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.folder import list_folder
 from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.formats.span_listing import SpanListing
-from penstock.readers.formats.unindexed_files import open_data_file
+from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
@@ -215,20 +215,18 @@ class RecordListing(SpanListing):
     ) -> tuple[list[tuple[Entry, Records]], list[QuarantineEntry]]:
         """Return the records of valid files, and the invalid files that are left out."""
         is_grouped = self._format.is_file_per_sample
+        where = f"isn't a valid {self._format.name} file: "
 
         def read(file: DataFile, entry: Entry) -> Records | QuarantineEntry:
+            if not is_grouped:
+                with refusing(entry, where):
+                    return self._read(file, entry, schema)
             try:
                 return self._read(file, entry, schema)
             except _INVALID as error:
                 if isinstance(error, PenstockError):
                     raise
-                reason = f"isn't a valid {self._format.name} file ({error})"
-                if is_grouped:
-                    return QuarantineEntry(name=entry.name, reason=reason)
-                raise DatasetError(
-                    f"{printable(entry.name)}: {reason}. Write or fetch it again, or remove it "
-                    "from the folder."
-                ) from error
+                return QuarantineEntry(name=entry.name, reason=f"{where}{error}")
 
         found = self.read_each(files, read, workers=workers, whole=not is_grouped)
         bad = [each for each in found if isinstance(each, QuarantineEntry)]

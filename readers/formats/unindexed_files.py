@@ -127,23 +127,6 @@ def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> Iter
         os.close(fd)
 
 
-@contextlib.contextmanager
-def refusing(
-    entry: Entry,
-    where: str = "",
-    errors: tuple[type[Exception], ...] = (ValueError,),
-    remedy: str = "Write or fetch it again, or take it out of the dataset.",
-) -> Iterator[None]:
-    """Raise a DatasetError with the file's name instead of an error of parsing it. where: begins
-    the reason."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except errors as error:
-        raise DatasetError(f"{printable(entry.name)}: {where}{error}. {remedy}") from error
-
-
 def _check_unchanged(fd: int, path: bytes, listed: Entry) -> None:
     try:
         found = os.fstat(fd)
@@ -164,6 +147,24 @@ def _blob_loader(origin: RemoteFolder, entry: Entry, *, whole: bool) -> Load:
         remote.fill(source)  # if the cache has no room, windows are read
     blob = remote.open(source)
     return lambda starts, ends: remote.load([BlobSpans(blob=blob, starts=starts, ends=ends)])[0]
+
+
+@contextlib.contextmanager
+def refusing(
+    entry: Entry,
+    where: str = "",
+    *,
+    remedy: str = "Write or fetch it again, or take it out of the dataset.",
+) -> Iterator[None]:
+    """Raise a DatasetError with the file's name instead of an error of code that reads the file.
+    where: begins the reason."""
+    try:
+        yield
+    except Exception as error:  # another package's code may raise anything
+        if isinstance(error, PenstockError | OSError | MemoryError):
+            raise
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise DatasetError(f"{printable(entry.name)}: {where}{reason}. {remedy}") from error
 
 
 _MAX_REQUESTS = 4096

@@ -7,14 +7,18 @@ other client of a store.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
+from penstock.readers.fieldtypes import check_field_name, check_field_type
 from penstock.readers.formats import AUTO, check_format
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
+    NO_TABLE,
+    Arrangement,
     Scratch,
     check_url,
     local_path,
@@ -24,12 +28,12 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import ManifestFile, Sampling
-    from penstock.readers.origin import Arrangement, Origin, Url
+    from penstock.readers.origin import Origin, Url
     from penstock.readers.types import Progress, Verify
 
 _LOGIN = (
@@ -86,20 +90,30 @@ class DatasetDescription:
 
     def arrangement(self) -> Arrangement:
         """Return how the files make up samples. Raises ConfigError."""
-        given = (self.manifest, self.fields, self.schema, self.sampling, self.max_pixels)
-        if self.allow_empty is False and all(each is None for each in given):
-            return DEFAULT_ARRANGEMENT
-        from penstock.readers.formats import arrangement_of  # a plain dataset doesn't load it
-
-        return arrangement_of(
-            self.url,
-            manifest=self.manifest,
-            fields=self.fields,
-            schema=self.schema,
-            filesystem=self.filesystem,
-            sampling=self.sampling,
+        types: Any = {} if self.schema is None else self.schema
+        most = self.max_pixels
+        if type(self.allow_empty) is not bool:
+            raise ConfigError(f"allow_empty: got {self.allow_empty!r}, wanted True or False.")
+        if most is not None and (type(most) is not int or most < 1):
+            raise ConfigError(
+                f"max_pixels: got {most!r}, wanted the pixels of the largest image: 200_000_000."
+            )
+        if not isinstance(types, Mapping):
+            raise ConfigError(
+                f'schema: got {types!r}, wanted types by field, such as {{"boxes": '
+                'Boxes(of="image")}.'
+            )
+        for name, type_ in types.items():
+            check_field_name(name, what="schema")
+            check_field_type(name, type_)
+        is_default = self.sampling is None or not self.sampling.to_json()
+        return Arrangement(
+            manifest=_manifest(self.url, self.manifest, is_path=self.filesystem is not None),
+            places=_places(self.fields or {}),
+            schema=dict(types),
+            sampling=None if is_default else self.sampling,
             allow_empty=self.allow_empty,
-            max_pixels=self.max_pixels,
+            max_pixels=most,
         )
 
     def locate(self, scratch: Scratch, arrangement: Arrangement) -> Origin:
@@ -161,6 +175,63 @@ def _absolute(url: Any) -> Any:
     absolute = os.path.abspath(path)
     # A trailing slash marks a folder.
     return os.fsdecode(absolute + b"/" if path.endswith(b"/") else absolute)
+
+
+def _places(fields: Mapping[str, str | None]) -> tuple[tuple[str, str], ...]:
+    """Return the place of each field that has one."""
+    places = {name: place for name, place in fields.items() if place is not None}
+    for name, place in places.items():
+        check_field_name(name, what="fields")
+        if not isinstance(place, str):
+            raise ConfigError(
+                f'fields["{name}"]: got {place!r}, wanted a folder such as "images", a pattern '
+                'such as "masks/*_mask.png", or a column of the manifest.'
+            )
+    return tuple(places.items())
+
+
+def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str | None:
+    """Return the place of the table of samples, as `Arrangement.manifest` has it."""
+    if manifest is None:
+        return None
+    if manifest is False:
+        return NO_TABLE
+    given = os.fspath(manifest) if isinstance(manifest, str | os.PathLike) else None
+    if not isinstance(given, str) or not given or "\0" in given:
+        raise ConfigError(
+            f"manifest: got {manifest!r}, wanted a table such as list.csv or list.jsonl, or False."
+        )
+    if isinstance(url, list | tuple):
+        raise ConfigError(
+            f"manifest: a table lists the files of a folder, but the dataset is a list of "
+            f"{len(url):,} files. Leave one out."
+        )
+    path, root = local_path(given), None if is_path else local_path(url)
+    if path is None:
+        shown = str(url).rstrip("/") + "/"
+        if is_path or not given.startswith(shown):
+            raise ConfigError(
+                f"manifest: got {show(given)}, wanted a name below {show(url)}, or a path on this "
+                "machine: download the table first."
+            )
+        return given[len(shown) :]
+    named = os.fsdecode(path)
+    if root is None:
+        is_local = not isinstance(manifest, str) or named.startswith(("/", "./", "../"))
+        return os.path.abspath(named) if is_local else os.path.normpath(named)
+    found = named
+    if not os.path.isabs(named):
+        places = [os.path.join(os.fsdecode(root), named), os.path.abspath(named)]
+        existing = [each for each in places if status_of(each) is not None]
+        if not existing or (len(existing) == 2 and not os.path.samefile(*existing)):
+            raise ConfigError(
+                f"manifest: got {named!r}, but {'both' if existing else 'neither'} {places[0]} "
+                f"{'and' if existing else 'nor'} {places[1]} exist{'s' * (not existing)}. Give an "
+                "absolute path."
+            )
+        found = os.path.abspath(existing[0])
+    # Relative to the root, so that the data can be moved.
+    return found.removeprefix(os.path.abspath(os.fsdecode(root)).rstrip("/") + "/")
 
 
 def _has_login(url: str) -> bool:

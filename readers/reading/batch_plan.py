@@ -168,7 +168,10 @@ class BatchRows:
 
     def places(self, a: int, b: int) -> Ints | slice:
         """Return the positions in the batch of the samples [a, b)."""
-        return slice(a, b) if self.order is None else self.order[a:b]
+        if self.order is None:
+            return slice(a, b)
+        first = int(self.order[a])
+        return slice(first, first + 1) if b == a + 1 else self.order[a:b]
 
     def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
         """Yield each shard and its samples [a, b)."""

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache import CorruptShardError
 from penstock.readers.fieldtypes import PRESENT, DenseColumn, EncodedColumn, joined_columns
 from penstock.readers.formats import RowRequest, RowsOut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,6 +32,9 @@ if TYPE_CHECKING:
 
 LARGE_BATCH_BYTES = 2**23  # smaller batches are read by one thread
 LARGE_ROW_BYTES = 2**20  # smaller rows aren't worth a call of their own, which costs 20 us
+
+_Part = tuple[int, int, int]
+"""The place of a shard in a batch, and its samples [start, end)."""
 
 
 def read_by_rows(
@@ -70,84 +72,51 @@ def read_by_rows(
         for _, a, b in visit.pieces()
     ]
     requests = _fetched(visit.shards, wanted)
-    wrong: list[dict[int, str]] = [{} for _ in requests]
-    can_divide = len(visit.rows) > 1 and all(shard.can_divide for shard in visit.shards)
-    if can_divide and sum(out.nbytes for out in outs.values()) >= LARGE_BATCH_BYTES:
-        whole = {name: out for name, out in outs.items() if name not in crops}
-        done = _gather_large(visit, requests, whole, wrong, opened)
-        left = tuple(name for name in outs if name not in done)
-        requests = [replace(request, dense=left) for request in requests]
-    numbers = visit.numbers
-    order: Iterable[int] = range(len(requests))
-    if choice.has_chunks and len(requests) > 1 and (chunks := opened.index.chunks) is not None:
-        order = chunks.shards_in_order(numbers)  # chunks that another thread is decoding come last
-    parts: dict[str, dict[int, Column]] = {
-        name: {} for name in (*choice.rows, *(name + PRESENT for name in choice.masked))
-    }
-    for piece in order:
-        a, b = visit.bounds[piece], visit.bounds[piece + 1]
-        shard, request = visit.shards[piece], requests[piece]
-        read = partial(_read, first=shard, request=request, arrays=outs, places=visit.places(a, b))
-        out = opened.read(numbers[piece], shard, read)
-        for place, reason in (wrong[piece] | out.wrong).items():
-            if marks is None:
-                raise opened.corruption(numbers[piece], int(visit.rows[a + place]), reason)
-            marks.setdefault(a + place, reason)
-        for name, some in parts.items():
-            found = out.columns.get(name)
-            some[piece] = DenseColumn(np.ones(b - a, np.bool_)) if found is None else found
+    parts = [(piece, a, b) for piece, (_, a, b) in enumerate(visit.pieces())]
+    is_divided = all(shard.can_divide for shard in visit.shards) and any(
+        out.nbytes >= LARGE_BATCH_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
+        for out in outs.values()
+    )
+    if is_divided:
+        parts = [(piece, row, row + 1) for piece, a, b in parts for row in range(a, b)]
+    elif choice.has_chunks and len(parts) > 1 and (chunks := opened.index.chunks) is not None:
+        # Chunks that another thread is decoding come last.
+        parts = [parts[piece] for piece in chunks.shards_in_order(visit.numbers)]
+    found: dict[_Part, RowsOut] = {}
+
+    def read(part: _Part) -> None:
+        piece, a, b = part
+        request, first = requests[piece], visit.bounds[piece]
+        if is_divided:
+            some = slice(a - first, b - first)
+            own = {name: crop.take(some) for name, crop in request.crops.items()}
+            request = replace(request, rows=visit.rows[a:b], crops=own)
+        shard = visit.shards[piece]
+        each = partial(_read, first=shard, request=request, arrays=outs, places=visit.places(a, b))
+        found[part] = opened.read(visit.numbers[piece], shard, each)
+
+    if is_divided:
+        opened.copy_threads().run(read, parts)
+    else:
+        for part in parts:
+            read(part)
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
-    for name, some in parts.items():
-        by_piece = [some[piece] for piece in sorted(some)]  # they may be read in another order
-        joined = joined_columns(by_piece) if by_piece else _empty_column(choice, name)
+    others: dict[str, list[Column]] = {
+        name: [] for name in (*choice.rows, *(name + PRESENT for name in choice.masked))
+    }
+    for part in sorted(found):
+        (piece, a, b), out = part, found[part]
+        for place, reason in out.wrong.items():
+            if marks is None:
+                raise opened.corruption(visit.numbers[piece], int(visit.rows[a + place]), reason)
+            marks.setdefault(a + place, reason)
+        for name, some_columns in others.items():
+            column = out.columns.get(name)
+            some_columns.append(DenseColumn(np.ones(b - a, np.bool_)) if column is None else column)
+    for name, some_columns in others.items():
+        joined = joined_columns(some_columns) if some_columns else _empty_column(choice, name)
         columns[name] = joined if visit.back is None else joined.take(visit.back)
     return columns
-
-
-def _gather_large(
-    visit: BatchRows,
-    requests: Sequence[RowRequest],
-    outs: Arrays,
-    wrong: Sequence[dict[int, str]],
-    opened: OpenShards,
-) -> Collection[str]:
-    """Read large rows one by one, on several threads. Return the fields that were read; none if
-    bytes from a cache are wrong, which must be fetched and read again.
-
-    outs: the batch's arrays, by field. wrong: receives the reasons against bad samples, for each
-    shard by position in it. Raises what reading raises.
-    """
-    large = [
-        name
-        for name, out in outs.items()
-        if out.nbytes >= LARGE_BATCH_BYTES and out.nbytes // len(out) >= LARGE_ROW_BYTES
-    ]
-    if not large:
-        return ()
-    pieces, positions = list(visit.pieces()), visit.positions
-
-    def gather(part: tuple[str, int, int]) -> None:
-        name, piece, row = part
-        shard, begin, _ = pieces[piece]
-        rows, place = visit.rows[row : row + 1], int(positions[row])
-        request = replace(requests[piece], rows=rows, dense=(name,), others=())
-        out = RowsOut(arrays=outs, places=slice(place, place + 1))
-        shard.read(request, out)
-        if out.wrong:
-            wrong[piece].setdefault(row - begin, out.wrong[0])
-
-    rows = [(piece, row) for piece, (_, a, b) in enumerate(pieces) for row in range(a, b)]
-    source = visit.shards[0].source
-    try:
-        opened.copy_threads().run(gather, [(name, *each) for name in large for each in rows])
-    except (CorruptShardError, OSError, EOFError) as error:
-        source.refuse(error, 0)
-        return ()
-    if any(wrong) and source.is_fetched:
-        for each in wrong:
-            each.clear()
-        return ()
-    return large
 
 
 def _read(

@@ -185,18 +185,11 @@ class _Spans:
         visit = self._visit
         for number, (shard, a, b) in zip(visit.numbers, [*self._pieces()], strict=True):
             bad = [span for span in wrong if a <= span < b]
-            rows = visit.rows[[span // self._width for span in bad]]
             if bad and shard.source.is_fetched:
-                fresh = self._opened.replace(number, shard)
-                table = fresh.table.take(rows, axis=0)
-                again = BatchRows(
-                    numbers=[number],
-                    shards=[fresh],
-                    bounds=[0, len(rows)],
-                    rows=rows,
-                    table=table,
-                    sorted_table=table,
-                )
+                self._opened.replace(number, shard)
+                rows = [(number, visit.rows[span // self._width]) for span in bad]
+                columns = self._choice.columns
+                again = BatchRows.of(np.array(rows, np.int64), self._opened, columns=columns)
                 bad = self._replaced(bad, again)
             for span in bad:
                 if self.reasons is None:

@@ -423,7 +423,7 @@ def test_a_selection_reserves_the_ids_of_its_dataset() -> None:
     check_source(found, [2, 7, 10, 11, 12, 13])
     with pytest.raises(ConfigError, match="selected"):
         found.rows(np.array([3]))
-    with pytest.raises(ConfigError, match="wanted 0 to 13"):
+    with pytest.raises(ConfigError, match="has 0 to 13"):
         found.rows(np.array([14]))
 
 
@@ -477,8 +477,11 @@ def labels(*names: str, name: str = "x", **columns: Any) -> Values:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Values([3], name="y"), 'memory:x has a field "label" and memory:y has none'),
-        (labels("a", "b", name="y", extra=np.zeros(4)), 'memory:y has a field "extra"'),
+        (Values([3], name="y"), 'memory:x and memory:y has a field "label"'),
+        (
+            labels("a", "b", name="y", extra=np.zeros(4)),
+            'memory:x and memory:y has a field "extra"',
+        ),
         (labels("b", "a", name="y"), "the same classes in another order"),
         (
             labels("a", "c", name="y"),
@@ -517,7 +520,7 @@ def test_fields_that_differ_and_are_not_selected_are_left_out(
     with pytest.raises(ConfigError, match=r'the field "age" of .* differs'):
         concat(chosen)
     named = [Dataset(root, manifest="list.csv", fields=("name",)) for root in roots[:1]]
-    with pytest.raises(ConfigError, match=r'"name" and .* has none.*Pass the same fields='):
+    with pytest.raises(ConfigError, match=r'has a field "name".*Pass the same fields='):
         concat([*named, Dataset(roots[1], manifest="list.csv", fields=("label",))])
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata, Contents
+    from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import ArrowColumn
     from penstock.readers.origin import Entry, Origin
@@ -334,10 +335,12 @@ class ArrowReader(TableReader):
         if len(self._parts) != len(shard.schema):
             raise ValueError("the number of its fields is wrong")
 
-    def is_plain(self, extent: int) -> bool:
-        """Return True if the chunk isn't compressed, and has neither a dictionary nor views."""
-        chunk = self._decoding[extent]
-        return not (chunk.codec or chunk.dictionaries or chunk.views)
+    def is_view(self, chunk: int, data: ShardData) -> bool:
+        """Return True if the chunk is in a mapped file, isn't compressed, and has neither a
+        dictionary nor views."""
+        own = self._decoding[chunk]
+        is_plain = not (own.codec or own.dictionaries or own.views)
+        return is_plain and data.view(chunk, size_bytes=0) is not None
 
     def dictionaries(self, extent: int) -> Sequence[int]:
         """Return the extents that hold the values of a chunk's dictionary."""

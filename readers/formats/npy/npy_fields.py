@@ -141,10 +141,6 @@ _HEAD_BYTES = _LOCAL.size + 2**8 + MAX_HEAD_BYTES
 _MAX_RATIO = 1032
 """Deflate decompresses one byte to at most this many."""
 
-_DAMAGE = (
-    *(BadZipFile, zlib.error, struct.error, ValueError, OverflowError, EOFError),
-    *(NotImplementedError, IndexError, KeyError),
-)
 _ENCRYPTED = 0x1
 _UTF_8 = 0x800
 
@@ -160,7 +156,7 @@ def _read_archive(origin: Origin, entry: Entry) -> dict[str, StoredArray | Rejec
         return read_file_parts(origin, [(entry, *span) for span in spans], workers=1)
 
     found, spans = dict[str, StoredArray | Rejection](), dict[ZipInfo, tuple[int, int]]()
-    with refusing(entry, "this isn't an .npz file, or it is damaged: ", _DAMAGE):
+    with refusing(entry, "this isn't an .npz file, or it is damaged: "):
         ends = _directory(entry.size_bytes, read)
         for member in ends:
             if (reason := _refusal(member)) is None:

@@ -30,11 +30,10 @@ from penstock.readers.formats.shard_summary import sample_table
 from penstock.readers.types import Facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField
@@ -105,7 +104,7 @@ class PackRows:
         right = self._is_right[rows // self._each]
         return None if right.all() else ~right
 
-    def wrong_samples(self, rows: Ints, samples: Sequence[Any]) -> NDArray[np.bool_] | None:
+    def wrong_samples(self, rows: Ints, samples: Iterable[Any]) -> NDArray[np.bool_] | None:
         """Check rows by their own checksums, because the rest of their blocks may not be on the
         local disk. Returns the same as `wrong`."""
         pairs = zip(samples, self._crcs[rows].tolist(), strict=True)
@@ -258,13 +257,17 @@ class PackShard(OpenShard):
         rows, places = request.rows, out.places
         for name in request.dense:
             dense, array, crop = self.dense(name), out.arrays[name], request.crops.get(name)
-            if self.source.is_whole or not dense.has_ranges:
-                if not self.source.is_whole and (spans := dense.needed(rows)):
+            is_whole, samples = self.source.is_whole, None
+            if not is_whole and (spans := dense.needed(rows)):
+                if dense.has_ranges and not self.source.is_kept:
+                    wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
+                    samples = dense.samples(self.source.load([wanted], request.mode)[0])
+                else:  # `fetch` has counted the hits, which `load` would count again
                     self.source.buffer(spans)
-                samples, bad = None, dense.wrong(rows)
+            if is_whole or not dense.has_ranges:
+                bad = dense.wrong(rows)
             else:
-                samples = self._rows(dense, rows, request.mode)
-                bad = dense.wrong_samples(rows, samples)
+                bad = dense.wrong_samples(rows, samples or dense.each(rows))
             if bad is not None:
                 out.wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
             if crop is not None:
@@ -278,15 +281,6 @@ class PackShard(OpenShard):
             else:
                 for place, sample in zip(np.arange(len(array))[places], samples, strict=True):
                     array[place] = sample
-
-    def _rows(self, dense: PackRows, rows: Ints, mode: ReadMode) -> list[NDArray[Any]]:
-        """Return large rows of a shard that isn't whole on the local disk, after fetching them."""
-        spans = dense.needed(rows)
-        if self.source.is_kept:  # `fetch` has counted the hits, which `load` would count again
-            self.source.buffer(spans)
-            return list(dense.each(rows))
-        wanted = SourceSpans(self.source, *map(list, zip(*spans, strict=True)))
-        return dense.samples(self.source.load([wanted], mode)[0])
 
 
 # The first exists while a pack is being written, the second once it is complete.

@@ -305,9 +305,7 @@ class ParquetFile(TableFile):
                 StoredChunk(
                     start=numbers.start,
                     size=numbers.size,
-                    form=leaf
-                    if numbers.codec == leaf.codec
-                    else replace(leaf, codec=numbers.codec),
+                    form=replace(leaf, codec=numbers.codec),
                     note=[*numbers[3:]],
                     lacking=_lacking(leaf, form, numbers, rows),
                     nulls_inside=numbers.nulls != 0 and not leaf.is_flat,
@@ -413,13 +411,12 @@ def _chunk(column: Struct, leaf: Leaf, size_bytes: int, rows: int) -> ChunkNumbe
     """Return the numbers of a column chunk."""
     if 8 in column or 9 in column:
         raise ValueError("is encrypted, which isn't supported: write it without encryption")
-    if (meta := column.part(3)) is None:
-        raise ValueError("has no metadata")
     if column.get(1):
         raise ValueError("is stored in another file, which isn't supported")
+    meta = column.part(3) or Struct()
     data, size, decoded, values, codec = sizes = [meta.count(field) for field in (9, 7, 6, 5, 4)]
     if min(sizes) < 0:
-        raise ValueError("has no offset, size, number of values or codec")
+        raise ValueError("has no metadata, or these lack its offset, size, values or codec")
     if meta.get(1) != leaf.physical:
         raise ValueError("has another type than the schema")
     if values < rows or (leaf.is_flat and values != rows):

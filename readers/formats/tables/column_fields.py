@@ -312,17 +312,10 @@ def _inferred_type(arrow: Any, *, name: str) -> Feature:
     if types.is_decimal(inner):
         type = f'Array("float64", {(None,) * len(shape)})' if shape else 'Value("float64")'
         return f'it holds {held}: read it as schema={{"{name}": {type}}}, or write it as integers'
-    advice = next(advice for is_so, advice in _ADVICE if is_so(inner))
-    return f"it holds {held}, which can't become a tensor: {advice}"
-
-
-_ADVICE: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (pa.types.is_struct, "write a column for each part, each of lists of numbers"),
-    (pa.types.is_map, "write a column for each key, or one text a row, as JSON"),
-    ((TEXT + BINARY).__contains__, "write one text a row, joined or as JSON, or numbers"),
-    (_is_encoded, "write the values themselves"),
-    (lambda _: True, "write it as numbers or texts"),
-)
+    return (
+        f"it holds {held}, which can't become a tensor: write a column of numbers for each part or "
+        "key, or one text a row, joined or as JSON"
+    )
 
 
 def _misfit(type: FieldType, arrow: Any) -> str | None:

@@ -147,11 +147,6 @@ class TableReader(UnitReader):
         """Return the values of a chunk of some rows, as `values_table` does. others: the bytes of
         the extents that `dictionaries` names. Raises ValueError if the bytes are damaged."""
 
-    def is_plain(self, extent: int) -> bool:
-        """Return True if a chunk's table consists of views of its bytes when these are mapped."""
-        del extent
-        return False
-
     def chunks(self, units: list[int], field: str) -> list[int]:
         """Return the extents of a field of some units."""
         number = self._numbers[field]
@@ -177,10 +172,6 @@ class TableReader(UnitReader):
         """Return the values of a field."""
         del field
         return TableValues(decoded)
-
-    def is_view(self, chunk: int, data: ShardData) -> bool:
-        """Return True if the chunk's values are plain numbers in a mapped file."""
-        return self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None
 
 
 class TableFormat(ChunkFormat, ABC):

@@ -52,7 +52,7 @@ from penstock.readers.formats.tokens.token_sequences import (
 )
 from penstock.readers.formats.unindexed_files import open_data_file, refusing
 from penstock.readers.origin import left_out_for
-from penstock.readers.types import Rejection
+from penstock.readers.types import accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,7 +76,6 @@ MAX_SEQUENCES = 2**27
 
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-_FLOATS = {6: "float64", 7: "float32"}
 _NPY_HEAD_BYTES = 10_012
 
 IDX, BIN, NPY = b".idx", b".bin", b".npy"
@@ -112,81 +111,58 @@ def read_idx(origin: Origin, entry: Entry, data: Entry) -> TokenFile:
     where = f"this isn't the index of {printable(data.name)}: "
     remedy = "Fetch or write both again, or remove them from the folder."
     with refusing(entry, where, remedy=remedy), open_data_file(origin, entry) as file:
-        dtype, sequences, borders = _parse_header(file.read_at(0, _HEADER.size), entry)
-        content = file.read_at(0, entry.size_bytes)
-        bounds = _parse_documents(content, dtype.itemsize, sequences, borders, data.size_bytes)
+        head = file.read_at(0, _HEADER.size)
+        if len(head) < _HEADER.size or not head.startswith(MAGIC):
+            raise ValueError("it doesn't begin as a Megatron index does (MMIDIDX)")
+        _, version, code, sequences, borders = _HEADER.unpack(head)
+        if version != 1 or code not in _DTYPES:
+            raise ValueError(
+                f"its version is {version}, and its numbers have the dtype code {code}; expected "
+                f"version 1, and one of {_DTYPES}"
+            )
+        end = _HEADER.size + 12 * sequences + 8 * borders
+        is_possible = sequences <= MAX_SEQUENCES and borders <= sequences + 1
+        if not is_possible or entry.size_bytes not in (end, end + sequences):
+            raise ValueError(
+                f"it claims {sequences:,} sequences (at most {MAX_SEQUENCES:,} are read) and "
+                f"{borders:,} borders of documents, and has {entry.size_bytes:,} bytes: it is "
+                "truncated or damaged"
+            )
+        dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
+        content, at = file.read_at(0, entry.size_bytes), _HEADER.size
+        sizes = np.frombuffer(content, "<i4", sequences, at)
+        pointers = np.frombuffer(content, "<i8", sequences, at + 4 * sequences)
+        numbers = np.frombuffer(content, "<i8", borders, at + 12 * sequences)
+        modes = np.frombuffer(content, "<i1", offset=end)
+        bounds = np.zeros(sequences + 1, np.int64)
+        np.cumsum(sizes, out=bounds[1:])
+        for first in np.flatnonzero((sizes < 0) | (pointers != bounds[:-1] * dtype.itemsize))[:1]:
+            raise ValueError(
+                f"sequence {first:,} has {sizes[first]:,} tokens and begins at byte "
+                f"{pointers[first]:,}, expected {bounds[first] * dtype.itemsize:,}, the end of the "
+                "one before it: sequences overlap, leave a gap or aren't in order"
+            )
+        if bounds[-1] * dtype.itemsize != data.size_bytes:
+            raise ValueError(
+                f"its sequences end at byte {bounds[-1] * dtype.itemsize:,}, and that file has "
+                f"{data.size_bytes:,} bytes"
+            )
+        for first in np.flatnonzero(modes)[:1]:
+            raise ValueError(
+                f"sequence {first:,} has mode {modes[first]}, and only text (0) is read"
+            )
+        if borders and (numbers[0] or (np.diff(numbers) < 0).any() or numbers[-1] != sequences):
+            raise ValueError(
+                "the borders of its documents don't ascend from 0 to the number of sequences: they "
+                f"end at sequence {numbers[-1]:,} of {sequences:,}"
+            )
     return TokenFile(
         entry=data,
         dtype=dtype.str,
         tokens=data.size_bytes // dtype.itemsize,
-        documents=bounds,
+        documents=bounds[numbers] if borders else bounds,  # without borders, each sequence is one
         checksum=crc32c(content),
     )
-
-
-def _parse_header(head: bytes, entry: Entry) -> tuple[np.dtype[Any], int, int]:
-    """Return the dtype, and the numbers of sequences and of borders. Raises ValueError."""
-    if len(head) < _HEADER.size or not head.startswith(MAGIC):
-        raise ValueError("it doesn't begin as a Megatron index does (MMIDIDX)")
-    _, version, code, sequences, borders = _HEADER.unpack(head)
-    if version != 1:
-        raise ValueError(f"its version is {version}, expected 1")
-    if code not in _DTYPES:
-        shown = _FLOATS.get(code, f"of the dtype code {code}")
-        raise ValueError(f"its numbers are {shown}, expected one of {list(_DTYPES.values())}")
-    if sequences > MAX_SEQUENCES or borders > sequences + 1:
-        raise ValueError(
-            f"it claims {sequences:,} sequences and {borders:,} borders of documents; expected "
-            f"at most {MAX_SEQUENCES:,} sequences, and one more border than sequences"
-        )
-    end = _HEADER.size + 12 * sequences + 8 * borders
-    if entry.size_bytes not in (end, end + sequences):
-        raise ValueError(
-            f"it has {entry.size_bytes:,} bytes, and its {sequences:,} sequences and "
-            f"{borders:,} borders take {end:,}: it is truncated"
-        )
-    return np.dtype(_DTYPES[code]).newbyteorder("<"), sequences, borders
-
-
-def _parse_documents(
-    content: bytes, itemsize: int, sequences: int, borders: int, data_bytes: int
-) -> Ints:
-    """Return the bounds of the documents, see `TokenFile`. Raises ValueError. data_bytes: of the
-    .bin file, whose tokens take `itemsize` each."""
-    at = _HEADER.size
-    sizes = np.frombuffer(content, "<i4", sequences, at)
-    pointers = np.frombuffer(content, "<i8", sequences, at + 4 * sequences)
-    numbers = np.frombuffer(content, "<i8", borders, at + 12 * sequences)
-    modes = np.frombuffer(content, "<i1", offset=at + 12 * sequences + 8 * borders)
-    if sequences and int(sizes.min()) < 0:
-        raise ValueError(f"sequence {int(sizes.argmin()):,} has {sizes.min():,} tokens")
-    bounds = np.zeros(sequences + 1, np.int64)
-    np.cumsum(sizes, out=bounds[1:])
-    wrong = np.flatnonzero(pointers != bounds[:-1] * itemsize)
-    if len(wrong):
-        first = int(wrong[0])
-        raise ValueError(
-            f"sequence {first:,} begins at byte {pointers[first]:,}, expected "
-            f"{bounds[first] * itemsize:,}, the end of the one before it: sequences "
-            "overlap, leave a gap or aren't in order"
-        )
-    if bounds[-1] * itemsize != data_bytes:
-        raise ValueError(
-            f"its sequences end at byte {bounds[-1] * itemsize:,}, and that file has "
-            f"{data_bytes:,} bytes"
-        )
-    if modes.any():
-        first = int(np.flatnonzero(modes)[0])
-        raise ValueError(f"sequence {first:,} has mode {modes[first]}, and only text (0) is read")
-    if not borders:
-        return bounds  # each sequence is one document
-    if numbers[0] or (np.diff(numbers) < 0).any() or numbers[-1] != sequences:
-        raise ValueError(
-            f"the borders of its documents don't ascend from 0 to the number of sequences: they "
-            f"end at sequence {numbers[-1]:,} of {sequences:,}"
-        )
-    documents: Ints = bounds[numbers]
-    return documents
 
 
 def find_files(origin: Origin) -> list[Pair]:
@@ -233,17 +209,18 @@ def inspect_token_file(origin: Origin, pair: Pair, *, dtype: str | None) -> Toke
     Raises ConfigError (the dtype is missing, or isn't the file's) or DatasetError.
     """
     entry, idx = pair
-    if idx is not None:
-        found = read_idx(origin, idx, entry)
-    elif entry.name.endswith(NPY):
-        found = _read_npy(origin, entry)
-    elif dtype is not None:
-        found = _flat_file(entry, np.dtype(dtype).newbyteorder("<"), 0)
-    else:
-        raise ConfigError(
-            f"dtype: {printable(entry.name)} doesn't record its dtype. Pass the one that it was "
-            'written with, such as dtype="uint16".'
-        )
+    with refusing(entry):
+        if idx is not None:
+            found = read_idx(origin, idx, entry)
+        elif entry.name.endswith(NPY):
+            found = _read_npy(origin, entry)
+        elif dtype is not None:
+            found = _flat_file(entry, np.dtype(dtype).newbyteorder("<"), 0)
+        else:
+            raise ConfigError(
+                f"dtype: {printable(entry.name)} doesn't record its dtype. Pass the one that it "
+                'was written with, such as dtype="uint16".'
+            )
     if dtype is not None and dtype != (name := np.dtype(found.dtype).name):
         source = "its header" if idx is None else printable(idx.name)
         raise ConfigError(
@@ -254,12 +231,12 @@ def inspect_token_file(origin: Origin, pair: Pair, *, dtype: str | None) -> Toke
 
 
 def _flat_file(entry: Entry, dtype: np.dtype[Any], start: int) -> TokenFile:
-    """Return the layout of a file of tokens from byte `start` on. Raises DatasetError."""
+    """Return the layout of a file of tokens from byte `start` on. Raises ValueError."""
     tokens, rest = divmod(entry.size_bytes - start, dtype.itemsize)
     if rest:
-        raise DatasetError(
-            f"{printable(entry.name)}: the file has {entry.size_bytes:,} bytes, which isn't a "
-            f"whole number of {dtype.name} tokens: it is truncated or has another dtype."
+        raise ValueError(
+            f"the file has {entry.size_bytes:,} bytes, which isn't a whole number of {dtype.name} "
+            "tokens: it is truncated or has another dtype"
         )
     return TokenFile(entry=entry, dtype=dtype.str, start=start, tokens=tokens)
 
@@ -267,14 +244,12 @@ def _flat_file(entry: Entry, dtype: np.dtype[Any], start: int) -> TokenFile:
 def _read_npy(origin: Origin, entry: Entry) -> TokenFile:
     with open_data_file(origin, entry) as file:
         data = np.frombuffer(file.read_at(0, _NPY_HEAD_BYTES), np.uint8)
-    header = read_npy_header(data, size_bytes=entry.size_bytes)
-    if isinstance(header, Rejection):
-        raise DatasetError(f"{printable(entry.name)}: {header.reason}.")
+    header = accepted(read_npy_header(data, size_bytes=entry.size_bytes))
     dtype = header.codec.dtype
     if len(header.shape) != 1 or dtype.kind not in "iu":
-        raise DatasetError(
-            f"{printable(entry.name)}: the array is {dtype.name} of shape {header.shape}, and "
-            'tokens are integers in one dimension. Pass format="npy", or save a flat array.'
+        raise ValueError(
+            f"the array is {dtype.name} of shape {header.shape}, and tokens are integers in one "
+            'dimension: pass format="npy", or save a flat array'
         )
     return _flat_file(entry, dtype, header.start)
 
@@ -438,11 +413,10 @@ class TokenFormat(ChunkFormat):
         if not names:
             return False
         # Links that are broken are left to the format that is recognised.
-        found = (origin.entry(name) for name in names if name.endswith(IDX))
-        idx = next((entry for entry in found if entry is not None), None)
-        if idx is None and origin.selection is not None:  # the URL names the .bin file only
-            idx = origin.entry(names[0].removesuffix(BIN) + IDX)
-        if idx is not None:
+        listed = [name for name in names if name.endswith(IDX)]
+        if origin.selection is not None:  # the URL may name the .bin file only
+            listed.append(names[0].removesuffix(BIN) + IDX)
+        if (idx := next(filter(None, map(origin.entry, listed)), None)) is not None:
             with open_data_file(origin, idx) as file:
                 return file.read_at(0, len(MAGIC)) == MAGIC
         return Sampling.of(origin.arrangement).dtype is not None

@@ -30,7 +30,7 @@ from penstock.readers.fieldtypes import (
 from tests.sources import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -87,44 +87,31 @@ class Memory(Source):
     def fields(self) -> tuple[str, ...]:
         return self._fields
 
-    def ids(self, rows: Ints) -> Ints:
-        return self._contents.places(rows)
-
-    def rows(self, ids: Ints) -> Ints:
-        return self._contents.rows(ids)
-
     def read(
         self,
         rows: Ints,
         *,
         mode: object = None,
         bad: dict[int, str] | None = None,
-        fields: object = None,
+        fields: Sequence[str] | None = None,
         crops: Mapping[str, ColumnCrop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
-        del mode, fields, blocks
+        del mode, blocks
         ids = self.ids(rows)
         self.read_ids += ids.tolist()
         for row, sample_id in enumerate(ids.tolist()):
             if sample_id in self.bad and bad is not None:
                 bad[row] = self.bad[sample_id]
-        stored = stored_fields(self._fields, self.schema)
+        stored = stored_fields(fields or self._fields, self.schema)
         present = {
             name: np.array([self._columns[name][i] is not None for i in ids], np.bool_)
             for name in stored
             if name in self._lacking
         }
-        columns = {
-            name: self._column(name, ids, bad or {})
-            for name in stored_fields(self._fields, self.schema)
-        }
+        columns = {name: self._column(name, ids, bad or {}) for name in stored}
         columns |= {name: cropped(columns[name], crop) for name, crop in (crops or {}).items()}
         return SampleBatch(ids=ids, columns=columns, present=present)
-
-    def values(self, name: str, rows: Ints) -> SampleBatch:
-        ids = self.ids(rows)
-        return SampleBatch(ids=ids, columns={name: self._column(name, ids, {})})
 
     def _column(self, name: str, ids: Ints, bad: Mapping[int, str]) -> Column:
         type, values = self.schema[name], [self._columns[name][i] for i in ids.tolist()]
@@ -154,8 +141,8 @@ class Memory(Source):
         like = RaggedColumn(np.empty((0, *rest), known.dtype), zero, count)
         return RaggedColumn.of(arrays, like=like)
 
-    def names(self, ids: Iterable[int] | Ints) -> list[str]:
-        return [f"sample-{i}" for i in np.asarray(list(ids)).tolist()]
+    def _names_of(self, rows: Ints) -> list[str]:
+        return [f"sample-{i}" for i in self.ids(rows).tolist()]
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         start = int(self._contents.starts[shard])

@@ -75,7 +75,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "rows": (footer(rows=10**12, columns=[chunk(values=10**12)]), r"1,000,000,000,000 rows"),
     "total": (footer(total=5), r"says 5 rows"),
     "outside": (footer(columns=[chunk(data=10**9)]), "would lie at bytes"),
-    "negative": (footer(columns=[chunk(data=-4)]), "no offset"),
+    "negative": (footer(columns=[chunk(data=-4)]), "lack its offset"),
     "size": (footer(columns=[chunk(size=2**62)]), "would lie at bytes"),
     "values": (footer(columns=[chunk(values=2**40)]), "values for 4 rows"),
     "type": (footer(columns=[chunk(type=6)]), "another type"),

@@ -26,6 +26,7 @@ from penstock.cache import (
     IndexChangedError,
     MissingDependencyError,
     OtherVersionError,
+    PenstockWarning,
     ReadError,
 )
 from penstock.readers import Dataset, build_index, open_index, pack
@@ -464,7 +465,8 @@ def test_a_file_that_was_a_mask_is_decoded_as_an_image(place):
     images.write_folder(place.root, {"m1.png": MASK, "m2.png": MASK})
     index, decoded = place.open(rows("mask"))
     assert (index.schema["mask"], decoded) == (Mask(of="image", dtype="uint8"), 2)
-    index, decoded = place.open(rows("mask", "depth"))
+    with pytest.warns(PenstockWarning, match='"mask" is read as pictures'):
+        index, decoded = place.open(rows("mask", "depth"))
     assert (index.schema["mask"], index.schema["depth"], decoded) == (Image(), Image(), 6)
     index, decoded = place.open(rows("mask"))
     assert (index.schema["mask"], index.samples) == (Mask(of="image", dtype="uint8"), 2)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,21 +26,17 @@ import torch.utils.data
 from penstock.cache import ClosedError, ConfigError
 from penstock.cache.base import READ_MODE, ReadMode
 from penstock.pipeline.feed import NativeEngine
-from penstock.pipeline.loader_arguments import LoaderArguments
 from penstock.pipeline.options import (
     DEFAULT_ORDER,
+    WORKER_ARGUMENTS,
+    LateWorld,
+    LoaderOptions,
     Order,
-    PenstockOptions,
     ResidentMode,
-    TorchOptions,
-    WorkerOptions,
     check_count,
-    check_counts,
-    check_timeout,
     checked_augment,
     no_worker_processes,
     refuse_torch_arguments,
-    refuse_with_seed,
 )
 from penstock.pipeline.plan import World
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
@@ -54,8 +50,9 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from penstock.augment import Recipes
+    from penstock.pipeline.options import DatasetKind
     from penstock.pipeline.report import Statistics
-    from penstock.pipeline.torch_data import TorchDataOptions, TorchEngine
+    from penstock.pipeline.torch_data import TorchEngine
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
     Engine = NativeEngine | TorchEngine
@@ -145,12 +142,8 @@ class PlanBatches(torch.utils.data.BatchSampler):
         self.sampler.set_epoch(epoch)
 
 
-# torch's arguments about workers and pinning, with which the inner torch loader is made.
-WORKER_OPTIONS = tuple(field.name for field in fields(WorkerOptions))
-# torch's arguments that torch reads from a loader's attributes.
-LIVE_OPTIONS = (*WORKER_OPTIONS, "generator")
 # Attributes that a native loader shows as they were passed.
-SHOWN_ARGUMENTS = (
+_SHOWN_NATIVE = (
     "num_workers",
     "pin_memory",
     "timeout",
@@ -160,57 +153,20 @@ SHOWN_ARGUMENTS = (
     "pin_memory_device",
     "in_order",
 )
-# Attributes that are read again when a pass begins.
+# Attributes that may be set, and count from the next pass on.
 _LIVE_NATIVE = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "in_order")
-_LIVE_TORCH = (*(set(WORKER_OPTIONS) - {"persistent_workers"}), "collate_fn", "generator")
+_LIVE_TORCH = (*(set(WORKER_ARGUMENTS) - {"persistent_workers"}), "collate_fn", "generator")
 
 _NEW_LOADER_REMEDY = (
     "Make another DataLoader, and load this one's state_dict() into it to continue from here"
 )
 
 
-def is_unchanged(value: Any, current: Any) -> bool:
+def _is_unchanged(value: Any, current: Any) -> bool:
     """Return True if setting the value in place of the current one changes nothing."""
     plain = bool | int | float | str
     return value is current or (
         isinstance(value, plain) and type(value) is type(current) and value == current
-    )
-
-
-def check_native_attribute(name: str, value: Any) -> None:
-    """Raise ConfigError unless a native loader uses the value from its next pass on."""
-    refuse_torch_arguments({name: value})
-    if name not in _LIVE_NATIVE:
-        raise fixed_argument_error(name)
-    if name in ("num_workers", "prefetch_factor"):
-        check_counts(**{name: value})
-    elif name == "timeout":
-        check_timeout(value)
-
-
-def check_torch_attribute(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
-    """Raise ConfigError unless a loader over a torch dataset uses the value from its next pass on.
-
-    is_ordered: a seed orders the samples. keeps_workers: persistent workers are alive, which keep
-    the values that they were started with.
-    """
-    if name not in _LIVE_TORCH:
-        raise fixed_argument_error(name)
-    if name == "generator" and is_ordered:
-        refuse_with_seed({name: value})
-    if keeps_workers:
-        raise ConfigError(
-            f"{name} should not be set while persistent workers are alive: they were started with "
-            "the old value and keep it. Set it before the first pass, or drop persistent_workers. "
-            f"{_NEW_LOADER_REMEDY}."
-        )
-
-
-def fixed_argument_error(name: str) -> ConfigError:
-    """Return the error for an argument that can't change."""
-    return ConfigError(
-        f"{name} should not be set once the loader is made: it would have no effect. "
-        f"{_NEW_LOADER_REMEDY}."
     )
 
 
@@ -305,7 +261,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         data_parallel: tuple[int, int] | None = None,
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        torch_options = TorchOptions(
+        kind = _kind_of(dataset)
+        self._late_world = LateWorld(world, data_parallel=data_parallel, device=device)
+        self._options = LoaderOptions(  # without what follows from the world
+            kind=kind,
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -322,11 +281,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
-        )
-        own = PenstockOptions(
             seed=seed,
             augment=checked_augment(augment),
-            device=device,
+            device=self._late_world.device,
             global_batch_size=global_batch_size,
             pad=pad,
             max_bad=max_bad,
@@ -336,18 +293,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             resident=resident,
             as_dict=as_dict,
             batch_tokens=batch_tokens,
-        )
-        self._arguments = LoaderArguments(
-            torch_options, own, world=world, data_parallel=data_parallel
-        )
+        ).with_drawn_seed()
         self._engine: Engine
         if isinstance(dataset, Source):
             self._init_native(dataset)
         else:
-            from penstock.pipeline.torch_data import check_dataset, check_torch_dataset
-
-            check_dataset(dataset)
-            check_torch_dataset(own)
             self._init_torch(dataset)
         if self._engine.shards_itself:
             # Accelerate returns such loaders unchanged. The loader that it would otherwise build
@@ -357,54 +307,38 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._is_made = True
 
     def _init_native(self, dataset: Source) -> None:
-        arguments = self._arguments
-        options = arguments.torch_options
-        options.check_native()
-        arguments.choose_seed(options.generator, draws=bool(options.shuffle))
-        for name in SHOWN_ARGUMENTS:
+        options = self._late_world.resolve(self._options)
+        for name in _SHOWN_NATIVE:
             setattr(self, name, getattr(options, name))
         without_worker_context(self)
         self.worker_init_fn = no_worker_processes
-        engine = NativeEngine(
-            dataset, arguments.native({}), world_is_known=arguments.world_is_known
-        )
+        engine = NativeEngine(dataset, options, world_is_known=self._late_world.is_known)
         self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
-        self.drop_last = bool(options.drop_last)
+        self.drop_last = options.drop_last
         self.collate_fn = None  # type: ignore[assignment]
         show_as_stream(self)
-        self.sampler = PlanSampler(engine, arguments.world)
+        self.sampler = PlanSampler(engine, options.world)
         self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
 
     def _init_torch(self, dataset: Any) -> None:
         # Imported here and below, because a native loader doesn't need these modules.
-        from penstock.pipeline.torch_data import (
-            TorchEngine,
-            check_unplanned,
-            planned_batch_size,
-            reject_rebuilt_loader,
-        )
+        from penstock.pipeline.torch_data import TorchEngine, reject_rebuilt_loader
 
-        arguments = self._arguments
-        options, own, world = arguments.torch_options, arguments.own, arguments.world
-        is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
+        options = self._late_world.resolve(self._options)
+        arguments = options.torch_arguments()
         sampler: PlanSampler | None = None
-        self._is_planned = is_map and own.seed is not None
-        if self._is_planned:
-            options.check_planned()
-            sampler = PlanSampler(None, world)
-            size = planned_batch_size(options, own, world)
-            options = replace(options, shuffle=None, sampler=sampler, batch_size=size)
-        else:
-            check_unplanned(own, is_map=is_map)
-        super().__init__(dataset, **options.arguments())
-        self._collate: Any = self.collate_fn
-        arguments.choose_seed(self.generator, draws=own.augment is not None)
-        if own.augment is not None:
+        if options.is_planned:
+            sampler = PlanSampler(None, options.world)
+            arguments.update(shuffle=None, sampler=sampler, batch_size=options.rank_batch)
+        super().__init__(dataset, **arguments)
+        self._options = replace(self._options, collate_fn=self.collate_fn)  # torch's, if none
+        if options.augment is not None:
             # A framework that rebuilds this loader would get images without augmentation.
             self.collate_fn = reject_rebuilt_loader
-        engine = TorchEngine(dataset, self._torch_data_options())
+        indices = self.sampler if self.batch_sampler is None else self.batch_sampler
+        engine = TorchEngine(dataset, self._late_world.resolve(self._options), indices=indices)
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -413,39 +347,46 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 batches = PlanBatches(sampler, self.batch_size, self.drop_last)
                 overwrite(self, "batch_sampler", batches)
 
-    def _torch_data_options(self) -> TorchDataOptions:
-        from penstock.pipeline.torch_data import TorchDataOptions
-
-        indices = self.sampler if self.batch_sampler is None else self.batch_sampler
-        live = {name: getattr(self, name) for name in LIVE_OPTIONS}
-        return TorchDataOptions.of(
-            self._arguments,
-            {**live, "collate_fn": self._collate},
-            indices=indices,
-            batch_size=self.batch_size,
-            is_batched=self.batch_sampler is not None,
-            is_planned=self._is_planned,
-        )
-
     # -- attributes that may change once the loader is made
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; raises ConfigError for an argument that no later pass reads."""
-        is_late = self._is_made and name in _ARGUMENTS
-        if is_late and not is_unchanged(value, getattr(self, name, self)):
-            engine = self._engine
-            if isinstance(engine, NativeEngine):
-                check_native_attribute(name, value)
-            else:
-                check_torch_attribute(
-                    name, value, is_ordered=self._is_planned, keeps_workers=engine.keeps_workers
-                )
-                if name == "collate_fn":
-                    from penstock.pipeline.torch_data import reject_rebuilt_loader
+        if (
+            not self._is_made
+            or name not in _ARGUMENTS
+            or _is_unchanged(value, getattr(self, name, self))
+        ):
+            super().__setattr__(name, value)
+            return
+        options, shown = self._options_with(name, value), value
+        if name == "collate_fn" and options.augment is not None:
+            from penstock.pipeline.torch_data import reject_rebuilt_loader
 
-                    self._collate = value
-                    value = value if self._arguments.own.augment is None else reject_rebuilt_loader
-        super().__setattr__(name, value)
+            shown = reject_rebuilt_loader
+        super().__setattr__(name, shown)
+        self._options = options
+
+    def _options_with(self, name: str, value: Any) -> LoaderOptions:
+        """Return the options with an argument that is set late, from the next pass on.
+
+        Raises ConfigError if no later pass reads it.
+        """
+        is_native = self._options.kind == "native"
+        if is_native:
+            refuse_torch_arguments({name: value})
+        if name not in (_LIVE_NATIVE if is_native else _LIVE_TORCH):
+            raise ConfigError(
+                f"{name} should not be set once the loader is made: it would have no effect. "
+                f"{_NEW_LOADER_REMEDY}."
+            )
+        options = replace(self._options, **{name: value})
+        if not isinstance(self._engine, NativeEngine) and self._engine.keeps_workers:
+            raise ConfigError(
+                f"{name} should not be set while persistent workers are alive: they were started "
+                "with the old value and keep it. Set it before the first pass, or drop "
+                f"persistent_workers. {_NEW_LOADER_REMEDY}."
+            )
+        return options
 
     def _settle(self, *, begins: bool) -> None:
         """Search for this process's world again, and let the engine use it if it has changed.
@@ -454,24 +395,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises what `LateWorld.settle` raises, and ConfigError and PlanError for arguments that
         don't fit that world.
         """
-        engine, arguments = self._engine, self._arguments
-        arguments.settle(
-            is_shared=engine.shards_itself, has_begun=engine.has_begun, must_be_known=begins
+        engine, late, options = self._engine, self._late_world, self._options
+        # Otherwise torch distributes the samples, and Penstock only warns.
+        needs_world = (
+            engine.shards_itself or options.seed is not None or options.augment is not None
         )
-        if not begins and engine.world == arguments.world:
-            return
-        if isinstance(engine, NativeEngine):
-            live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
-            engine.take_over(arguments.native(live))
-        else:
-            engine.take_over(self._torch_data_options())
-        self._show(engine.batch_size)
+        late.settle(
+            has_begun=needs_world and engine.has_begun, must_be_known=needs_world and begins
+        )
+        if begins or engine.world != late.world:
+            engine.take_over(self._late_world.resolve(self._options))
+            self._show(engine.batch_size)
 
     def _show(self, batch_size: int | None) -> None:
         """Update the attributes that trainers read: the batch size, and this rank's place."""
         overwrite(self, "batch_size", batch_size)
         if isinstance(self.sampler, PlanSampler):
-            self.sampler.place(self._arguments.world)
+            self.sampler.place(self._late_world.world)
         if isinstance(self.batch_sampler, PlanBatches) and batch_size is not None:
             self.batch_sampler.batch_size = batch_size
 
@@ -591,13 +531,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 "PrefixStore(quorum, store), or None."
             )
         engine = self._native_engine("rejoin")
-        arguments = self._arguments.rejoined(world, seed=engine.options.seed)
-        live = {name: getattr(self, name) for name in SHOWN_ARGUMENTS}
         from penstock.cache import JobStore
 
+        late = self._late_world.rejoined(world)
+        options = replace(
+            self._options, batch_size=1, global_batch_size=None, seed=engine.options.plan_seed
+        )
         job_store = None if store is None else JobStore.of(store)
-        engine.rejoin(arguments.native(live), step=step, store=job_store)
-        self._arguments = arguments
+        engine.rejoin(late.resolve(options), step=step, store=job_store)
+        self._late_world, self._options = late, options
         self._show(engine.batch_size)
 
     def _steps_of_plan(self, name: str) -> NativeEngine:
@@ -642,12 +584,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def world(self) -> World:
         """Rank and size of this loader's batches."""
-        return self._arguments.world
+        return self._late_world.world
 
     @property
     def device(self) -> torch.device:
         """The device of the tensors."""
-        return self._arguments.device
+        return self._late_world.device
+
+
+def _kind_of(dataset: Any) -> DatasetKind:
+    """Return the kind of a dataset. Raises ConfigError if it isn't one."""
+    if isinstance(dataset, Source):
+        return "native"
+    from penstock.pipeline.torch_data import check_dataset
+
+    check_dataset(dataset)
+    return "stream" if isinstance(dataset, torch.utils.data.IterableDataset) else "map"
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {

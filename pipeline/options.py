@@ -1,10 +1,10 @@
-"""Check a loader's arguments once, and turn them into frozen values for an engine.
+"""Check a loader's arguments once, as one frozen value, and resolve them for a world.
 
-`TorchOptions` and `PenstockOptions` hold the arguments as the user passed them: those that the
-loader shares with torch's, and its own. `NativeOptions` are resolved from both for one world: batch
-sizes per rank, the end of an epoch, the seed (the user's, or one drawn as torch does) and the
-device. `torch_data` resolves those of torch datasets. Every error names the argument. Arguments
-that contradict one another or the kind of dataset are errors before any work starts.
+`LoaderOptions` holds the arguments of a DataLoader as the user passed them. `LoaderOptions.at` adds
+what follows from the world: batch sizes of a rank, the seed, the device. The world may become known
+only after the loader was made (`LateWorld`), so the loader calls `at` again when it changes. Every
+error names the argument. Arguments that contradict one another or the kind of dataset are errors
+before any work starts.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import itertools
 import logging
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.cache import ConfigError, PenstockWarning, PlanError
 from penstock.cache.base import READ_MODE, ReadMode
-from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule
+from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule, World, local_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment import Operation, Recipes
-    from penstock.pipeline.plan import LoaderState, World
+    from penstock.pipeline.plan import LoaderState
 
 MOST_COUNT = 2**53 - 1
 """The largest integer that JSON, and so a state, holds exactly."""
@@ -305,47 +305,11 @@ def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) ->
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSeed:
-    """A loader's seed, as passed, or as drawn from torch's generator when the loader was made.
+def fresh_seed(generator: torch.Generator | None = None) -> int:
+    """Return a seed drawn as torch's samplers and loaders draw theirs."""
+    import torch
 
-    drawn: it differs between ranks, so it orders samples only in a world of one rank.
-    """
-
-    given: int | None
-    drawn: int | None = None
-
-    @classmethod
-    def choose(
-        cls, given: int | None, generator: torch.Generator | None, *, draws: bool
-    ) -> LoaderSeed:
-        """Return the user's seed; without one, draw it.
-
-        draws: False draws none, because nothing depends on it.
-        """
-        if given is not None or not draws:
-            return cls(given=given)
-        import torch
-
-        drawn = torch.empty((), dtype=torch.int64).random_(generator=generator)
-        return cls(given=given, drawn=int(drawn.item()))
-
-    def in_world(self, world: World, *, draws: bool) -> int:
-        """Return the seed for a world. draws: False returns 0, because nothing depends on it.
-
-        Raises ConfigError if several ranks would each draw their own.
-        """
-        if self.given is not None:
-            return int(self.given)
-        if not draws:
-            return 0
-        if self.drawn is None or world.size > 1:
-            raise ConfigError(
-                f"shuffle=True on {world.size} ranks needs seed=: without it, each rank would draw "
-                "its own order, and samples would repeat and go missing. Pass the same seed on "
-                "every rank."
-            )
-        return self.drawn
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 _LOG = logging.getLogger("penstock")
@@ -462,9 +426,56 @@ def check_shuffles(order: Order, *, shuffle: bool) -> None:
         )
 
 
+WORKER_ARGUMENTS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+"""torch's arguments about workers and pinning."""
+
+TORCH_ARGUMENTS = (
+    *WORKER_ARGUMENTS,
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "collate_fn",
+    "drop_last",
+    "generator",
+)
+"""All arguments of torch's DataLoader except its dataset."""
+
+ResidentMode = bool | Literal["auto"]
+DatasetKind = Literal["native", "map", "stream"]
+"""A `penstock.Dataset`, or a map-style or an iterable one of torch."""
+
+_ALONE = World(0, 1)
+
+MAX_BAD = 0.001
+"""The share of a dataset's samples that may be bad in an epoch, unless the user sets another."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """torch's arguments about workers and pinning, under torch's names."""
+class LoaderOptions:
+    """The arguments of a DataLoader, and what follows from them in one world.
+
+    Arguments have the names and meanings of `DataLoader` and are as the user passed or set them.
+    kind: of the dataset. drawn_seed: drawn from torch's generator, because the user passed no seed;
+    it differs between ranks, so it orders samples in a world of one rank alone. `at` sets the rest:
+    device: of this rank. world. agrees: the world is that of torch's process group, so its ranks
+    compare plans and count bad samples together. sizes: of the batches, if Penstock orders the
+    samples. plan_seed: of the order and of draws; a state may set it.
+
+    Raises ConfigError for arguments that fit no dataset, or not this kind.
+    """
+
+    kind: DatasetKind
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -475,29 +486,6 @@ class WorkerOptions:
     persistent_workers: bool = False
     pin_memory_device: str = ""
     in_order: bool = True
-
-    @classmethod
-    def of(cls, options: TorchOptions) -> WorkerOptions:
-        """Return the options, without those that mean nothing without workers.
-
-        torch's constructor rejects these, but ignores them in a loader's attributes.
-        """
-        values = {field.name: getattr(options, field.name) for field in fields(cls)}
-        if options.num_workers == 0:
-            values.update(
-                multiprocessing_context=None, prefetch_factor=None, persistent_workers=False
-            )
-        return cls(**values)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the options as keyword arguments for torch's constructor."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOptions(WorkerOptions):
-    """The arguments of torch's DataLoader except its dataset, as the user passed them."""
-
     batch_size: int | None = 1
     shuffle: bool | None = None
     sampler: Any = None
@@ -506,42 +494,8 @@ class TorchOptions(WorkerOptions):
     drop_last: bool = False
     generator: torch.Generator | None = None
 
-    def check_native(self) -> None:
-        """Raise ConfigError for arguments that a native dataset can't use, and for wrong numbers.
-
-        For a torch dataset, torch's own constructor checks them.
-        """
-        refuse_torch_arguments(self.arguments())
-        check_counts(num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
-        check_timeout(self.timeout)
-
-    def check_planned(self) -> None:
-        """Raise ConfigError for arguments that order samples in another way than Penstock's
-        plan."""
-        refuse_with_seed(
-            {
-                "sampler": self.sampler,
-                "batch_sampler": self.batch_sampler,
-                "generator": self.generator,
-                "in_order=False": None if self.in_order else True,
-            }
-        )
-
-
-ResidentMode = bool | Literal["auto"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PenstockOptions:
-    """The arguments of DataLoader that torch's doesn't have, except the world, as the user passed
-    them.
-
-    Raises ConfigError for a value that fits no dataset.
-    """
-
     seed: int | None = None
     augment: Recipes | None = None
-    device: str | torch.device | int = "cpu"
     global_batch_size: GlobalBatch | None = None
     pad: Literal["mask"] | None = None
     max_bad: float | None = None
@@ -552,10 +506,18 @@ class PenstockOptions:
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
 
+    drawn_seed: int | None = None
+    device: torch.device
+    world: World = _ALONE
+    agrees: bool = False
+    sizes: BatchSizes = BatchSizes(schedule=BatchSchedule.constant(1), ranks=1)
+    plan_seed: int = 0
+
     def __post_init__(self) -> None:
-        seed = self.seed
-        if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
-            raise ConfigError(f"seed must be an integer, got {seed!r}.")
+        if self.seed is not None:
+            if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
+                raise ConfigError(f"seed must be an integer, got {self.seed!r}.")
+            object.__setattr__(self, "seed", int(self.seed))
         if not isinstance(self.order, Order):
             raise ConfigError(
                 f"order must be an Order, such as Order(lanes=8), got {self.order!r}."
@@ -568,100 +530,197 @@ class PenstockOptions:
         if self.max_bad is not None:
             check_share("max_bad", self.max_bad)
         check_choice("as_dict", self.as_dict, (True, False))
-
-
-MAX_BAD = 0.001
-"""The share of a dataset's samples that may be bad in an epoch, unless the user sets another."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeOptions:
-    """The checked arguments of a native loader, resolved for one world.
-
-    given_seed: the seed that the user passed, which a state must equal; None if they passed none.
-    batch_is_default: the user passed no batch size, so a state may set it. threads: decode threads,
-    0 for this rank's share of the cores. depth: batches in DALI. agrees: the world is that of
-    torch's process group, so its ranks compare plans and count bad samples together. resident:
-    decoded images stay in memory. pin_memory: of batches on the CPU. as_dict: batches are dicts by
-    field, not tuples. batch_tokens: the most tokens of a rank's batch, whose samples then vary in
-    number, and sizes mean nothing; else None.
-    """
-
-    world: World
-    order: Order
-    sizes: BatchSizes
-    seed: int
-    given_seed: int | None
-    shuffle: bool
-    drop_last: bool
-    pad: bool
-    augment: Recipes | None
-    device: torch.device
-    deterministic: bool
-    threads: int
-    depth: int
-    timeout_s: float
-    read: ReadMode
-    batch_is_default: bool = False
-    max_bad: float = MAX_BAD
-    agrees: bool = False
-    resident: ResidentMode = False
-    pin_memory: bool = False
-    as_dict: bool = False
-    batch_tokens: int | Mapping[str, int] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        torch_options: TorchOptions,
-        own: PenstockOptions,
-        *,
-        seed: LoaderSeed,
-        world: World,
-        agrees: bool,
-        device: torch.device,
-    ) -> NativeOptions:
-        """Resolve the options from both kinds of arguments. own: Penstock's.
-
-        Raises ConfigError and PlanError for arguments that don't fit a native dataset or the world.
-        """
-        torch_options.check_native()
-        shuffle, drop_last = bool(torch_options.shuffle), bool(torch_options.drop_last)
-        if own.batch_tokens is None:
-            check_ends(world, drop_last=drop_last, pad=own.pad)
-        else:
-            check_by_tokens(torch_options.batch_size, own.global_batch_size, pad=own.pad)
-        return cls(
-            world=world,
-            sizes=batch_sizes(torch_options.batch_size, own.global_batch_size, world),
-            seed=seed.in_world(world, draws=shuffle),
-            given_seed=own.seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            pad=own.pad is not None,
-            augment=own.augment,
-            device=device,
-            deterministic=own.deterministic,
-            threads=torch_options.num_workers,
-            depth=torch_options.prefetch_factor or (2 if shuffle else 1),
-            timeout_s=float(torch_options.timeout),
-            read=own.read,
-            order=own.order,
-            batch_is_default=torch_options.batch_size == 1 and own.global_batch_size is None,
-            max_bad=MAX_BAD if own.max_bad is None else own.max_bad,
-            agrees=agrees,
-            resident=own.resident,
-            pin_memory=bool(torch_options.pin_memory),
-            as_dict=own.as_dict,
-            batch_tokens=own.batch_tokens,
+        if self.kind == "native":
+            refuse_torch_arguments(self.torch_arguments())
+            check_counts(num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
+            check_timeout(self.timeout)
+            object.__setattr__(self, "drop_last", bool(self.drop_last))  # it is in the state
+            return
+        # torch's own constructor checks torch's arguments.
+        self._refuse_what_is_native()
+        if not self.is_planned:
+            self._refuse_what_is_planned()
+            return
+        refuse_with_seed(
+            {
+                "sampler": self.sampler,
+                "batch_sampler": self.batch_sampler,
+                "generator": self.generator,
+                "in_order=False": None if self.in_order else True,
+            }
         )
+
+    def _refuse_what_is_native(self) -> None:
+        """Raise ConfigError for arguments that only native datasets can use."""
+        from penstock.augment import Stage
+
+        operations = () if isinstance(self.augment, Mapping) else self.augment or ()
+        of_fields = [op for op in operations if op.stage in (Stage.MAP, Stage.FIELD)]
+        is_passed = {
+            "augment= by field": isinstance(self.augment, Mapping),
+            **{f"{type(op).__name__} in augment=": True for op in of_fields},
+            "deterministic=": self.deterministic and self.augment is None,
+            "read=": self.read != READ_MODE,
+            "resident=True": self.resident is True,
+            "as_dict=True": self.as_dict is True,
+            "batch_tokens=": self.batch_tokens is not None,
+            'slots="rank"': self.order.slots != "data",
+            "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
+        }
+        for argument in (name for name, passed in is_passed.items() if passed):
+            raise ConfigError(
+                f"{argument} works on native datasets (penstock.Dataset), but this is a torch "
+                "dataset. Drop it, or read the files with penstock.Dataset."
+            )
+
+    def _refuse_what_is_planned(self) -> None:
+        """Raise ConfigError for arguments that need Penstock's order."""
+        is_map = self.kind == "map"
+        arguments = {
+            **shuffle_settings(self.order),
+            "pad": self.pad,
+            "global_batch_size": self.global_batch_size,
+            "max_bad": self.max_bad if is_map else None,
+        }
+        for name, value in arguments.items():
+            if value is not None:
+                remedy = (
+                    f"Pass seed= as well, or drop {name}=."
+                    if is_map
+                    else "An iterable dataset brings its own order: drop it."
+                )
+                raise ConfigError(
+                    f"{name}={value!r} needs Penstock's order of the samples. {remedy}"
+                )
+        if self.max_bad is not None:
+            raise ConfigError(
+                f"max_bad={self.max_bad!r} replaces bad samples by others, but the samples of an "
+                "iterable dataset have no numbers by which to find others. Drop max_bad=, and let "
+                "its __iter__ leave out the samples that it can't read."
+            )
+
+    # -- what follows from the arguments alone
+
+    @property
+    def is_planned(self) -> bool:
+        """True if Penstock orders the samples, and not torch or an iterable dataset."""
+        return self.kind == "native" or (self.kind == "map" and self.seed is not None)
+
+    @property
+    def is_batched(self) -> bool:
+        """True if samples come in batches."""
+        return self.batch_size is not None or self.batch_sampler is not None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """True if worker processes live on from one pass to the next."""
+        return bool(self.persistent_workers) and self.num_workers > 0
+
+    @property
+    def threads(self) -> int:
+        """Decode threads of a native dataset; 0 for this rank's share of the cores."""
+        return self.num_workers
+
+    @property
+    def depth(self) -> int:
+        """Batches of a native dataset that are in DALI at once."""
+        return self.prefetch_factor or (2 if self.shuffle else 1)
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds to wait for a batch or for other ranks; 0 for the defaults."""
+        return float(self.timeout)
+
+    @property
+    def batch_is_default(self) -> bool:
+        """True if the user passed no batch size, so that a state may set it."""
+        return self.batch_size == 1 and self.global_batch_size is None
+
+    def torch_arguments(self) -> dict[str, Any]:
+        """Return the arguments for torch's constructor."""
+        return {name: getattr(self, name) for name in TORCH_ARGUMENTS}
+
+    def worker_arguments(self) -> dict[str, Any]:
+        """Return torch's arguments about workers, without those that mean nothing without workers.
+
+        torch's constructor rejects these, but ignores them in a loader's attributes.
+        """
+        values = {name: getattr(self, name) for name in WORKER_ARGUMENTS}
+        if self.num_workers == 0:
+            values.update(
+                multiprocessing_context=None, prefetch_factor=None, persistent_workers=False
+            )
+        return values
+
+    def with_drawn_seed(self) -> LoaderOptions:
+        """Return the options with a drawn seed, if the user passed none and one is needed."""
+        draws = self.shuffle if self.kind == "native" else self.augment is not None
+        if self.seed is not None or not draws:
+            return self
+        return replace(self, drawn_seed=fresh_seed(self.generator))
+
+    # -- what follows from the world
+
+    def at(self, world: World, *, device: torch.device, agrees: bool = False) -> LoaderOptions:
+        """Return the options for a rank of a world. device: of this rank.
+
+        Raises ConfigError and PlanError for arguments that don't fit the world.
+        """
+        if not self.is_planned:
+            return replace(self, world=world, device=device, agrees=agrees)
+        return replace(
+            self,
+            world=world,
+            device=device,
+            agrees=agrees,
+            sizes=self._sizes_in(world),
+            plan_seed=self._seed_in(world),
+        )
+
+    def _sizes_in(self, world: World) -> BatchSizes:
+        batch_size = self.batch_size
+        if self.batch_tokens is None:
+            check_ends(world, drop_last=bool(self.drop_last), pad=self.pad)
+        else:
+            check_by_tokens(batch_size, self.global_batch_size, pad=self.pad)
+        if self.kind == "map" and batch_size is None:
+            if self.global_batch_size is not None or self.pad is not None:
+                raise ConfigError(
+                    "batch_size=None (single samples) allows no global_batch_size= and no pad=."
+                )
+            batch_size = 1
+        return batch_sizes(batch_size, self.global_batch_size, world)
+
+    def _seed_in(self, world: World) -> int:
+        """Return the seed in a world; 0 if nothing depends on it."""
+        if self.seed is not None:
+            return self.seed
+        if not self.shuffle:
+            return 0
+        if self.drawn_seed is None or world.size > 1:
+            raise ConfigError(
+                f"shuffle=True on {world.size} ranks needs seed=: without it, each rank would draw "
+                "its own order, and samples would repeat and go missing. Pass the same seed on "
+                "every rank."
+            )
+        return self.drawn_seed
+
+    @property
+    def rank_batch(self) -> int | None:
+        """The samples of this rank's largest batch; None if they are single, or cut by a batch
+        sampler."""
+        if self.batch_sampler is not None or self.batch_size is None:
+            return None
+        return self.sizes.per_rank if self.is_planned else self.batch_size
+
+    # -- states of a native dataset
 
     def wanted(self) -> dict[str, int | float]:
         """Return the settings by name that the user passed, which a state must equal."""
-        seed = {} if self.given_seed is None else {"seed": self.given_seed}
-        return {"shuffle": self.shuffle, **seed, **shuffle_settings(self.order)}
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return {"shuffle": bool(self.shuffle), **seed, **shuffle_settings(self.order)}
 
-    def resumed(self, state: LoaderState, *, warns: bool = True) -> NativeOptions:
+    def resumed(self, state: LoaderState, *, warns: bool = True) -> LoaderOptions:
         """Return the options with which to continue from a state.
 
         They have the state's seed and its batches so far. From the state's place on, the user's
@@ -669,7 +728,7 @@ class NativeOptions:
         Raises PlanError if a batch of the state is smaller than the world.
         """
         if state.plan.buckets is not None:
-            return replace(self, seed=state.plan.seed)
+            return replace(self, plan_seed=state.plan.seed)
         # Imported here, because a job that starts without a state doesn't need it.
         from penstock.pipeline.plan import resumed_schedule
 
@@ -679,7 +738,7 @@ class NativeOptions:
             planned = resumed_schedule(state, None, drop_last=self.drop_last)
             self._warn_of_other_batches(planned, schedule)
             self._warn_of_other_ends(state, global_batch=schedule.size)
-        return replace(self, seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
+        return replace(self, plan_seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
 
     def _warn_of_other_batches(self, planned: BatchSchedule, schedule: BatchSchedule) -> None:
         if schedule == planned:
@@ -712,3 +771,122 @@ class NativeOptions:
             PenstockWarning,
             stacklevel=4,
         )
+
+
+class LateWorld:
+    """The world of one loader, and this rank's device: the user's, or those of the latest search.
+
+    A trainer's launcher may start the process group between the loader's construction and its first
+    batch, and may not give its child processes their rank before that (Lightning's doesn't).
+
+    world: World(0, 1) until another is found. is_known: False while other processes exist whose
+    ranks aren't known.
+    """
+
+    def __init__(
+        self,
+        given: World | None,
+        *,
+        data_parallel: tuple[int, int] | None = None,
+        device: str | torch.device | int = "cpu",
+    ) -> None:
+        """Search for the world, unless the user passed it.
+
+        data_parallel: rank and size among the replicas of a model, if several processes share one.
+        Raises ConfigError if both are passed and for a device that this machine doesn't have, and
+        PlanError for impossible replicas.
+        """
+        if not isinstance(given, World | None):
+            raise ConfigError(f"world: got {given!r}, wanted World(rank, size) or None.")
+        if given is not None and data_parallel is not None:
+            raise ConfigError(
+                "Got world= and data_parallel=, which both set the rank whose batches this process "
+                "gets. Pass one of them."
+            )
+        self._is_given = given is not None
+        self._replica = _checked_replica(data_parallel)
+        self._device = device
+        self.is_known = self._was_found = True
+        if given is None:
+            try:
+                found = World.find()
+            except PlanError:
+                found, self.is_known = None, False
+            self._was_found = found is not None
+            given = self._placed(found)
+        self.world, self.device = given, self._device_in(given)
+
+    @property
+    def is_of_group(self) -> bool:
+        """True if the world's ranks are those of torch's process group, so that they exchange
+        facts."""
+        return not self._is_given or self.world.place is not None
+
+    def settle(self, *, has_begun: bool, must_be_known: bool) -> None:
+        """Search for the world again. has_begun: the loader has delivered batches.
+
+        Raises PlanError, if the world must be known, while it isn't and if it changed under a
+        loader that has begun; and ConfigError for a device that this rank doesn't have.
+        """
+        if self._is_given:
+            return
+        try:
+            found = World.find()
+            now = self._placed(found)
+            has_changed = (now.rank, now.size) != (self.world.rank, self.world.size)
+            if has_changed and has_begun and self._was_found:
+                raise self._moved_error(now)
+        except PlanError:
+            if must_be_known:
+                raise
+            return
+        if has_changed or not self.is_known or not has_begun:
+            if now != self.world:
+                self.device = self._device_in(now)
+            self.world, self._was_found, self.is_known = now, found is not None, True
+
+    def resolve(self, options: LoaderOptions) -> LoaderOptions:
+        """Return a loader's options in this world, as far as it is known."""
+        return options.at(self.world, device=self.device, agrees=self.is_of_group)
+
+    def _moved_error(self, now: World) -> PlanError:
+        before = self.world
+        return PlanError(
+            f"This loader has begun as rank {before.rank} of {before.size}, but this process "
+            f"is now rank {now.rank} of {now.size}: samples would repeat or go missing. Make "
+            "a loader for the new world and load this one's state_dict() into it, or pass "
+            "world=."
+        )
+
+    def rejoined(self, world: World) -> LateWorld:
+        """Return another world with this rank's device.
+
+        world: if it has no place on a node, this process keeps its own.
+        """
+        before = self.world
+        if world.local_size == 1 and before.local_size <= world.processes:
+            world = replace(world, local_rank=before.local_rank, local_size=before.local_size)
+        return LateWorld(world, device=self.device)
+
+    def _device_in(self, world: World) -> torch.device:
+        return parse_device(self._device, local_rank=world.local_rank or local_rank())
+
+    def _placed(self, found: World | None) -> World:
+        """Return the world that was found, with the replica that the user passed."""
+        if self._replica is None:
+            return World(0, 1) if found is None else found
+        rank, size = self._replica
+        return World(rank, size) if found is None else found.with_replicas(rank, size)
+
+
+def _checked_replica(replica: object) -> tuple[int, int] | None:
+    if replica is None:
+        return None
+    if not isinstance(replica, (tuple, list)) or len(replica) != 2:
+        hint = ' For a torch DeviceMesh pass world=World.from_mesh(mesh["dp"]).'
+        raise ConfigError(
+            f"data_parallel: got {type(replica).__name__}, wanted (rank, size) of this process's "
+            f"replica.{hint if hasattr(replica, 'mesh') else ''}"
+        )
+    world = World(*replica)  # checks both numbers
+    return world.rank, world.size

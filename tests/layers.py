@@ -23,7 +23,6 @@ pipeline.bench
 pipeline.loader
 pipeline.torch_data pipeline.feed
 pipeline.members
-pipeline.loader_arguments
 pipeline.options
 pipeline.report
 pipeline.plan

@@ -21,6 +21,7 @@ from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
 from penstock.pipeline.members import LoaderChannel, RankMembership
+from penstock.pipeline.options import MAX_BAD
 from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.readers import Blocks
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.members import JobWaits, SharedChannel
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
     from penstock.readers import Source
     from penstock.readers.fieldtypes import ValueChecks
 
 
-def checked_order(dataset: Source, options: NativeOptions) -> JobOrder:
+def checked_order(dataset: Source, options: LoaderOptions) -> JobOrder:
     """Return the order of a loader whose world isn't known yet, after checking its options.
 
     It makes every check of `build_assembly` that needs no thread, no graph and no other rank.
@@ -72,7 +73,7 @@ class Assembly:
 
 def build_assembly(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     position: Position,
     *,
     settings: PlanSettings | None = None,
@@ -120,7 +121,7 @@ def build_assembly(
 
 def _build(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     position: Position,
     order: JobOrder,
     channel: LoaderChannel,
@@ -190,7 +191,7 @@ def _build(
 
 def _pipeline(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     order: JobOrder,
     channel: LoaderChannel,
     mapped: MappedFields,
@@ -233,7 +234,7 @@ def _pipeline(
         slots=RankOrder(
             plan=order.plan(),
             world=options.world,
-            padded_by=order.walk if options.pad else None,
+            padded_by=None if options.pad is None else order.walk,
             mixes=mixed is not None,
         ),
         reader=BatchReader(
@@ -265,7 +266,7 @@ def _pipeline(
         bad_count=BadCount(
             dataset,
             bad_samples,
-            max_bad=options.max_bad,
+            max_bad=MAX_BAD if options.max_bad is None else options.max_bad,
             channel=channel,
             report=QuarantineFile(dataset.cache_folder, name=name),
             meter=meter,
@@ -277,7 +278,7 @@ def _pipeline(
 
 
 def _mapper(
-    dataset: Source, options: NativeOptions, mapped: MappedFields, meter: Meter, *, seed: int
+    dataset: Source, options: LoaderOptions, mapped: MappedFields, meter: Meter, *, seed: int
 ) -> Mapper | None:
     """Make the caller of the recipe's Maps; None without Maps."""
     if not mapped.maps:
@@ -305,7 +306,7 @@ def _shard_figures(dataset: Source) -> ShardFigures:
 
 def _prefetch(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     order: JobOrder,
     crops: ArrayDraws | None,
     channel: LoaderChannel,

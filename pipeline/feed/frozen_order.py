@@ -18,14 +18,14 @@ from penstock.pipeline.plan import (
 )
 
 if TYPE_CHECKING:
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import LaneOrder, PlanSettings
     from penstock.readers import Contents, Source
 
 
 def freeze_order(
     source: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     settings: PlanSettings | None = None,
     lane_order: LaneOrder | None = None,
 ) -> JobOrder:
@@ -52,7 +52,7 @@ def freeze_order(
 
 def _by_tokens(
     source: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     settings: PlanSettings | None,
     lane_order: LaneOrder | None,
 ) -> JobOrder:
@@ -88,16 +88,16 @@ def bucket_order(
 
 
 def _first_settings(
-    contents: Contents, options: NativeOptions, *, global_batch: int
+    contents: Contents, options: LoaderOptions, *, global_batch: int
 ) -> PlanSettings:
     """Return the settings of a first start: the user's, else derived from the dataset and batch."""
     given = options.order
-    check_shuffles(given, shuffle=options.shuffle)
+    check_shuffles(given, shuffle=bool(options.shuffle))
     if not options.shuffle:
-        return ordered_settings(seed=options.seed)
+        return ordered_settings(seed=options.plan_seed)
     return shuffled_settings(
         contents,
-        seed=options.seed,
+        seed=options.plan_seed,
         global_batch=global_batch,
         lanes=given.lanes,
         window=given.window,
@@ -105,7 +105,7 @@ def _first_settings(
     )
 
 
-def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
+def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:
     """Warn of the costs of a job's order. Only the first rank warns."""
     world = options.world
     icc = order.source.contents.icc
@@ -133,7 +133,7 @@ def warn_of_costs(order: JobOrder, options: NativeOptions) -> None:
             warnings.warn(message, PenstockWarning, stacklevel=4)
 
 
-def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
+def _few_shards(order: JobOrder, options: LoaderOptions) -> str | None:
     """Return a warning about shards that several nodes fetch; None if there is none."""
     contents, nodes = order.source.contents, options.world.nodes
     if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, PlanSettings, Walk
     from penstock.pipeline.report import ResidentFacts
     from penstock.readers import EncodedBatch, ImageRange, Source
@@ -228,7 +228,7 @@ class MixedFields:
         return images, others.with_columns({self.label: DenseColumn(soft)})
 
 
-def make_mixed(schema: Schema, options: NativeOptions, recipes: FieldRecipes) -> MixedFields | None:
+def make_mixed(schema: Schema, options: LoaderOptions, recipes: FieldRecipes) -> MixedFields | None:
     """Make the mixer of a batch's samples; None if the recipe doesn't mix. Raises ConfigError."""
     image = recipes.mixed
     if image is None:
@@ -258,7 +258,7 @@ def make_mixed(schema: Schema, options: NativeOptions, recipes: FieldRecipes) ->
 
 def make_resident(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     frozen: PlanSettings,
     images: Mapping[str, CheckedRecipe],
     mapped: MappedFields,
@@ -346,7 +346,7 @@ def _not_resident(
 
 def make_graphs(
     recipes: FieldRecipes,
-    options: NativeOptions,
+    options: LoaderOptions,
     threads: int,
     resident: ResidentImages | None,
     *,
@@ -391,7 +391,7 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
 
 def _make_graph(
     recipe: CheckedRecipe,
-    options: NativeOptions,
+    options: LoaderOptions,
     threads: int,
     resident: ResidentImages | None,
     *,
@@ -428,7 +428,7 @@ class ImageDecoding:
 
 def make_decoding(
     dataset: Source,
-    options: NativeOptions,
+    options: LoaderOptions,
     order: JobOrder,
     mapped: MappedFields,
     recipes: FieldRecipes,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.augment import ArrayCrop, FieldLists, PlacedMap
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.readers import Source
     from penstock.readers.fieldtypes import Schema
 
@@ -47,7 +47,7 @@ class MappedFields:
         return list(image_fields(self.schema, taken))
 
 
-def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
+def mapped_fields(dataset: Source, options: LoaderOptions) -> MappedFields:
     """Check the Maps of a loader's recipe against its dataset, and return the resulting fields.
 
     A Map may take fields that aren't selected. Raises RecipeError.
@@ -99,7 +99,7 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     )
 
 
-def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
+def make_recipes(dataset: Source, options: LoaderOptions, mapped: MappedFields) -> FieldRecipes:
     """Check the recipe without its Maps against the fields that batches have."""
     types = (mapped.schema[name] for name in mapped.fields if name in mapped.schema)
     # Images, and what follows them, are processed even without operations.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.members import RankMembership
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, JobPlan, LoaderState, PlanSettings, World
     from penstock.pipeline.report import Statistics
     from penstock.readers import Source
@@ -44,7 +44,7 @@ class NativeSetup:
     """
 
     def __init__(
-        self, dataset: Source, options: NativeOptions, position: Position, *, world_is_known: bool
+        self, dataset: Source, options: LoaderOptions, position: Position, *, world_is_known: bool
     ) -> None:
         self._dataset = dataset
         self._position = position
@@ -153,7 +153,7 @@ class NativeSetup:
         self._rebuild(self.options, self.order.settings, lane_order=lane_order)
         self._is_agreed = True
 
-    def change(self, user_options: NativeOptions) -> None:
+    def change(self, user_options: LoaderOptions) -> None:
         """Use other options from the next pass on, for example for another world.
 
         The rest of a restored epoch keeps its samples. Raises the errors of building; the setup is
@@ -176,7 +176,7 @@ class NativeSetup:
             self._settle(state, is_new=self.ready.membership is not membership)
         self._user_options = user_options
 
-    def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
+    def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.
 
         user_options: for the new world, without a batch size, because the job's applies. store: of
@@ -262,7 +262,7 @@ class NativeSetup:
 
     def _fit(
         self,
-        user_options: NativeOptions,
+        user_options: LoaderOptions,
         state: LoaderState | None,
         settings: PlanSettings | None,
         lane_order: LaneOrder | None,
@@ -275,7 +275,7 @@ class NativeSetup:
 
     def _rebuild(
         self,
-        options: NativeOptions,
+        options: LoaderOptions,
         settings: PlanSettings | None,
         *,
         lane_order: LaneOrder | None,
@@ -351,7 +351,7 @@ class NativeEngine:
 
     shards_itself = True
 
-    def __init__(self, dataset: Source, options: NativeOptions, *, world_is_known: bool) -> None:
+    def __init__(self, dataset: Source, options: LoaderOptions, *, world_is_known: bool) -> None:
         self.dataset = dataset
         self.has_begun = False  # a batch was delivered
         self._pid = os.getpid()
@@ -369,7 +369,7 @@ class NativeEngine:
         )
 
     @property
-    def options(self) -> NativeOptions:
+    def options(self) -> LoaderOptions:
         """The options in use: the user's, as overridden by a state."""
         return self._setup.options
 
@@ -391,7 +391,7 @@ class NativeEngine:
         """The world for which batches are made, as far as it is known."""
         return self.options.world
 
-    def take_over(self, user_options: NativeOptions) -> None:
+    def take_over(self, user_options: LoaderOptions) -> None:
         """Use other options from the next pass on, for example for another world.
 
         The rest of a restored epoch keeps its samples. Raises the errors of building; the engine is
@@ -506,7 +506,7 @@ class NativeEngine:
         if steps:
             self._position.skip_to(self.assembly.order.walk.cursor_of(self.step + steps))
 
-    def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
+    def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks, as `NativeSetup.rejoin`."""
         self._check_open()
         self._setup.rejoin(user_options, step=step, store=store)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch_pipeline import BatchPipeline
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Cursor, Step
     from penstock.readers import Source
     from penstock.readers.fieldtypes import FieldType
@@ -621,7 +621,7 @@ class ReadScale:
     def of(
         cls,
         dataset: Source,
-        options: NativeOptions,
+        options: LoaderOptions,
         *,
         fields: Iterable[str],
         are_slow: bool,

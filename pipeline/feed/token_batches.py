@@ -19,7 +19,7 @@ from penstock.readers.fieldtypes import Tokens, stored_fields
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import BucketSettings
     from penstock.readers import Source
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SHARDS, _SAMPLES = 16, 256
 
 
-def freeze_buckets(source: Source, options: NativeOptions) -> BucketSettings:
+def freeze_buckets(source: Source, options: LoaderOptions) -> BucketSettings:
     """Decide how batches are cut at a job's first start. Raises ConfigError and PlanError."""
     field, tokens = token_field(source, options)
     ranks = options.world.size
@@ -42,7 +42,7 @@ def freeze_buckets(source: Source, options: NativeOptions) -> BucketSettings:
     return settings
 
 
-def token_field(source: Source, options: NativeOptions) -> tuple[str, int]:
+def token_field(source: Source, options: LoaderOptions) -> tuple[str, int]:
     """Return the field whose lengths count, and the tokens of a rank.
 
     Raises ConfigError if that field isn't clear, or if its samples have no lengths.
@@ -79,7 +79,7 @@ def _has_lengths(source: Source, name: str) -> bool:
     return form is not None and form.is_ragged and form.shape[0] is None
 
 
-def _is_padded(field: str, options: NativeOptions) -> bool:
+def _is_padded(field: str, options: LoaderOptions) -> bool:
     augment = options.augment
     recipes = augment.values() if isinstance(augment, Mapping) else (augment or (),)
     for operation in (each for recipe in recipes for each in recipe):
@@ -122,7 +122,7 @@ def check_tokens(source: Source, settings: BucketSettings, *, ranks: int) -> Non
 
 
 def check_resumed(
-    source: Source, settings: BucketSettings | None, options: NativeOptions, *, ranks: int
+    source: Source, settings: BucketSettings | None, options: LoaderOptions, *, ranks: int
 ) -> None:
     """Check that a loader cuts batches as a state does. Raises ResumeError and PlanError.
 

@@ -19,7 +19,7 @@ from penstock.pipeline.members.shared_channel import built_key, open_channel, st
 
 if TYPE_CHECKING:
     from penstock.pipeline.members.handshake import FirstBatchBarrier, SharedFacts
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Cursor, JobOrder, LaneOrder, LoaderState
     from penstock.readers import Source
 
@@ -57,7 +57,7 @@ class JoinedMembership(RankMembership):
             self.barrier.come_back()
 
     def lane_order(
-        self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
+        self, order: JobOrder, options: LoaderOptions, at: Cursor, *, number: int
     ) -> LaneOrder | None:
         from penstock.pipeline.members.lane_agreement import agreed_lane_order, give_up
 
@@ -81,7 +81,7 @@ class JoinedMembership(RankMembership):
 
 def join_ranks(
     order: JobOrder,
-    options: NativeOptions,
+    options: LoaderOptions,
     *,
     plan: str,
     store: JobStore | None = None,
@@ -130,7 +130,7 @@ def join_ranks(
     )
 
 
-def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> None:
+def refuse_unbuilt(source: Source, options: LoaderOptions, error: Exception) -> None:
     """Publish that this rank's next loader can't be built, because the other ranks would wait for
     it."""
     world = options.world
@@ -139,7 +139,7 @@ def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> 
         return
     from penstock.pipeline.members.handshake import RankRefusals  # a process alone needs none of it
 
-    kind = store.under(store_section(_dataset_label(source), shuffle=options.shuffle))
+    kind = store.under(store_section(_dataset_label(source), shuffle=bool(options.shuffle)))
     with contextlib.suppress(JobStoreError):
         number = int(kind.get(built_key(world.process)) or 0) + 1
         RankRefusals(kind.under(str(number)), world).publish(f"{type(error).__name__}: {error}")
@@ -164,7 +164,7 @@ def _give_up(channel: LoaderChannel, reason: str) -> None:
                 give_up(store.under(f"lanes-{number}"), reason)
 
 
-def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str) -> SharedFacts:
+def _shared_facts(order: JobOrder, options: LoaderOptions, *, plan: str, at: str) -> SharedFacts:
     from penstock.pipeline.members.handshake import SharedFacts, recipe_facts
 
     contents, settings, walk = order.source.contents, order.settings, order.walk
@@ -185,13 +185,13 @@ def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str
         window=settings.window,
         reshuffle=float(settings.reshuffle),
         batch="" if at else batch,  # ranks that rejoin know only the batches to come (`at`)
-        ends=f"drop_last={walk.drop_last}, pad={'mask' if options.pad else None}",
+        ends=f"drop_last={walk.drop_last}, pad={options.pad}",
         recipe=recipe,
         recipe_words=recipe_words,
     )
 
 
-def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
+def _follows_data(order: JobOrder, options: LoaderOptions) -> bool:
     """Return True if the ranks' caches matter, as far as this rank knows: several nodes with caches
     that are kept."""
     world, remote, settings = options.world, order.source.remote_shards, order.settings
@@ -207,7 +207,7 @@ def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
 
 def rejoin_ranks(
     order: JobOrder,
-    options: NativeOptions,
+    options: LoaderOptions,
     state: LoaderState,
     *,
     store: JobStore | None,

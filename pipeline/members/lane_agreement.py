@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.cache import JobStore
     from penstock.cache.disk import DiskCache
     from penstock.pipeline.members.handshake import RankRefusals
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Cursor, JobOrder, World
 
     Ints = NDArray[np.int64]
@@ -62,7 +62,7 @@ _REMEDY = (
 def agreed_lane_order(
     store: JobStore,
     order: JobOrder,
-    options: NativeOptions,
+    options: LoaderOptions,
     at: Cursor,
     *,
     refusals: RankRefusals | None = None,

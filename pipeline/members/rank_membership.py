@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.cache import JobStore
-    from penstock.pipeline.options import NativeOptions
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Cursor, JobOrder, LaneOrder, LoaderState
 
 
@@ -131,7 +131,7 @@ class RankMembership:
         self.channel.begin_pass()
 
     def lane_order(
-        self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
+        self, order: JobOrder, options: LoaderOptions, at: Cursor, *, number: int
     ) -> LaneOrder | None:
         """Wait for all ranks, and return the lane order that they follow; None for the identity.
 

@@ -15,8 +15,8 @@ from penstock.readers import ANY_SIZE, EncodedBatch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.torch_data.image_split import SplitBatch
-    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 
 class Augmenter:
@@ -26,11 +26,10 @@ class Augmenter:
     RecipeError for operations that don't fit.
     """
 
-    def __init__(self, options: TorchDataOptions) -> None:
-        operations = options.own.augment
-        assert options.draw_seed is not None
+    def __init__(self, options: LoaderOptions, *, seed: int) -> None:
+        operations = options.augment
         assert not isinstance(operations, Mapping)
-        if options.is_batched and options.batch_size is None:
+        if options.is_batched and options.rank_batch is None:
             raise ConfigError(
                 "augment= needs batches of one size. Pass batch_size=, and sampler= instead of a "
                 "batch_sampler."
@@ -41,12 +40,12 @@ class Augmenter:
                 "MixUp and CutMix work on native datasets, but this is a torch dataset. Mix the "
                 "batch in your training step, or read the files with penstock.Dataset."
             )
-        self.seed = options.draw_seed
+        self.seed = seed
         self.threads = options.world.threads(usable_cores())
         self._options = {
-            "batch_size": options.batch_size or 1,
+            "batch_size": options.rank_batch or 1,
             "threads": self.threads,
-            "deterministic": options.own.deterministic,
+            "deterministic": options.deterministic,
         }
         self._device = options.device
         self._graph: Graph | None = None

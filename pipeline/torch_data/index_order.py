@@ -1,9 +1,10 @@
 """Order the indices of a map-style dataset by torch's sampler or, with a seed, by Penstock's own
 plan.
 
-An order returns the requests of one pass from a mark on, and resumes without reading data: a plan
-by arithmetic, a sampler with state by its state, any other sampler by drawing the same indices
-again and skipping those that were delivered.
+An order (`IndexOrder`) holds nothing of a pass. It returns the requests of one pass from a mark on
+(`PassRequests`), and resumes without reading data: a plan by arithmetic, a sampler with state by
+its state, any other sampler by drawing the same indices again and skipping those that were
+delivered.
 """
 
 from __future__ import annotations
@@ -11,72 +12,27 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.utils.data
 
 from penstock.cache import ConfigError, PlanError
-from penstock.pipeline.options import batch_sizes, check_shuffles
-from penstock.pipeline.plan import Cursor, Plan, Walk, default_lanes, default_window
+from penstock.pipeline.options import check_shuffles, fresh_seed
+from penstock.pipeline.plan import Cursor, Plan, RankOrder, Walk, default_lanes, default_window
 from penstock.pipeline.torch_data.mark import copy_of, has_state, length_of, state_of
 from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws
-from penstock.pipeline.torch_data.sample_faults import Substitutes
-from penstock.pipeline.torch_data.torch_options import planned_batch_size
-from penstock.pipeline.torch_data.worker import WorkerRequest, fresh_seed
+from penstock.pipeline.torch_data.worker import WorkerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.options import PenstockOptions, TorchOptions
-    from penstock.pipeline.plan import World
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.torch_data.mark import Mark
-
-
-class IndexOrder(Protocol):
-    """The order in which a map-style dataset is read; it holds nothing of a pass.
-
-    name: identifies the order; a resumed job must have the same.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    def decided(self, mark: Mark) -> Mark:
-        """Return the mark with the seed or state fixed from which the sampler will draw."""
-
-    def begin(self, mark: Mark) -> PassRequests:
-        """Return the requests of a pass from a mark on."""
-
-    def substitutes(self, max_bad: float | None) -> Substitutes | None:
-        """Return the substitutes of bad samples; None if a bad sample is an error."""
-
-    def steps(self) -> int | None:
-        """Return the number of batches of a whole epoch on this rank; None if unknown."""
-
-    def is_over(self, mark: Mark) -> bool:
-        """Return True if nothing is left of a mark's epoch, as far as is known."""
-
-    def last_samples(self) -> int | None:
-        """Return the number of samples of an epoch's incomplete last batch; None if unknown."""
-
-
-class PassRequests(Protocol):
-    """The requests of one pass, and the mark behind each batch that was delivered.
-
-    mark: where the pass starts. Until then, the seeds and states in it may change.
-    """
-
-    mark: Mark
-
-    def __iter__(self) -> Iterator[WorkerRequest]: ...
-    def with_draws(self, mark: Mark) -> Mark: ...
-    def after_batch(self, mark: Mark) -> Mark: ...
-    def valid_slots(self) -> NDArray[np.bool_] | None: ...
 
 
 _DONE: Any = object()
@@ -140,32 +96,39 @@ class TorchOrder:
         return not is_torchs or self.own_generator() is None
 
     def decided(self, mark: Mark) -> Mark:
+        """Return the mark with the seed or state fixed from which the sampler will draw."""
         is_open = mark.sampler_seed is None and not any(getattr(mark, name) for name in NAMES)
         if self.is_watched and is_open:
             mark = replace(mark, sampler_seed=fresh_seed())
         return mark
 
     def begin(self, mark: Mark) -> _TorchRequests:
+        """Return the requests of a pass from a mark on."""
         return _TorchRequests(self, mark)
 
     def steps(self) -> int | None:
+        """Return the number of batches of a whole epoch on this rank; None if unknown."""
         return length_of(self.indices)
 
     def is_over(self, mark: Mark) -> bool:
+        """Return True if nothing is left of a mark's epoch, as far as is known."""
         steps = self.steps()
         return steps is not None and 0 < steps <= mark.batches
 
     def last_samples(self) -> int | None:
+        """Return the number of samples of an epoch's incomplete last batch; None if unknown."""
         if self.sampler is self.indices:  # single samples, or the user's own batches
             return 0
         samples = length_of(self.sampler)
         return None if samples is None else samples % self.batch_size
 
-    def substitutes(self, max_bad: float | None) -> None:
-        """Return None: in torch's order, a bad sample is an error."""
-
 
 class _TorchRequests:
+    """The requests of one pass in torch's order, and the mark behind each delivered batch.
+
+    mark: where the pass starts. Until then, the seeds and states in it may change.
+    """
+
     def __init__(self, order: TorchOrder, mark: Mark) -> None:
         self._order = order
         self.mark = mark
@@ -267,57 +230,60 @@ VIRTUAL_SHARD_SAMPLES = 2**16
 class PlannedOrder:
     """Penstock's order over indices 0 to N - 1 of a map-style dataset, for one rank.
 
-    per_rank: samples of the largest rank's batch. is_padded: every batch is filled up to it.
-    batched: False requests single samples. seed: the user's.
+    ranks: the rows of each step that this rank reads. starts: first index of each virtual shard.
+    batched: False requests single samples.
     """
 
-    plan: Plan
+    ranks: RankOrder
     walk: Walk
-    world: World
-    per_rank: int
-    is_padded: bool
+    starts: NDArray[np.int64]
     batched: bool
-    seed: int
 
     @property
     def name(self) -> str:
         """The plan's fingerprint."""
-        return self.plan.fingerprint
+        return self.ranks.plan.fingerprint
+
+    def indices(self, rows: NDArray[np.int64]) -> list[int]:
+        """Return the indices of (virtual shard, row) pairs."""
+        indices: list[int] = (self.starts[rows[:, 0]] + rows[:, 1]).tolist()
+        return indices
 
     def batches(self, epoch: int) -> Iterator[list[int]]:
         """Yield this rank's indices in an epoch by batch, without padding."""
-        rank, size = self.world.rank, self.world.size
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
-            ids = self.plan.ids(epoch, step.start.position, step.size, rank=rank, world=size)
-            yield ids.tolist()
+            slots = self.ranks.slots(step)
+            yield self.indices(slots.rows[: slots.real])
 
     def samples(self) -> int:
         """Return the number of samples in all `batches`."""
         runs = self.walk.runs(Cursor(0, 0))
-        return sum(run.count * self.world.share(run.size) for run in runs)
+        return sum(run.count * self.ranks.world.share(run.size) for run in runs)
 
     def decided(self, mark: Mark) -> Mark:
+        """Return the mark: it needs no seed or state."""
         return mark
 
     def begin(self, mark: Mark) -> _PlannedRequests:
+        """Return the requests of a pass from a mark on."""
         return _PlannedRequests(self, mark)
 
-    def steps(self) -> int | None:
+    def steps(self) -> int:
+        """Return the number of batches of a whole epoch on each rank."""
         return len(self.walk)
 
     def is_over(self, mark: Mark) -> bool:
+        """Return True if nothing is left of a mark's epoch."""
         return not self.walk.step_size(Cursor(mark.epoch, mark.position))
 
     def last_samples(self) -> int:
+        """Return the number of samples of an epoch's incomplete last batch."""
         return self.walk.samples % self.walk.schedule.size if self.batched else 0
-
-    def substitutes(self, max_bad: float | None) -> Substitutes | None:
-        if max_bad is None or not self.walk.samples:
-            return None
-        return Substitutes.among(_virtual_shards(self.walk.samples), seed=self.seed)
 
 
 class _PlannedRequests:
+    """The requests of one pass of a plan, as `_TorchRequests`."""
+
     def __init__(self, order: PlannedOrder, mark: Mark) -> None:
         self._order = order
         self.mark = mark
@@ -326,21 +292,10 @@ class _PlannedRequests:
     def __iter__(self) -> Iterator[WorkerRequest]:
         order, mark = self._order, self.mark
         for step in order.walk.steps(Cursor(mark.epoch, mark.position), endless=False):
-            ids, valid = self._ids(step.start)
-            end = step.start.position + step.size
-            self._sent.append((end, valid))
-            yield WorkerRequest(index=ids if order.batched else ids[0], epoch=mark.epoch)
-
-    def _ids(self, start: Cursor) -> tuple[list[int], NDArray[np.bool_] | None]:
-        order = self._order
-        rank, size = order.world.rank, order.world.size
-        batch = order.walk.full_size(start)
-        ids = order.plan.ids(start.epoch, start.position, batch, rank=rank, world=size).tolist()
-        if not order.is_padded:
-            return ids, None
-        valid = np.arange(order.per_rank) < len(ids)
-        stand_in = order.plan.ids(start.epoch, start.position, 1).tolist()
-        return ids + stand_in * (order.per_rank - len(ids)), valid
+            slots = order.ranks.slots(step)
+            indices = order.indices(slots.rows)
+            self._sent.append((step.start.position + step.size, slots.valid))
+            yield WorkerRequest(index=indices if order.batched else indices[0], epoch=mark.epoch)
 
     def with_draws(self, mark: Mark) -> Mark:
         return mark
@@ -352,18 +307,15 @@ class _PlannedRequests:
         return self._sent[0][1]
 
 
-def planned_order(
-    dataset: Any, torch_options: TorchOptions, own: PenstockOptions, *, world: World
-) -> PlannedOrder:
-    """Return the order of a map-style dataset with a seed. own: Penstock's options.
+IndexOrder = TorchOrder | PlannedOrder
+PassRequests = _TorchRequests | _PlannedRequests
+
+
+def planned_order(dataset: Any, options: LoaderOptions) -> PlannedOrder:
+    """Return the order of a map-style dataset with a seed.
 
     Raises ConfigError and PlanError for arguments that don't fit.
     """
-    per_rank = planned_batch_size(torch_options, own, world)
-    sizes = batch_sizes(
-        1 if per_rank is None else torch_options.batch_size, own.global_batch_size, world
-    )
-    drop_last = bool(torch_options.drop_last)
     try:
         samples = len(dataset)
     except TypeError as error:
@@ -371,47 +323,39 @@ def planned_order(
             f"seed= needs a dataset with a length, but {type(dataset).__name__} has none. Give it "
             "a __len__, or drop seed=."
         ) from error
-    shuffle = bool(torch_options.shuffle)
-    check_shuffles(own.order, shuffle=shuffle)
-    walk = Walk(samples=samples, schedule=sizes.schedule, drop_last=drop_last)
+    check_shuffles(options.order, shuffle=bool(options.shuffle))
+    schedule = options.sizes.schedule
+    walk = Walk(samples=samples, schedule=schedule, drop_last=bool(options.drop_last))
     if samples and not len(walk):
         raise PlanError(
-            f"A global batch of {sizes.global_batch} samples is larger than the dataset of "
+            f"A global batch of {schedule.size} samples is larger than the dataset of "
             f"{samples}, and drop_last=True drops it, so an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
+    plan = _index_plan(samples, options)
     return PlannedOrder(
-        plan=_index_plan(samples, own, shuffle=shuffle, global_batch=sizes.global_batch),
+        ranks=RankOrder(
+            plan=plan, world=options.world, padded_by=None if options.pad is None else walk
+        ),
         walk=walk,
-        world=world,
-        per_rank=sizes.per_rank,
-        is_padded=own.pad is not None,
-        batched=per_rank is not None,
-        seed=int(own.seed or 0),
+        starts=np.cumsum(plan.sizes) - plan.sizes,
+        batched=options.is_batched,
     )
 
 
-def _virtual_shards(samples: int) -> list[int]:
-    """Return the sizes, in samples, of the virtual shards of a dataset without shards."""
-    if samples <= FULL_SHUFFLE_SAMPLES:
-        return [samples]
-    whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
-    return [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
-
-
-def _index_plan(samples: int, own: PenstockOptions, *, shuffle: bool, global_batch: int) -> Plan:
+def _index_plan(samples: int, options: LoaderOptions) -> Plan:
     """Return the plan over the indices of a dataset without shards."""
-    sizes, order = _virtual_shards(samples), own.order
-    if len(sizes) == 1:
-        lanes, window = 1, 1
-    else:
-        lanes = default_lanes(global_batch, len(sizes))
-        window = default_window(
-            len(sizes), lanes, global_batch=global_batch, icc=None, shuffled=False
-        )
+    order, lanes, window = options.order, 1, 1
+    sizes = [samples]
+    if samples > FULL_SHUFFLE_SAMPLES:
+        whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
+        sizes = [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
+        batch = options.sizes.global_batch
+        lanes = default_lanes(batch, len(sizes))
+        window = default_window(len(sizes), lanes, global_batch=batch, icc=None, shuffled=False)
     return Plan(
         sizes,
-        seed=int(own.seed or 0) if shuffle else None,
+        seed=options.plan_seed if options.shuffle else None,
         lanes=int(lanes if order.lanes is None else order.lanes),
         window=int(window if order.window is None else order.window),
         reshuffle=float(order.reshuffle),

@@ -48,7 +48,7 @@ class JobRanks:
         store = JobStore.of_group() if setup.options.agrees and world.processes > 1 else None
         if store is None:
             return None
-        facts, shuffles = _facts(setup), bool(setup.options.torch_options.shuffle)
+        facts, shuffles = _facts(setup), bool(setup.options.shuffle)
         # Numbered separately from native loaders.
         channel = open_channel(
             dataset=facts.dataset, shuffle=shuffles, world=world, store=store.under("torch")
@@ -61,7 +61,7 @@ class JobRanks:
             facts,
             world=world,
             waits=shuffles and world.size > 1,
-            timeout_s=float(setup.options.torch_options.timeout),
+            timeout_s=float(setup.options.timeout),
         )
         barrier.arrive()
         waits = JobWaits(channel, meter, world)
@@ -114,17 +114,17 @@ def _facts(setup: PassSetup) -> SharedFacts:
     options, order = setup.options, setup.order
     assert isinstance(order, PlannedOrder)
     kind, samples = type(setup.dataset).__name__, order.walk.samples
-    shuffles = bool(options.torch_options.shuffle)
-    recipe, recipe_words = recipe_facts(options.own.augment)
+    shuffles = bool(options.shuffle)
+    recipe, recipe_words = recipe_facts(options.augment)
     return SharedFacts(
         dataset=f"{kind}-{samples}",
         samples=samples,
-        seed=order.seed,
+        seed=options.plan_seed,
         plan=order.name,
         size=options.world.size,
         batch=str(order.walk.schedule.size),
-        ends=f"drop_last={order.walk.drop_last}, pad={'mask' if order.is_padded else None}",
+        ends=f"drop_last={order.walk.drop_last}, pad={options.pad}",
         recipe=recipe,
         recipe_words=recipe_words,
-        reshuffle=float(options.own.order.reshuffle) if shuffles else 0.0,
+        reshuffle=float(options.order.reshuffle) if shuffles else 0.0,
     )

@@ -14,10 +14,10 @@ from penstock.pipeline.torch_data.index_order import TorchOrder
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, has_state, length_of
 
 if TYPE_CHECKING:
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import World
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.index_order import IndexOrder
-    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class PassSetup:
     """
 
     dataset: Any
-    options: TorchDataOptions
+    options: LoaderOptions
     order: IndexOrder | None
     augmenter: Augmenter | None
 
     @property
     def num_workers(self) -> int:
-        return int(self.options.workers.num_workers)
+        return int(self.options.num_workers)
 
     @property
     def world(self) -> World:
@@ -60,7 +60,7 @@ class PassSetup:
     def own_generator(self) -> torch.Generator | None:
         """Return the generator from which the order is drawn, unless it is torch's default one."""
         own = self.order.own_generator() if isinstance(self.order, TorchOrder) else None
-        return own if own is not None else self.options.torch_options.generator
+        return own if own is not None else self.options.generator
 
     def steps(self) -> int | None:
         """Return the number of batches of an epoch; None if unknown."""
@@ -77,16 +77,16 @@ class PassSetup:
         """Return the number of batches by an iterable dataset's length; None for any other
         dataset."""
         length = None if self.order is not None else length_of(self.dataset)
-        if length is None or self.options.batch_size is None:
+        if length is None or self.options.rank_batch is None:
             return length
-        whole, rest = divmod(length, self.options.batch_size)
-        return whole + (rest > 0 and not self.options.torch_options.drop_last)
+        whole, rest = divmod(length, self.options.rank_batch)
+        return whole + (rest > 0 and not self.options.drop_last)
 
     def last_samples(self) -> int | None:
         """Return the number of samples of an epoch's incomplete last batch; None if unknown."""
         if self.order is not None:
             return self.order.last_samples()
-        length, size = length_of(self.dataset), self.options.batch_size
+        length, size = length_of(self.dataset), self.options.rank_batch
         return None if length is None or size is None else length % size
 
     def has_reached_length(self, mark: Mark) -> bool:
@@ -104,7 +104,7 @@ class PassSetup:
         Persistent workers keep their datasets over epochs, and so their positions are kept.
         """
         workers: tuple[WorkerPosition, ...] = ()
-        if self.options.workers.persistent_workers:
+        if self.options.keeps_workers:
             is_map = self.order is not None
             workers = tuple(
                 WorkerPosition(state=worker.state) if is_map else worker.next_epoch()

@@ -12,8 +12,6 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch.utils.data
-
 from penstock.cache import (
     ClosedError,
     ConfigError,
@@ -22,27 +20,27 @@ from penstock.cache import (
     ResumeError,
     watch,
 )
-from penstock.pipeline.options import check_epoch
+from penstock.pipeline.options import check_epoch, fresh_seed
 from penstock.pipeline.plan import not_a_torch_state
 from penstock.pipeline.report import Meter
 from penstock.pipeline.torch_data.epoch_pass import Bookmark, DatasetEpoch, Pass
 from penstock.pipeline.torch_data.index_order import PlannedOrder, TorchOrder, planned_order
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, length_of
+from penstock.pipeline.torch_data.occurrences import shards_by_rank
 from penstock.pipeline.torch_data.pass_setup import PassSetup
 from penstock.pipeline.torch_data.random_states import NAMES, freeze
 from penstock.pipeline.torch_data.sample_faults import BadTally
 from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
-from penstock.pipeline.torch_data.worker import fresh_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.index_order import IndexOrder
     from penstock.pipeline.torch_data.job_ranks import JobRanks
-    from penstock.pipeline.torch_data.torch_options import TorchDataOptions
 
 STATE_VERSION = 1
 
@@ -54,7 +52,7 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
         "version": STATE_VERSION,
         "kind": "torch",
         **_identity(setup),
-        "drop_last": setup.options.torch_options.drop_last,
+        "drop_last": setup.options.drop_last,
         "streams": setup.streams,
         "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
         # Ranks don't count bad samples together, and the state must be the same on all.
@@ -98,7 +96,7 @@ def _with_ends_of(setup: PassSetup, mark: Mark, *, saved: bool) -> Mark:
     Warns, as for native datasets. The next epoch begins if this one has nothing left. saved: that
     job's drop_last.
     """
-    here = bool(setup.options.torch_options.drop_last)
+    here = bool(setup.options.drop_last)
     rest = setup.last_samples()
     if saved == here or rest == 0:
         return mark
@@ -125,14 +123,14 @@ def _identity(setup: PassSetup) -> dict[str, Any]:
         "order": "torch" if is_torchs else "penstock",
         "seed": options.seed,
         "samples": length_of(setup.dataset),
-        "batch_size": options.batch_size if is_torchs else None,
+        "batch_size": options.rank_batch if is_torchs else None,
         "drawn_by": None if order is None else order.name,
     }
 
 
 def check_can_be_taken(setup: PassSetup, mark: Mark) -> None:
     """Raise ConfigError if no state can hold what was delivered, or repeat its order."""
-    if not setup.options.workers.in_order:
+    if not setup.options.in_order:
         raise ConfigError(
             "in_order=False delivers batches as they are ready, so no position says which ones "
             "were delivered, and there is no state. Pass in_order=True."
@@ -156,11 +154,7 @@ def with_decided_draws(setup: PassSetup, mark: Mark, *, keeps_workers: bool) -> 
     generator = setup.own_generator()
     if generator is not None and mark.generator is None:
         mark = replace(mark, generator=freeze(generator.get_state()))
-    if (
-        setup.options.torch_options.generator is None
-        and mark.base_seed is None
-        and not keeps_workers
-    ):
+    if setup.options.generator is None and mark.base_seed is None and not keeps_workers:
         mark = replace(mark, base_seed=fresh_seed())
     return mark if setup.order is None else setup.order.decided(mark)
 
@@ -202,9 +196,11 @@ class TorchEngine:
     shards_itself: Penstock orders the samples and shares them out over the ranks.
     """
 
-    def __init__(self, dataset: Any, options: TorchDataOptions) -> None:
-        augmenter = _augmenter_of(options)
-        order = _order_of(dataset, options)
+    def __init__(self, dataset: Any, options: LoaderOptions, *, indices: Any) -> None:
+        """indices: the sampler or batch sampler of torch's loader over the dataset."""
+        self._indices = indices
+        augmenter = _augmenter_of(options, indices)
+        order = _order_of(dataset, options, indices)
         # Replaced when the loader gets other options; a pass keeps those with which it began.
         self._setup = PassSetup(dataset=dataset, options=options, order=order, augmenter=augmenter)
         self.shards_itself = isinstance(order, PlannedOrder)
@@ -213,7 +209,7 @@ class TorchEngine:
             device=str(options.device),
             workers=self._setup.num_workers,
         )
-        max_bad = options.own.max_bad
+        max_bad = options.max_bad
         self._tally = (
             BadTally(dataset, max_bad=max_bad, meter=self.meter)
             if max_bad is not None and self.shards_itself
@@ -233,7 +229,7 @@ class TorchEngine:
         self._loaders.disown()
         self._latest = None
 
-    def take_over(self, options: TorchDataOptions) -> None:
+    def take_over(self, options: LoaderOptions) -> None:
         """Use other options from the next pass on: for another world, with other workers.
 
         Raises ConfigError and PlanError for options that don't fit; the engine is then unchanged.
@@ -242,9 +238,9 @@ class TorchEngine:
         order, augmenter = before.order, before.augmenter
         has_moved = options.world != before.world
         if has_moved or isinstance(order, TorchOrder):
-            order = _order_of(before.dataset, options)
+            order = _order_of(before.dataset, options, self._indices)
         if has_moved and augmenter is not None:
-            stale, augmenter = augmenter, _augmenter_of(options)
+            stale, augmenter = augmenter, _augmenter_of(options, self._indices)
             stale.close()
         self._setup = replace(before, options=options, order=order, augmenter=augmenter)
         if has_moved:
@@ -267,7 +263,7 @@ class TorchEngine:
     @property
     def batch_size(self) -> int | None:
         """The size of this rank's largest batch, if torch batches by a number."""
-        return self._setup.options.batch_size
+        return self._setup.options.rank_batch
 
     @property
     def keeps_workers(self) -> bool:
@@ -348,7 +344,7 @@ class TorchEngine:
         setup, bookmark = self._setup, self._bookmark
         live = self._live_pass()
         mark = bookmark.mark
-        if mark.batches == 0 and setup.options.seed is None and setup.options.workers.in_order:
+        if mark.batches == 0 and setup.options.seed is None and setup.options.in_order:
             mark = live.mark() if live is not None else mark
             mark = with_decided_draws(setup, mark, keeps_workers=self.keeps_workers)
             bookmark.decide(mark)
@@ -424,21 +420,32 @@ class TorchEngine:
         )
 
 
-def _order_of(dataset: Any, options: TorchDataOptions) -> IndexOrder | None:
+def _order_of(dataset: Any, options: LoaderOptions, indices: Any) -> IndexOrder | None:
     """Return the order of a map-style dataset: Penstock's with a seed, else torch's; None for a
     stream."""
-    if isinstance(dataset, torch.utils.data.IterableDataset):
+    if options.kind == "stream":
         return None
-    if options.seed is not None:
-        return planned_order(dataset, options.torch_options, options.own, world=options.world)
-    generator = options.torch_options.generator
-    return TorchOrder(options.indices, generator, is_numbered=options.own.augment is not None)
+    if options.is_planned:
+        return planned_order(dataset, options)
+    return TorchOrder(indices, options.generator, is_numbered=options.augment is not None)
 
 
-def _augmenter_of(options: TorchDataOptions) -> Augmenter | None:
-    """Return the augmenter of the batches' images; None without augment=."""
-    if options.own.augment is None:
+def _augmenter_of(options: LoaderOptions, indices: Any) -> Augmenter | None:
+    """Return the augmenter of the batches' images; None without augment=.
+
+    Raises ConfigError if several ranks would draw their own crops of the same samples.
+    """
+    if options.augment is None:
         return None
+    seed = options.drawn_seed if options.seed is None else options.seed
+    assert seed is not None
+    # If a sampler shares the samples out, each rank has its own crops and its own state.
+    if options.seed is None and options.world.size > 1 and not shards_by_rank(indices):
+        raise ConfigError(
+            f"augment= on {options.world.size} ranks needs seed=, the same on every rank. Penstock "
+            "then orders the samples and shares them out, so leave sampler= out. Or pass a sampler "
+            "that shares them out, such as torch's DistributedSampler, and no seed=."
+        )
     from penstock.pipeline.torch_data.augmenter import Augmenter
 
-    return Augmenter(options)
+    return Augmenter(options, seed=seed)

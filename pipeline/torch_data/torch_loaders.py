@@ -21,7 +21,9 @@ import torch.utils.data
 
 from penstock.cache import PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
+from penstock.pipeline.torch_data.index_order import PlannedOrder
 from penstock.pipeline.torch_data.mark import description_of
+from penstock.pipeline.torch_data.sample_faults import Substitutes
 from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource
 from penstock.pipeline.torch_data.worker import WorkerInit, identity
 from penstock.pipeline.torch_private import (
@@ -168,7 +170,7 @@ class TorchLoaders:
                 self._kept.source.begin_epoch(mark.epoch)
             return self._kept
         torch_loader = _make_loader(setup, mark, previous=previous)
-        if setup.options.workers.persistent_workers:
+        if setup.options.keeps_workers:
             self._kept = torch_loader
         return torch_loader
 
@@ -180,18 +182,18 @@ def _end_own_workers(iterator: Any, pid: int) -> None:
 
 
 def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
-    workers, generator = setup.options.workers, setup.options.torch_options.generator
+    options, generator = setup.options, setup.options.generator
     source = _make_source(setup, mark, previous=previous)
-    arguments = workers.arguments()
+    arguments = options.worker_arguments()
     arguments["worker_init_fn"] = WorkerInit(
-        worker_init_fn=workers.worker_init_fn, base_seed=mark.base_seed
+        worker_init_fn=options.worker_init_fn, base_seed=mark.base_seed
     )
-    if workers.multiprocessing_context is None and _must_not_fork(setup):
+    if arguments["multiprocessing_context"] is None and _must_not_fork(setup):
         arguments["multiprocessing_context"] = "forkserver"
     requests = None if setup.order is None else RequestSampler()
     # torch draws its workers' base seed at the start of each pass. If the seed isn't needed, the
     # training loop's generator stays untouched.
-    draws_seed = setup.options.seed is None and (generator is not None or mark.base_seed is None)
+    draws_seed = options.seed is None and (generator is not None or mark.base_seed is None)
     with warnings.catch_warnings():  # torch's constructor has warned once already
         warnings.simplefilter("ignore")
         loader = torch.utils.data.DataLoader(
@@ -207,28 +209,32 @@ def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
 
 def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
     options = setup.options
-    collate: Any = options.torch_options.collate_fn
+    collate: Any = options.collate_fn
     if setup.augmenter is not None:
         collate = SplitCollate(collate, batched=options.is_batched)
     if setup.order is not None:
+        substitutes: Substitutes | None = None
+        if options.max_bad is not None and isinstance(setup.order, PlannedOrder):
+            sizes = setup.order.ranks.plan.sizes
+            substitutes = Substitutes.among(sizes, seed=options.plan_seed)
         return MapSource(
             setup.dataset,
             collate=collate,
             batched=options.is_batched,
             seed=options.seed,
-            substitutes=setup.order.substitutes(options.own.max_bad),
+            substitutes=substitutes,
         )
-    seeds = (mark.base_seed, options.torch_options.generator, options.seed)
+    seeds = (mark.base_seed, options.generator, options.seed)
     return IterableSource(
         setup.dataset,
         collate=collate,
-        batch_size=options.batch_size,
-        drop_last=options.torch_options.drop_last,
+        batch_size=options.rank_batch,
+        drop_last=options.drop_last,
         epoch=mark.epoch,
         positions=mark.workers,
         first=mark.next_worker,
         seed=None if options.seed is None else (options.seed, setup.world.rank),
-        persistent=bool(options.workers.persistent_workers),
+        persistent=options.keeps_workers,
         draws_seeds=not setup.num_workers and all(seed is None for seed in seeds),
         previous=None if setup.num_workers else previous,
     )

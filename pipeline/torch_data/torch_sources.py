@@ -21,6 +21,7 @@ import torch.utils.data
 
 from penstock.cache import TooManyBadSamplesError
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.options import fresh_seed
 from penstock.pipeline.torch_data.mark import (
     WorkerPosition,
     copy_of,
@@ -36,7 +37,6 @@ from penstock.pipeline.torch_data.worker import (
     BadRow,
     Snapshots,
     WorkerMessage,
-    fresh_seed,
     seed_all,
     worker_id,
 )

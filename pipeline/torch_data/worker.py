@@ -121,11 +121,6 @@ class Snapshots:
         return snapshot
 
 
-def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """Return a seed drawn as torch's samplers and loaders draw theirs."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
 def seed_all(key: int) -> None:
     """Seed python's, numpy's and torch's CPU generator. key: 64 bits."""
     random.seed(key)

@@ -21,8 +21,8 @@ import torch.distributed as dist
 import torch.utils.data as torchs
 
 from penstock.cache import group_store
-from penstock.pipeline import DataLoader, torch_private
-from penstock.pipeline.torch_data import fresh_seed, seed_worker
+from penstock.pipeline import DataLoader, fresh_seed, torch_private
+from penstock.pipeline.torch_data import seed_worker
 from tests.layers import ROOT, modules
 from tests.torch_datasets import Squares
 from tests.watchdog import PATIENCE_S

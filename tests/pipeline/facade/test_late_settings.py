@@ -17,7 +17,7 @@ import torch.utils.data
 
 from penstock.augment import imagenet_train
 from penstock.cache import ConfigError, JobStore, PlanError
-from penstock.pipeline import WORKER_OPTIONS, DataLoader, LateWorld, World
+from penstock.pipeline import WORKER_ARGUMENTS, DataLoader, LateWorld, World
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.torch_datasets import Squares
@@ -428,7 +428,7 @@ class TestTorchDatasets:
     @pytest.mark.parametrize("options", [{}, {"seed": 1, "shuffle": True}])
     def test_every_other_argument_raises(self, options: dict[str, Any]) -> None:
         loader = DataLoader(Squares(12, "int"), 4, **options)
-        live = {*WORKER_OPTIONS, "collate_fn", "generator"} - {"persistent_workers"}
+        live = {*WORKER_ARGUMENTS, "collate_fn", "generator"} - {"persistent_workers"}
         before = [batch.tolist() for batch in loader]
         for name in ARGUMENTS - live:
             with pytest.raises(ConfigError, match=f"{name} should not be set") as caught:

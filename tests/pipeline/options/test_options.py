@@ -13,19 +13,15 @@ import torch.utils.data
 from penstock.cache import ConfigError, PenstockWarning, PlanError
 from penstock.pipeline import (
     DataLoader,
-    LoaderSeed,
-    NativeOptions,
+    LateWorld,
+    LoaderOptions,
     Order,
-    PenstockOptions,
-    TorchOptions,
-    WorkerOptions,
     World,
     batch_schedule,
     check_shuffles,
     shuffle_settings,
 )
 from penstock.pipeline.plan import BatchSchedule, LoaderState, PlanSettings
-from penstock.pipeline.torch_data import check_unplanned, planned_batch_size
 from tests.torch_datasets import Squares
 
 CPU = torch.device("cpu")
@@ -43,50 +39,40 @@ STATE = LoaderState(
 )
 
 
-def names(kind: Any) -> list[str]:
-    return [field.name for field in fields(kind)]
+# What follows from the others and from the world.
+RESOLVED = {"kind", "drawn_seed", "agrees", "sizes", "plan_seed"}
 
 
-def native(
-    own: PenstockOptions | None = None,
-    *,
-    world: World = ONE,
-    seed: LoaderSeed | None = None,
-    **options: Any,
-) -> NativeOptions:
-    own = own or PenstockOptions()
-    return NativeOptions.of(
-        TorchOptions(**options),
-        own,
-        seed=seed or LoaderSeed(given=own.seed, drawn=5),
-        world=world,
-        agrees=True,
-        device=CPU,
-    )
+def options_of(kind: Any, **arguments: Any) -> LoaderOptions:
+    return LoaderOptions(kind=kind, device=CPU, **arguments)
+
+
+def native(*, world: World = ONE, **arguments: Any) -> LoaderOptions:
+    options = options_of("native", **arguments).with_drawn_seed()
+    return options.at(world, device=CPU, agrees=True)
 
 
 def test_every_argument_of_the_loader_is_in_one_value() -> None:
     given = set(inspect.signature(DataLoader.__init__).parameters)
-    values = [*names(TorchOptions), *names(PenstockOptions)]
-    assert len(values) == len(set(values))
-    apart = {"self", "dataset", "world", "data_parallel", "snapshot_every_n_steps"}
-    assert set(values) == given - apart
+    apart = {"self", "dataset", "data_parallel", "snapshot_every_n_steps"}
+    assert {field.name for field in fields(LoaderOptions)} - RESOLVED == given - apart
 
 
-def test_torchs_arguments_are_torchs() -> None:
+@pytest.mark.parametrize("kind", ["native", "map", "stream"])
+def test_torchs_arguments_are_torchs(kind: Any) -> None:
     """They have torch's defaults."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
-    ours = {field.name: field.default for field in fields(TorchOptions)}
+    ours = options_of(kind).torch_arguments()
     assert set(ours) == set(torchs) - {"self", "dataset"}
-    for name, value in TorchOptions().arguments().items():
+    for name, value in ours.items():
         if name != "pin_memory_device":
             assert value == torchs[name].default, name
 
 
 def test_values_are_frozen() -> None:
-    for value in (TorchOptions(), Order(), PenstockOptions(), native()):
+    for value, name in ((Order(), "lanes"), (native(), "seed")):
         with pytest.raises(FrozenInstanceError):
-            setattr(value, names(type(value))[0], 1)
+            setattr(value, name, 1)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +89,7 @@ def test_an_order_that_can_not_be(wrong: dict[str, Any], message: str) -> None:
         Order(**wrong)
 
 
+@pytest.mark.parametrize("kind", ["native", "map", "stream"])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -115,9 +102,9 @@ def test_an_order_that_can_not_be(wrong: dict[str, Any], message: str) -> None:
         ({"max_bad": 1.5}, "max_bad must be a share between 0 and 1"),
     ],
 )
-def test_what_fits_no_dataset(wrong: dict[str, Any], message: str) -> None:
+def test_what_fits_no_dataset(kind: Any, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        PenstockOptions(**wrong)
+        options_of(kind, **wrong)
 
 
 def test_a_state_has_to_equal_what_the_user_passed() -> None:
@@ -125,7 +112,7 @@ def test_a_state_has_to_equal_what_the_user_passed() -> None:
     order = Order(lanes=2, window=3, reshuffle=1)
     assert shuffle_settings(order) == {"lanes": 2, "window": 3, "reshuffle": 1.0}
     assert native(shuffle=True).wanted() == {"shuffle": True}
-    assert native(PenstockOptions(seed=0, order=Order(lanes=2)), shuffle=True).wanted() == {
+    assert native(seed=0, order=Order(lanes=2), shuffle=True).wanted() == {
         "shuffle": True,
         "seed": 0,
         "lanes": 2,
@@ -137,16 +124,13 @@ def test_a_state_has_to_equal_what_the_user_passed() -> None:
 
 
 def test_orders_of_torch_take_nothing_of_a_plan() -> None:
-    check_unplanned(PenstockOptions(), is_map=True)
-    for own in (
-        PenstockOptions(order=Order(window=2)),
-        PenstockOptions(pad="mask"),
-        PenstockOptions(global_batch_size=4),
-    ):
+    given: dict[str, Any]
+    for given in ({"order": Order(window=2)}, {"pad": "mask"}, {"global_batch_size": 4}):
         with pytest.raises(ConfigError, match=r"Pass seed= as well"):
-            check_unplanned(own, is_map=True)
+            options_of("map", **given)
         with pytest.raises(ConfigError, match="An iterable dataset brings its own order"):
-            check_unplanned(own, is_map=False)
+            options_of("stream", **given)
+        assert options_of("map", seed=1, **given).is_planned
 
 
 @pytest.mark.parametrize(
@@ -159,19 +143,19 @@ def test_orders_of_torch_take_nothing_of_a_plan() -> None:
     ],
 )
 def test_a_plan_takes_no_other_order(given: dict[str, Any]) -> None:
-    TorchOptions().check_planned()
+    options_of("map", **given)
     with pytest.raises(ConfigError, match=f"{next(iter(given))}.*contradict"):
-        TorchOptions(**given).check_planned()
+        options_of("map", seed=1, **given)
 
 
 def test_native_options_follow_the_world() -> None:
-    own = PenstockOptions(seed=4, global_batch_size=7)
     one, second = (
-        native(own, world=world, shuffle=True, drop_last=True) for world in (ONE, SECOND_OF_TWO)
+        native(seed=4, global_batch_size=7, world=world, shuffle=True, drop_last=True)
+        for world in (ONE, SECOND_OF_TWO)
     )
     assert (one.sizes.per_rank, second.sizes.per_rank) == (7, 4)
     assert one.sizes.global_batch == second.sizes.global_batch == 7
-    assert (one.seed, one.depth, one.batch_is_default) == (4, 2, False)
+    assert (one.plan_seed, one.depth, one.batch_is_default) == (4, 2, False)
     assert native(num_workers=3, prefetch_factor=5, timeout=2).depth == 5
     assert native().batch_is_default
 
@@ -196,53 +180,69 @@ def test_several_ranks_need_an_end_and_a_seed() -> None:
     with pytest.raises(ConfigError, match="needs seed="):
         native(world=SECOND_OF_TWO, shuffle=True, drop_last=True)
     with pytest.raises(PlanError, match="smaller than the world of 2"):
-        native(PenstockOptions(global_batch_size=1), world=SECOND_OF_TWO, drop_last=True)
+        native(global_batch_size=1, world=SECOND_OF_TWO, drop_last=True)
 
 
 def test_a_state_brings_its_seed_and_an_omitted_batch() -> None:
     resumed = native(world=SECOND_OF_TWO, drop_last=True).resumed(STATE)
-    assert (resumed.seed, resumed.sizes.global_batch, resumed.sizes.per_rank) == (9, 20, 10)
+    assert (resumed.plan_seed, resumed.sizes.global_batch, resumed.sizes.per_rank) == (9, 20, 10)
     with pytest.warns(PenstockWarning, match="goes from 20 to 6 samples"):
         other = native(world=SECOND_OF_TWO, batch_size=3, drop_last=True).resumed(STATE)
-    assert (other.seed, other.sizes.global_batch) == (9, 6)
+    assert (other.plan_seed, other.sizes.global_batch) == (9, 6)
     with pytest.warns(PenstockWarning, match="ends with a batch of 3 samples"):
         native().resumed(STATE)
 
 
 def test_a_seed_that_was_drawn_orders_samples_of_one_rank_only() -> None:
-    def choose(given: int | None, *, draws: bool) -> LoaderSeed:
+    def drawn(**arguments: Any) -> LoaderOptions:
         generator = torch.Generator().manual_seed(1)
-        return LoaderSeed.choose(given, generator, draws=draws)
+        return options_of("native", generator=generator, drop_last=True, **arguments)
 
-    drawn = choose(None, draws=True)
-    assert drawn == choose(None, draws=True)
-    assert drawn.in_world(ONE, draws=True) == drawn.drawn
-    assert drawn.in_world(SECOND_OF_TWO, draws=False) == 0
-    assert choose(3, draws=True).in_world(SECOND_OF_TWO, draws=True) == 3
+    first, second = (drawn(shuffle=True).with_drawn_seed() for _ in range(2))
+    assert first.drawn_seed == second.drawn_seed == first.at(ONE, device=CPU).plan_seed
+    assert first.drawn_seed != drawn(shuffle=True, seed=3).with_drawn_seed().drawn_seed is None
+    assert drawn().with_drawn_seed().at(SECOND_OF_TWO, device=CPU).plan_seed == 0
+    assert drawn(shuffle=True, seed=3).at(SECOND_OF_TWO, device=CPU).plan_seed == 3
     with pytest.raises(ConfigError, match="on 2 ranks needs seed="):
-        drawn.in_world(SECOND_OF_TWO, draws=True)
+        first.at(SECOND_OF_TWO, device=CPU)
 
 
 def test_a_planned_batch_is_shared_out() -> None:
-    options = TorchOptions(batch_size=1, drop_last=True)
-    own = PenstockOptions(global_batch_size=7)
-    assert planned_batch_size(options, own, SECOND_OF_TWO) == 4
-    assert planned_batch_size(replace(options, batch_size=None), PenstockOptions(), ONE) is None
+    def planned(world: World, **arguments: Any) -> LoaderOptions:
+        options = options_of("map", seed=1, drop_last=world.size > 1, **arguments)
+        return options.at(world, device=CPU)
+
+    assert planned(SECOND_OF_TWO, global_batch_size=7).rank_batch == 4
+    assert planned(SECOND_OF_TWO, batch_size=7).rank_batch == 7
+    single = planned(ONE, batch_size=None)
+    assert (single.rank_batch, single.is_batched) == (None, False)
     with pytest.raises(ConfigError, match="allows no global_batch_size="):
-        planned_batch_size(replace(options, batch_size=None), own, ONE)
+        planned(ONE, batch_size=None, global_batch_size=7)
+
+
+def test_torchs_batch_stays_in_any_world() -> None:
+    options = options_of("map", batch_size=5).at(SECOND_OF_TWO, device=CPU)
+    assert (options.rank_batch, options.is_batched) == (5, True)
+    sampled = options_of("map", batch_sampler=[[1]])
+    assert (sampled.rank_batch, sampled.is_batched) == (None, True)
 
 
 def test_without_workers_torch_is_asked_for_none() -> None:
-    options = TorchOptions(prefetch_factor=3, persistent_workers=True, timeout=4)
-    without = WorkerOptions.of(options)
-    assert (without.prefetch_factor, without.persistent_workers, without.timeout) == (
-        None,
-        False,
-        4,
-    )
-    workers = WorkerOptions.of(replace(options, num_workers=1))
-    assert (workers.prefetch_factor, workers.persistent_workers) == (3, True)
-    torch.utils.data.DataLoader(Squares(1), **without.arguments())
+    options = options_of("map", prefetch_factor=3, persistent_workers=True, timeout=4)
+    without = options.worker_arguments()
+    assert without["prefetch_factor"] is None
+    assert (without["persistent_workers"], without["timeout"]) == (False, 4)
+    workers = replace(options, num_workers=1)
+    assert workers.worker_arguments()["prefetch_factor"] == 3
+    assert (options.keeps_workers, workers.keeps_workers) == (False, True)
+    torch.utils.data.DataLoader(Squares(1), **without)
+
+
+def test_a_rank_that_rejoins_keeps_its_device_and_its_place() -> None:
+    late = LateWorld(World(0, 4, local_rank=1, local_size=2))
+    moved = late.rejoined(World(2, 3))
+    assert moved.world == World(2, 3, local_rank=1, local_size=2)
+    assert moved.device == late.device
 
 
 def test_no_count_is_more_than_a_state_can_hold() -> None:

@@ -10,15 +10,8 @@ import torch
 import torch.utils.data
 
 from penstock.cache import ResumeError
-from penstock.pipeline import PenstockOptions, TorchOptions, WorkerOptions, World
-from penstock.pipeline.torch_data import (
-    Bookmark,
-    DatasetEpoch,
-    Mark,
-    PassSetup,
-    TorchDataOptions,
-    WorkerPosition,
-)
+from penstock.pipeline import LoaderOptions
+from penstock.pipeline.torch_data import Bookmark, DatasetEpoch, Mark, PassSetup, WorkerPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,21 +27,9 @@ class Ten(torch.utils.data.IterableDataset[int]):
 
 def setup(**options: Any) -> PassSetup:
     """Return the setup of a stream that promises ten samples: three batches of four."""
-    torch_options = TorchOptions(batch_size=4, **options)
     return PassSetup(
         dataset=Ten(),
-        options=TorchDataOptions(
-            torch_options=torch_options,
-            own=PenstockOptions(),
-            indices=None,
-            batch_size=4,
-            is_batched=True,
-            workers=WorkerOptions.of(torch_options),
-            draw_seed=None,
-            world=World(0, 1),
-            agrees=False,
-            device=torch.device("cpu"),
-        ),
+        options=LoaderOptions(kind="stream", batch_size=4, device=torch.device("cpu"), **options),
         order=None,
         augmenter=None,
     )

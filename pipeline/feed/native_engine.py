@@ -1,7 +1,7 @@
 """Run a loader over a native dataset: passes over epochs, state, rejoining, statistics.
 
-`NativeEngine` serves the loader's facade. `NativeSetup` holds the current options, the order and
-the assembly built from them, and rebuilds it for a state or another world.
+`NativeEngine` serves the loader's facade. It holds the current options, and the order and the
+assembly that were built from them, and rebuilds them for a state or another world.
 """
 
 from __future__ import annotations
@@ -36,114 +36,107 @@ if TYPE_CHECKING:
     from penstock.readers import Source
 
 
-class NativeSetup:
-    """Builds a loader's assembly for the user's options, a state and the world.
+class NativeEngine:
+    """Delivers the batches of a dataset or another source. The loader's facade forwards to it.
 
-    options: the options in use: the user's, as overridden by a state. order: the order frozen from
-    them. assembly: None while the world isn't known; the options are then only checked.
+    Its `Position` holds how far the user is. options: those in use: the user's, as overridden by a
+    state. order: the order frozen from them. world_is_known: the options have the final world;
+    otherwise they are only checked, and `take_over` builds the assembly.
     """
 
-    def __init__(
-        self, dataset: Source, options: LoaderOptions, position: Position, *, world_is_known: bool
-    ) -> None:
-        self._dataset = dataset
-        self._position = position
+    shards_itself = True
+
+    def __init__(self, dataset: Source, options: LoaderOptions, *, world_is_known: bool) -> None:
+        self.dataset = dataset
+        self.has_begun = False  # a batch was delivered
+        self.closed = False  # close() was called
+        self._pid = os.getpid()
+        self._position = Position()
         self.options = self._user_options = options  # the user's aren't overridden by a state
         self._state: LoaderState | None = None  # the loaded one
-        self.assembly: Assembly | None = None
+        self._assembly: Assembly | None = None
         self._samples_plan: tuple[JobOrder, JobPlan] | None = None
         # The ranks have agreed on their lanes; the number of agreements so far.
         self._is_agreed, self._agreements = False, 0
         if world_is_known:
-            self._install(build_assembly(dataset, options, position))
+            self._install(build_assembly(dataset, options, self._position))
         else:
             self.order = checked_order(dataset, options)
 
-    @property
-    def ready(self) -> Assembly:
-        """The assembly. Raises PlanError while the world isn't known."""
-        if self.assembly is None:
-            raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
-        return self.assembly
-
-    def state(self, *, is_shared: bool = True) -> LoaderState:
-        """Return the state at the user's position.
-
-        is_shared: with the count of bad samples on which all ranks agree; otherwise with the count
-        that this rank read last.
-        """
-        cursor, order = self._position.cursor, self.order
-        if self.assembly is None and self._state is not None:  # the world isn't known yet
-            return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
-        bad, fingerprint = 0, None
-        if self.assembly is not None:
-            counted = self.assembly.pipeline.bad_count
-            bad = counted.count_before(cursor) if is_shared else counted.known
-            fingerprint = self.assembly.fingerprint
-        from penstock.pipeline.plan import LoaderState  # not needed for batches
-
-        return LoaderState(
-            dataset=self._dataset.contents.fingerprint,
-            fingerprint=fingerprint or order.fingerprint(),
-            samples=order.walk.samples,
-            plan=order.settings,
-            epoch=cursor.epoch,
-            position=cursor.position,
-            step=self.step(),
-            schedule=order.walk.schedule,
-            drop_last=order.walk.drop_last,
-            bad=bad,
-            lane_order=None if order.lane_order is None else order.lane_order.text,
+    def __getstate__(self) -> NoReturn:
+        """Always raises NotPicklableError."""
+        raise NotPicklableError(
+            "A DataLoader over a native dataset can't be pickled (or deep-copied): its threads "
+            "and DALI's belong to this process. Pickle its dataset and its state_dict(), and make "
+            'the loader where it is used: with a trainer that spawns (strategy="ddp_spawn"), in '
+            "train_dataloader()."
         )
 
-    def step(self) -> int | None:
-        """Return the number of the next global batch; None if counting it would take too long."""
-        try:
-            return self.order.walk.step_number(self._position.cursor)
-        except PlanError:
+    @property
+    def assembly(self) -> Assembly:
+        """The parts that make batches. Raises PlanError while the world isn't known."""
+        if self._assembly is None:
+            raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
+        return self._assembly
+
+    @property
+    def batch_size(self) -> int:
+        """The largest rank's batch size at the beginning of the next pass; a state may set it."""
+        if (buckets := self.order.settings.buckets) is not None:
+            return self.world.share(buckets.batch, buckets.bins)
+        return self.options.sizes.share(self.order.walk.full_size(self._position.start))
+
+    @property
+    def world(self) -> World:
+        """The world for which batches are made, as far as it is known."""
+        return self.options.world
+
+    def __len__(self) -> int:
+        """Return the batches of the whole current epoch on this rank, which all ranks have."""
+        return self.order.walk.left(Cursor(self.epoch, 0))
+
+    # -- passes
+
+    def begin(self) -> Iterator[Output]:
+        """Begin a pass over the current epoch, at its start or at a restored position.
+
+        Nothing is consumed before the first next(), because some trainers call iter() an extra time
+        without iterating.
+        """
+        self._check_open()
+        self._agree()
+        self.assembly.runner.start(self._position.request_pass())
+        return _PassIterator(self)
+
+    def begin_pass(self) -> PassId:
+        """Move to the beginning of a pass, and end the passes before it."""
+        self._check_open()
+        self._begin_epoch(self._position.start)
+        return self._position.begin_pass()
+
+    def deliver(self, pass_id: PassId, *, step_s: float) -> Output | None:
+        """Return the next batch of a pass; None when its epoch is over. step_s: the time that the
+        training loop spent on the batch before."""
+        self._check_open()
+        assembly, position = self._assembly or self.assembly, self._position
+        assembly.pipeline.meter.step_s += step_s
+        assembly.runner.check()
+        if position.is_over(pass_id):
             return None
+        position.check(pass_id)
+        assembly.membership.meet(has_begun=self.has_begun)
+        output = assembly.runner.next_output()
+        self.has_begun = True
+        return output
 
-    def samples_of(self, step: int, rank: int | None) -> NDArray[np.int64]:
-        """Return the ids of a global batch by its number, in the order of its slots.
-
-        rank: only this rank's ids. Raises PlanError for a step or a rank that doesn't exist.
-        """
-        order, world = self.ready.order, self.options.world
-        begin = order.walk.cursor_of(step)
-        size = order.walk.step_size(begin)
-        low, high = 0, size
-        if rank is not None and not 0 <= rank < world.size:
-            raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
-        if self._samples_plan is None or self._samples_plan[0] is not order:
-            self._samples_plan = order, order.plan()  # separate, as a plan caches one position
-        plan = self._samples_plan[1]
-        if rank is not None:
-            low, high = (first_slot(size, r, world.size, plan.bins) for r in (rank, rank + 1))
-        rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
-        return self._dataset.ids(rows)
-
-    def begin_epoch(self, start: Cursor) -> None:
-        """Use this loader's batch sizes from a cursor on, if it lies before the state's position.
-
-        The state's history has the batch sizes before its position, which may differ from this
-        loader's. Raises the errors of building; the setup is then unchanged.
-        """
-        state, walk = self._state, self.order.walk
-        begun = walk.schedule.entries[walk.schedule.history][0]
-        if state is None or self.assembly is None or walk.sample(start) >= begun:
-            return
-        state = _moved(state, start)
-        self._fit(self._user_options, state, state.plan, self.order.lane_order, warns=False)
-        self._state = state
-
-    def agree(self) -> None:
+    def _agree(self) -> None:
         """Agree with the other ranks on the lanes that each reads, when a pass begins.
 
         It does nothing if they have agreed since the loader was made or got a state. It waits for
-        the other ranks if the lanes follow the data. Raises the errors of the exchange; the setup
+        the other ranks if the lanes follow the data. Raises the errors of the exchange; the engine
         is then unchanged.
         """
-        membership = self.ready.membership
+        membership = self.assembly.membership
         membership.begin_pass()
         if self._is_agreed or not membership.follows_data:
             return
@@ -153,28 +146,163 @@ class NativeSetup:
         self._rebuild(self.options, self.order.settings, lane_order=lane_order)
         self._is_agreed = True
 
-    def change(self, user_options: LoaderOptions) -> None:
-        """Use other options from the next pass on, for example for another world.
+    def _begin_epoch(self, start: Cursor) -> None:
+        """Use this loader's batch sizes from a cursor on, if it lies before the state's position.
 
-        The rest of a restored epoch keeps its samples. Raises the errors of building; the setup is
-        then unchanged.
+        The state's history has the batch sizes before its position, which may differ from this
+        loader's. Raises the errors of building; the engine is then unchanged.
         """
-        before, state = self._user_options, self._state
-        if self.assembly is not None and user_options == before:
+        state, walk = self._state, self.order.walk
+        begun = walk.schedule.entries[walk.schedule.history][0]
+        if state is None or self._assembly is None or walk.sample(start) >= begun:
             return
-        settings = None if state is None else state.plan
-        if settings is None and (user_options.world, user_options.sizes) == (
-            before.world,
-            before.sizes,
-        ):
-            settings = self.order.settings  # a plan doesn't change once it is made
-        old = self.assembly
-        kept = self.order.lane_order if old is not None else _lane_order_of(state)
-        self._fit(user_options, state, settings, None if settings is None else kept)
-        if state is not None and self._position.is_restored:
-            membership = None if old is None else old.membership
-            self._settle(state, is_new=self.ready.membership is not membership)
-        self._user_options = user_options
+        state = _moved(state, start)
+        self._fit(self._user_options, state, state.plan, self.order.lane_order, warns=False)
+        self._state = state
+
+    # -- epochs and state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch. It changes when the last batch of an epoch is delivered."""
+        return self._position.cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of an epoch. The current epoch keeps a restored position.
+
+        Raises ConfigError for a negative epoch.
+        """
+        check_epoch(epoch)
+        if int(epoch) != self.epoch:
+            self._begin_epoch(Cursor(int(epoch), 0))
+        self._position.set_epoch(int(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types, under 10 kB. It is the same on every rank."""
+        check_process(self._pid, "This loader")
+        return self._state_here().to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly after the last batch that the saved loader delivered.
+
+        The state's plan applies (seed, lanes, window); the world and the batch size may differ.
+        Raises ResumeError for a state of another dataset, seed, plan or version; the loader is then
+        unchanged.
+        """
+        self._check_open()
+        from penstock.pipeline.plan import LoaderState
+
+        try:
+            self._resume(LoaderState.from_dict(state))
+        except PenstockError as error:
+            if self._assembly is not None:  # the other ranks may wait for this one
+                self._assembly.membership.refuse(error)
+            raise
+
+    def _resume(self, state: LoaderState) -> None:
+        """Continue from a state, with its plan, after the last batch that it counts.
+
+        Raises ResumeError for a state of another dataset, seed or plan, and the errors of building;
+        the engine is then unchanged.
+        """
+        from penstock.pipeline.plan import check_resumable, other_order
+
+        contents = self.dataset.contents
+        check_resumable(
+            state,
+            dataset=contents.fingerprint,
+            samples=contents.samples,
+            wanted=self.options.wanted(),
+        )
+        fingerprint = order_fingerprint(contents, state.plan)
+        if fingerprint != state.fingerprint:
+            raise other_order(state.fingerprint, fingerprint)
+        lane_order = _lane_order_of(state)
+        if self._assembly is not None:
+            self._assembly.membership.compare_state(state)
+            self._fit(self._user_options, state, state.plan, lane_order)
+        self._position.restore(state.cursor)
+        if self._assembly is not None:
+            self._settle(state)
+        self._state, self._is_agreed = state, False
+
+    def _state_here(self, *, is_shared: bool = True) -> LoaderState:
+        """Return the state at the user's position.
+
+        is_shared: with the count of bad samples on which all ranks agree; otherwise with the count
+        that this rank read last.
+        """
+        cursor, order = self._position.cursor, self.order
+        if self._assembly is None and self._state is not None:  # the world isn't known yet
+            return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
+        bad, fingerprint = 0, None
+        if self._assembly is not None:
+            counted = self._assembly.pipeline.bad_count
+            bad = counted.count_before(cursor) if is_shared else counted.known
+            fingerprint = self._assembly.fingerprint
+        from penstock.pipeline.plan import LoaderState  # not needed for batches
+
+        return LoaderState(
+            dataset=self.dataset.contents.fingerprint,
+            fingerprint=fingerprint or order.fingerprint(),
+            samples=order.walk.samples,
+            plan=order.settings,
+            epoch=cursor.epoch,
+            position=cursor.position,
+            step=self._known_step(),
+            schedule=order.walk.schedule,
+            drop_last=order.walk.drop_last,
+            bad=bad,
+            lane_order=None if order.lane_order is None else order.lane_order.text,
+        )
+
+    def _known_step(self) -> int | None:
+        """Return the number of the next global batch; None if counting it would take too long."""
+        try:
+            return self.order.walk.step_number(self._position.cursor)
+        except PlanError:
+            return None
+
+    # -- steps of the job
+
+    @property
+    def step(self) -> int:
+        """The number of the next global batch, counted from the job's start.
+
+        Raises PlanError while the world isn't known, and if counting it would take too long.
+        """
+        return self.assembly.order.walk.step_number(self._position.cursor)
+
+    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
+        """Return the ids of a global batch by its number, in the order of its slots.
+
+        rank: only this rank's ids. Raises PlanError for a step or a rank that doesn't exist.
+        """
+        self._check_open()
+        step = check_count("step", step, least=0)
+        order, world = self.assembly.order, self.options.world
+        begin = order.walk.cursor_of(step)
+        size = order.walk.step_size(begin)
+        low, high = 0, size
+        if rank is not None and check_count("rank", rank, least=0) >= world.size:
+            raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
+        if self._samples_plan is None or self._samples_plan[0] is not order:
+            self._samples_plan = order, order.plan()  # separate, as a plan caches one position
+        plan = self._samples_plan[1]
+        if rank is not None:
+            low, high = (first_slot(size, r, world.size, plan.bins) for r in (rank, rank + 1))
+        rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
+        return self.dataset.ids(rows)
+
+    def skip(self, steps: int) -> None:
+        """Skip a number of global batches.
+
+        Raises ConfigError for a negative number, and PlanError if counting would take too long.
+        """
+        self._check_open()
+        steps = check_count("steps", steps, least=0)
+        if steps:
+            self._position.skip_to(self.assembly.order.walk.cursor_of(self.step + steps))
 
     def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.
@@ -182,13 +310,14 @@ class NativeSetup:
         user_options: for the new world, without a batch size, because the job's applies. store: of
         the new ranks. Without one, the ranks are compared through the old store if it answers, and
         the lane order stays. Raises PlanError for an unknown step or if ranks differ, and the
-        errors of building and of the exchange; the setup is then unchanged.
+        errors of building and of the exchange; the engine is then unchanged.
         """
+        self._check_open()
         state = self._state_at(step)
         options = user_options.resumed(state, warns=False)
         lane_order = _lane_order_of(state)
-        order = freeze_order(self._dataset, options, state.plan, lane_order)
-        old = None if self.assembly is None else self.assembly.membership.channel
+        order = freeze_order(self.dataset, options, state.plan, lane_order)
+        old = None if self._assembly is None else self._assembly.membership.channel
         from penstock.pipeline.members import rejoin_ranks
 
         membership = rejoin_ranks(order, options, state, store=store, old=old)
@@ -200,65 +329,61 @@ class NativeSetup:
         )
         self._position.rejoin(state.cursor)
         self._settle(state, is_new=False)
-        self.ready.pipeline.bad_count.restore(state.bad, before=state.position, begins=False)
+        self.assembly.pipeline.bad_count.restore(state.bad, before=state.position, begins=False)
         self._state, self._user_options, self._is_agreed = state, user_options, True
 
     def _state_at(self, step: int) -> LoaderState:
         """Return the state of the job at a step, as this rank knows it."""
         state = self._state
         if state is None or self._position.received is not None:
-            state = self.state(is_shared=False)
-        elif self.assembly is not None:  # the ranks may have agreed since it was loaded
+            state = self._state_here(is_shared=False)
+        elif self._assembly is not None:  # the ranks may have agreed since it was loaded
             decided = self.order.lane_order
             state = replace(state, lane_order=None if decided is None else decided.text)
         walk = self.order.walk if state.plan.buckets is not None else state.walk
         cursor = walk.cursor_of(step)
         bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0
-        if bad and self.assembly is not None:
-            bad = self.assembly.pipeline.bad_count.known_before(cursor)
+        if bad and self._assembly is not None:
+            bad = self._assembly.pipeline.bad_count.known_before(cursor)
         return replace(state, epoch=cursor.epoch, position=cursor.position, step=step, bad=bad)
 
-    def resume(self, state: LoaderState) -> None:
-        """Continue from a state, with its plan, after the last batch that it counts.
+    def epoch_batches(self) -> Iterator[list[int]]:
+        """Yield the sample ids of each batch that this rank gets in the whole current epoch."""
+        return self.order.batches(self.epoch, self.world)
 
-        Raises ResumeError for a state of another dataset, seed or plan, and the errors of building;
-        the setup is then unchanged.
+    def epoch_samples(self) -> int:
+        """Return the number of samples in all `epoch_batches`."""
+        return self.order.samples(self.epoch, self.world)
+
+    def statistics(self) -> Statistics:
+        """Return the measurements so far, with their verdict."""
+        return self.assembly.pipeline.meter.snapshot()
+
+    # -- the options in use
+
+    def take_over(self, user_options: LoaderOptions) -> None:
+        """Use other options from the next pass on, for example for another world.
+
+        The rest of a restored epoch keeps its samples. Raises the errors of building; the engine is
+        then unchanged.
         """
-        from penstock.pipeline.plan import check_resumable, other_order
-
-        contents = self._dataset.contents
-        check_resumable(
-            state,
-            dataset=contents.fingerprint,
-            samples=contents.samples,
-            wanted=self.options.wanted(),
-        )
-        fingerprint = order_fingerprint(contents, state.plan)
-        if fingerprint != state.fingerprint:
-            raise other_order(state.fingerprint, fingerprint)
-        lane_order = _lane_order_of(state)
-        if self.assembly is not None:
-            self.assembly.membership.compare_state(state)
-            self._fit(self._user_options, state, state.plan, lane_order)
-        self._position.restore(state.cursor)
-        if self.assembly is not None:
-            self._settle(state)
-        self._state, self._is_agreed = state, False
-
-    def refuse(self, error: Exception) -> None:
-        """Notify the other ranks, which may wait for this one, that it rejected a state."""
-        if self.assembly is not None:
-            self.assembly.membership.refuse(error)
-
-    def leave(self) -> None:
-        """Notify the other ranks that the loader is closed."""
-        if self.assembly is not None:
-            self.assembly.membership.channel.close()
-
-    def stop(self) -> None:
-        """Stop and release the assembly. Safe to call twice."""
-        if self.assembly is not None:
-            self._finalizer()
+        self._check_open()
+        before, state = self._user_options, self._state
+        if self._assembly is not None and user_options == before:
+            return
+        settings = None if state is None else state.plan
+        if settings is None and (user_options.world, user_options.sizes) == (
+            before.world,
+            before.sizes,
+        ):
+            settings = self.order.settings  # a plan doesn't change once it is made
+        old = self._assembly
+        kept = self.order.lane_order if old is not None else _lane_order_of(state)
+        self._fit(user_options, state, settings, None if settings is None else kept)
+        if state is not None and self._position.is_restored:
+            membership = None if old is None else old.membership
+            self._settle(state, is_new=self.assembly.membership is not membership)
+        self._user_options = user_options
 
     def _fit(
         self,
@@ -287,7 +412,7 @@ class NativeSetup:
         membership: None keeps the existing one for the same ranks and the same plan. ends_passes:
         end the passes that have begun.
         """
-        old, before = self.assembly, self.order
+        old, before = self._assembly, self.order
         is_same = old is not None and settings == before.settings
         is_same = is_same and membership is None and options.world == self.options.world
         if is_same and options == self.options and lane_order == before.lane_order:
@@ -295,7 +420,7 @@ class NativeSetup:
         if is_same and old is not None:
             membership = old.membership
         assembly = build_assembly(
-            self._dataset,
+            self.dataset,
             options,
             self._position,
             settings=settings,
@@ -305,7 +430,7 @@ class NativeSetup:
         assembly.order.walk.learn(before.walk)
         if old is not None:
             assembly.pipeline.bad_count.take_over(old.pipeline.bad_count)
-        self.stop()
+            self._finalizer()
         self.options = options
         self._install(assembly)
         if not is_same:
@@ -315,7 +440,7 @@ class NativeSetup:
 
     def _install(self, assembly: Assembly) -> None:
         """Use an assembly; its runner is stopped when the loader is closed or collected."""
-        self.assembly, self.order = assembly, assembly.order
+        self._assembly, self.order = assembly, assembly.order
         self._finalizer = weakref.finalize(self, assembly.runner.close)
         self._finalizer.atexit = False  # the runner has an exit hook, which runs in the right order
 
@@ -324,8 +449,28 @@ class NativeSetup:
         self.order.walk.know(state.cursor, state.step)
         self._position.normalise(self.order.walk)
         if is_new:
-            self.ready.pipeline.bad_count.restore(state.bad)
-            self.ready.membership.restart()
+            self.assembly.pipeline.bad_count.restore(state.bad)
+            self.assembly.membership.restart()
+
+    # -- life
+
+    def close(self) -> None:
+        """Stop the threads, drop the batches in flight and release DALI. Safe to call twice."""
+        self.closed = True
+        if self._assembly is not None:
+            self._assembly.membership.channel.close()
+            self._finalizer()
+
+    def _check_open(self) -> None:
+        check_process(self._pid, "This loader")
+        if self.closed:
+            raise ClosedError("This loader is closed; make a new one.")
+
+    def __repr__(self) -> str:
+        return (
+            f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
+            f"{self.world.size}, device={str(self.options.device)!r}, at {self._position.cursor})"
+        )
 
 
 def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:
@@ -339,208 +484,6 @@ def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:
     from penstock.pipeline.plan import moved_state  # not needed at a job's first start
 
     return moved_state(state, cursor)
-
-
-class NativeEngine:
-    """Delivers the batches of a dataset or another source. The loader's facade forwards to it.
-
-    Its `Position` holds how far the user is, and its `NativeSetup` the options and the assembly.
-    world_is_known: the options have the final world; otherwise they are only checked, and
-    `take_over` builds the assembly.
-    """
-
-    shards_itself = True
-
-    def __init__(self, dataset: Source, options: LoaderOptions, *, world_is_known: bool) -> None:
-        self.dataset = dataset
-        self.has_begun = False  # a batch was delivered
-        self._pid = os.getpid()
-        self._position = Position()
-        self._setup = NativeSetup(dataset, options, self._position, world_is_known=world_is_known)
-        self.closed = False  # close() was called
-
-    def __getstate__(self) -> NoReturn:
-        """Always raises NotPicklableError."""
-        raise NotPicklableError(
-            "A DataLoader over a native dataset can't be pickled (or deep-copied): its threads "
-            "and DALI's belong to this process. Pickle its dataset and its state_dict(), and make "
-            'the loader where it is used: with a trainer that spawns (strategy="ddp_spawn"), in '
-            "train_dataloader()."
-        )
-
-    @property
-    def options(self) -> LoaderOptions:
-        """The options in use: the user's, as overridden by a state."""
-        return self._setup.options
-
-    @property
-    def assembly(self) -> Assembly:
-        """The parts that make batches. Raises PlanError while the world isn't known."""
-        return self._setup.ready
-
-    @property
-    def batch_size(self) -> int:
-        """The largest rank's batch size at the beginning of the next pass; a state may set it."""
-        order = self._setup.order
-        if (buckets := order.settings.buckets) is not None:
-            return self.world.share(buckets.batch, buckets.bins)
-        return self.options.sizes.share(order.walk.full_size(self._position.start))
-
-    @property
-    def world(self) -> World:
-        """The world for which batches are made, as far as it is known."""
-        return self.options.world
-
-    def take_over(self, user_options: LoaderOptions) -> None:
-        """Use other options from the next pass on, for example for another world.
-
-        The rest of a restored epoch keeps its samples. Raises the errors of building; the engine is
-        then unchanged.
-        """
-        self._check_open()
-        self._setup.change(user_options)
-
-    def __len__(self) -> int:
-        """Return the batches of the whole current epoch on this rank, which all ranks have."""
-        return self._setup.order.walk.left(Cursor(self.epoch, 0))
-
-    # -- passes
-
-    def begin(self) -> Iterator[Output]:
-        """Begin a pass over the current epoch, at its start or at a restored position.
-
-        Nothing is consumed before the first next(), because some trainers call iter() an extra time
-        without iterating.
-        """
-        self._check_open()
-        self._setup.agree()
-        self.assembly.runner.start(self._position.request_pass())
-        return _PassIterator(self)
-
-    def begin_pass(self) -> PassId:
-        """Move to the beginning of a pass, and end the passes before it."""
-        self._check_open()
-        self._setup.begin_epoch(self._position.start)
-        return self._position.begin_pass()
-
-    def deliver(self, pass_id: PassId, *, step_s: float) -> Output | None:
-        """Return the next batch of a pass; None when its epoch is over. step_s: the time that the
-        training loop spent on the batch before."""
-        self._check_open()
-        assembly, position = self._setup.assembly or self._setup.ready, self._position
-        assembly.pipeline.meter.step_s += step_s
-        assembly.runner.check()
-        if position.is_over(pass_id):
-            return None
-        position.check(pass_id)
-        assembly.membership.meet(has_begun=self.has_begun)
-        output = assembly.runner.next_output()
-        self.has_begun = True
-        return output
-
-    # -- epochs and state
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next batch. It changes when the last batch of an epoch is delivered."""
-        return self._position.cursor.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Move to the start of an epoch. The current epoch keeps a restored position.
-
-        Raises ConfigError for a negative epoch.
-        """
-        check_epoch(epoch)
-        if int(epoch) != self.epoch:
-            self._setup.begin_epoch(Cursor(int(epoch), 0))
-        self._position.set_epoch(int(epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON types, under 10 kB. It is the same on every rank."""
-        check_process(self._pid, "This loader")
-        return self._setup.state().to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly after the last batch that the saved loader delivered.
-
-        The state's plan applies (seed, lanes, window); the world and the batch size may differ.
-        Raises ResumeError for a state of another dataset, seed, plan or version; the loader is then
-        unchanged.
-        """
-        self._check_open()
-        from penstock.pipeline.plan import LoaderState
-
-        try:
-            self._setup.resume(LoaderState.from_dict(state))
-        except PenstockError as error:
-            self._setup.refuse(error)
-            raise
-
-    @property
-    def step(self) -> int:
-        """The number of the next global batch, counted from the job's start.
-
-        Raises PlanError while the world isn't known, and if counting it would take too long.
-        """
-        return self.assembly.order.walk.step_number(self._position.cursor)
-
-    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
-        """Return the sample ids of a past or future global batch, in the order of its slots.
-
-        step: its number. rank: only this rank's ids. Raises ConfigError, and PlanError for a step
-        or a rank that doesn't exist.
-        """
-        self._check_open()
-        step = check_count("step", step, least=0)
-        return self._setup.samples_of(
-            step, None if rank is None else check_count("rank", rank, least=0)
-        )
-
-    def skip(self, steps: int) -> None:
-        """Skip a number of global batches.
-
-        Raises ConfigError for a negative number, and PlanError if counting would take too long.
-        """
-        self._check_open()
-        steps = check_count("steps", steps, least=0)
-        if steps:
-            self._position.skip_to(self.assembly.order.walk.cursor_of(self.step + steps))
-
-    def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
-        """Continue at a global batch of the job among other ranks, as `NativeSetup.rejoin`."""
-        self._check_open()
-        self._setup.rejoin(user_options, step=step, store=store)
-
-    def epoch_batches(self) -> Iterator[list[int]]:
-        """Yield the sample ids of each batch that this rank gets in the whole current epoch."""
-        return self._setup.order.batches(self.epoch, self.world)
-
-    def epoch_samples(self) -> int:
-        """Return the number of samples in all `epoch_batches`."""
-        return self._setup.order.samples(self.epoch, self.world)
-
-    def statistics(self) -> Statistics:
-        """Return the measurements so far, with their verdict."""
-        return self.assembly.pipeline.meter.snapshot()
-
-    # -- life
-
-    def close(self) -> None:
-        """Stop the threads, drop the batches in flight and release DALI. Safe to call twice."""
-        self.closed = True
-        self._setup.leave()
-        self._setup.stop()
-
-    def _check_open(self) -> None:
-        check_process(self._pid, "This loader")
-        if self.closed:
-            raise ClosedError("This loader is closed; make a new one.")
-
-    def __repr__(self) -> str:
-        return (
-            f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
-            f"{self.world.size}, device={str(self.options.device)!r}, at {self._position.cursor})"
-        )
 
 
 class _PassIterator:

@@ -3,6 +3,6 @@ from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition
 from .pass_setup import PassSetup as PassSetup
-from .sample_faults import Substitutes as Substitutes, is_sample_fault as is_sample_fault
 from .torch_engine import TorchEngine as TorchEngine
-from .worker import seed_worker as seed_worker
+from .torch_sources import Substitutes as Substitutes, is_sample_fault as is_sample_fault
+from .torch_sources import seed_worker as seed_worker

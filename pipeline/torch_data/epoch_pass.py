@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,24 +17,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.cache import TooManyBadSamplesError, check_process, watch
-from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, has_state
+from penstock.cache import PenstockWarning, TooManyBadSamplesError, check_process, watch
+from penstock.pipeline.report import QuarantineFile
+from penstock.pipeline.torch_data.mark import (
+    Mark,
+    WorkerPosition,
+    WorkerRequest,
+    description_of,
+    has_state,
+)
 from penstock.pipeline.torch_data.random_states import freeze, thaw
 from penstock.pipeline.torch_data.torch_loaders import TorchIterator
-from penstock.pipeline.torch_data.worker import WorkerRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.pipeline.plan import World
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.index_order import PassRequests
     from penstock.pipeline.torch_data.job_ranks import JobRanks
+    from penstock.pipeline.torch_data.mark import BadRow, WorkerMessage
     from penstock.pipeline.torch_data.pass_setup import PassSetup
-    from penstock.pipeline.torch_data.sample_faults import BadTally
     from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
-    from penstock.pipeline.torch_data.worker import BadRow, WorkerMessage
 
 
 class Bookmark:
@@ -166,6 +173,78 @@ def with_valid(batch: Any, valid: torch.Tensor) -> Any:
     if isinstance(batch, tuple):
         return (*batch, valid)
     return batch, valid
+
+
+_MOST_NAMED = 10
+
+
+class BadTally:
+    """Counts and reports bad samples as batches are delivered.
+
+    The delivering thread calls it. The mark holds the epoch's count; this object holds the reasons.
+    """
+
+    def __init__(self, dataset: Any, *, max_bad: float, meter: Meter) -> None:
+        """max_bad: the share of this rank's samples of an epoch that may be bad."""
+        self._dataset = dataset
+        self._max_bad = max_bad
+        self._meter = meter
+        self._known: dict[int, str] = {}  # reasons of bad samples, in any epoch
+        self._of_epoch: dict[int, str] = {}
+        self._epoch = -1
+        self._report: QuarantineFile | None = None
+
+    def check(self, mark: Mark, world: World) -> None:
+        """Raise TooManyBadSamplesError if an epoch has had more bad samples than allowed."""
+        own = len(self._dataset) / world.size
+        if mark.bad <= self._max_bad * own:
+            return
+        known = self._of_epoch if self._epoch == mark.epoch else {}
+        named = "; ".join(f"{i} ({known[i]})" for i in sorted(known)[:_MOST_NAMED])
+        more = len(known) - _MOST_NAMED
+        file = f" All of them: {self._meter.quarantine}." if self._meter.quarantine else ""
+        raise TooManyBadSamplesError(
+            f"{mark.bad} bad samples in epoch {mark.epoch} are more than max_bad={self._max_bad} "
+            f"of the {own:,.0f} samples of rank {world.rank}'s share of "
+            f"{description_of(self._dataset)}. Bad: {named or 'found before this start'}"
+            f"{f'; and {more} more' if more > 0 else ''}.{file} See the reasons; then remove them "
+            "from the dataset, or raise max_bad=.",
+            sample_ids=tuple(sorted(known)),
+        )
+
+    def count(self, bad: Sequence[BadRow], *, epoch: int, world: World) -> int:
+        """Count and report the bad samples of a delivered batch, and return their number."""
+        if epoch != self._epoch:
+            self._epoch, self._of_epoch = epoch, {}
+        new = {row.sample_id: row.reason for row in bad if row.sample_id not in self._known}
+        self._of_epoch |= {row.sample_id: row.reason for row in bad}
+        self._meter.bad += len(bad)
+        is_first = not self._known
+        self._known |= new
+        if new:
+            self._write(new, epoch, world)
+            if is_first:
+                self._warn(bad[0])
+        return len(bad)
+
+    def _write(self, bad: dict[int, str], epoch: int, world: World) -> None:
+        if self._report is None:
+            name = f"{type(self._dataset).__name__}-{world.file_label}.jsonl"
+            self._report = QuarantineFile(None, name=name)
+        self._report.append(
+            [{"id": i, "name": "", "reason": reason, "epoch": epoch} for i, reason in bad.items()]
+        )
+        self._meter.quarantine = self._report.path
+
+    def _warn(self, row: BadRow) -> None:
+        where = f", listed in {self._meter.quarantine}" if self._meter.quarantine else ""
+        warnings.warn(
+            f"Sample {row.sample_id} of {description_of(self._dataset)} is bad: {row.reason}. Bad "
+            'samples are replaced by other samples (and marked valid=False with pad="mask")'
+            f"{where}. The loader stops if more than max_bad={self._max_bad} of an epoch are bad.",
+            PenstockWarning,
+            stacklevel=6,
+        )
 
 
 _FED_AHEAD = 2  # batches in DALI, as with native datasets

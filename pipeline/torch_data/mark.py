@@ -1,8 +1,9 @@
 """Mark how far a pass over a torch dataset has come, and from which states its order was drawn.
 
-A mark holds the states that datasets, their iterators and samplers return of themselves. A state is
-copied when it is read and when it is loaded, because many datasets return the very dict that they
-change later, and keep the one that they are given.
+Requests go to torch's workers, and their messages move the mark. A mark holds the states that
+datasets, their iterators and samplers return of themselves. A state is copied when it is read and
+when it is loaded, because many datasets return the very dict that they change later, and keep the
+one that they are given.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from penstock.cache import DatasetError, ResumeError
 from penstock.pipeline.torch_data.random_states import NAMES, check_frozen
+from penstock.pipeline.torch_private import pinned
 
 if TYPE_CHECKING:
-    from penstock.pipeline.torch_data.worker import Ending, WorkerMessage
+    from numpy.typing import NDArray
 
 # Classes whose own state doesn't hold all that a resume needs, by module and name, with their
 # subclasses. They are read again up to the position instead, which is exact. The names are listed,
@@ -142,6 +144,68 @@ def length_of(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, NotImplementedError):
         return None
+
+
+Ending = Literal["ended", "left"]
+"""How the pass before ended: at its end, or left in its middle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRequest:
+    """A request to a worker.
+
+    index: indices of a batch's samples, or one index without batches. occurrences: of each
+    (`Occurrences`); None is zeros. restore: a dataset state that the worker loads first. void:
+    requests nothing; it only moves the next request to the next worker.
+    """
+
+    index: Any = None
+    epoch: int = 0
+    occurrences: NDArray[np.int64] | None = None
+    restore: dict[str, Any] | None = None
+    void: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row of a batch whose own sample is bad.
+
+    sample_id: the bad sample. reason: why it is bad.
+    """
+
+    sample_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    """A message from a worker: a batch with what is needed to continue behind it, or a position
+    alone.
+
+    state: of the dataset; None if it wasn't read this time. ids: of the samples: their indices; in
+    a stream, their positions among all workers' streams. occurrences: of the request. void: it has
+    no batch. over: the stream is at its end. past: the state is from the end of the pass before,
+    which ended in this way. rng: what the stream drew from (`WorkerPosition`). bad: rows whose own
+    samples are bad; ids are then those of the substitutes. error: to raise instead of a batch.
+    """
+
+    batch: Any = None
+    samples: int = 0
+    ids: Any = ()
+    occurrences: NDArray[np.int64] | None = None
+    worker: int = 0
+    state: dict[str, Any] | None = None
+    void: bool = False
+    over: bool = False
+    past: Ending | None = None
+    rng: dict[str, str] | None = None
+    bad: Mapping[int, BadRow] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def pin_memory(self) -> WorkerMessage:
+        """Return this message with its batch in pinned memory; torch's pinning thread calls
+        this."""
+        return replace(self, batch=pinned(self.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,13 @@ from penstock.cache import PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
 from penstock.pipeline.torch_data.index_order import PlannedOrder
 from penstock.pipeline.torch_data.mark import description_of
-from penstock.pipeline.torch_data.sample_faults import Substitutes
-from penstock.pipeline.torch_data.torch_sources import IterableSource, MapSource
-from penstock.pipeline.torch_data.worker import WorkerInit, identity
+from penstock.pipeline.torch_data.torch_sources import (
+    IterableSource,
+    MapSource,
+    Substitutes,
+    WorkerInit,
+    identity,
+)
 from penstock.pipeline.torch_private import (
     base_seed_of,
     disown,
@@ -39,9 +43,8 @@ from penstock.pipeline.torch_private import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.pipeline.torch_data.mark import Mark
+    from penstock.pipeline.torch_data.mark import Mark, WorkerMessage, WorkerRequest
     from penstock.pipeline.torch_data.pass_setup import PassSetup
-    from penstock.pipeline.torch_data.worker import WorkerMessage, WorkerRequest
 
 _END_S = 5.0  # to wait for a process that was terminated, or whose connection broke
 _MOST_NAMED = 64

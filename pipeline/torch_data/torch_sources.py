@@ -1,17 +1,21 @@
 """Read a torch dataset in torch's workers or in the main process, and collate batches.
 
-A map-style source fetches the indices of a request. An iterable source returns the batches of its
-streams from any position on; each worker iterates its own copy. The position of a stream is a state
-of the dataset or of its iterator, and the number of batches behind it, which are read again and
-dropped. Without a state, all earlier batches are.
+Batching and collating happen where the dataset is read, so that a message carries what a resume
+needs: its worker, and the dataset's own state behind the batch. A map-style source fetches the
+indices of a request. An iterable source returns the batches of its streams from any position on;
+each worker iterates its own copy. The position of a stream is a state of the dataset or of its
+iterator, and the number of batches behind it, which are read again and dropped. Without a state,
+all earlier batches are.
 
-An error in the user's collate function names the sample that causes it.
+An error in the user's collate function names the sample that causes it. With `max_bad=`, any error
+of the dataset counts as a bad sample, except errors that no sample's bytes can cause.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +23,22 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from penstock.cache import TooManyBadSamplesError
-from penstock.cache.base import keyed_hash
+from penstock.cache import (
+    BadSampleError,
+    CorruptShardError,
+    PenstockError,
+    TooManyBadSamplesError,
+    end_with_parent,
+)
+from penstock.cache.base import keyed_hash, machine_remedy
 from penstock.pipeline.options import fresh_seed
+from penstock.pipeline.plan import ATTEMPTS, substitute
 from penstock.pipeline.torch_data.mark import (
+    BadRow,
+    Ending,
+    WorkerMessage,
     WorkerPosition,
+    WorkerRequest,
     copy_of,
     description_of,
     has_exact_state,
@@ -32,22 +47,156 @@ from penstock.pipeline.torch_data.mark import (
     state_of,
 )
 from penstock.pipeline.torch_data.random_states import StreamDraws
-from penstock.pipeline.torch_data.sample_faults import is_sample_fault, reason_of
-from penstock.pipeline.torch_data.worker import (
-    BadRow,
-    Snapshots,
-    WorkerMessage,
-    seed_all,
-    worker_id,
-)
+from penstock.pipeline.torch_private import numpy_seed, set_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.pipeline.torch_data.sample_faults import Substitutes
-    from penstock.pipeline.torch_data.worker import Ending, WorkerRequest
-
     Collate = Callable[[Any], Any]
+
+# Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
+# between two states are counted, and after a resume they are read again and dropped.
+SNAPSHOT_TIME_SHARE = 0.02
+
+
+def identity(item: Any) -> Any:
+    """Return the item: a collate function for batches that are collated already."""
+    return item
+
+
+def worker_id() -> int:
+    """Return the number of this worker process; 0 in the main process."""
+    info = torch.utils.data.get_worker_info()
+    return 0 if info is None else info.id
+
+
+class Snapshots:
+    """Decides after which batches reading a dataset's state is worth its cost."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._spent_s = 0.0
+
+    def due(self) -> bool:
+        """Return True if the states read so far cost little enough for another one."""
+        elapsed_s = time.perf_counter() - self._began
+        return self._spent_s <= SNAPSHOT_TIME_SHARE * elapsed_s
+
+    def take(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return state(), and count the time that it takes."""
+        began = time.perf_counter()
+        snapshot = state()
+        self._spent_s += time.perf_counter() - began
+        return snapshot
+
+
+def seed_all(key: int) -> None:
+    """Seed python's, numpy's and torch's CPU generator. key: 64 bits."""
+    random.seed(key)
+    np.random.seed([key & 0xFFFFFFFF, key >> 32])
+    # Not torch.manual_seed, which queues a call for CUDA each time until CUDA is initialised.
+    torch.default_generator.manual_seed(key)
+
+
+def seed_worker(base_seed: int, worker: int) -> None:
+    """Seed a worker as torch does from its loader's base seed."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(numpy_seed(base_seed, worker))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInit:
+    """The init function of each worker: it shows the user's dataset instead of Penstock's source.
+
+    It then calls the user's own function. base_seed: seeds the worker instead of the seed that
+    torch drew (in a resumed pass).
+    """
+
+    worker_init_fn: Callable[[int], None] | None
+    base_seed: int | None
+
+    def __call__(self, worker: int) -> None:
+        end_with_parent()
+        info: Any = torch.utils.data.get_worker_info()
+        seed = None if self.base_seed is None else self.base_seed + worker
+        set_worker_info(info, dataset=info.dataset.dataset, seed=seed)
+        if self.base_seed is not None:
+            seed_worker(self.base_seed, worker)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
+# -- bad samples
+
+_REASON_CHARACTERS = 300
+# Errors of the program, the machine or the network.
+_NOT_A_SAMPLE_FAULT: tuple[type[BaseException], ...] = (
+    NameError,
+    ImportError,
+    SyntaxError,
+    NotImplementedError,
+    torch.OutOfMemoryError,
+    RecursionError,
+    ConnectionError,
+    TimeoutError,
+    PermissionError,
+    StopIteration,
+)
+
+
+def is_sample_fault(error: Exception) -> bool:
+    """Return True if an error raised while a sample was read shows that the sample is bad."""
+    if isinstance(error, BadSampleError | CorruptShardError):
+        return True
+    if isinstance(error, (PenstockError, *_NOT_A_SAMPLE_FAULT)):
+        return False
+    return machine_remedy(error) is None
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason why a sample is bad, on one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BadSampleError) and text:
+        return text[:_REASON_CHARACTERS]
+    return f"{type(error).__name__}: {text}".removesuffix(": ")[:_REASON_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Substitutes:
+    """The samples that may replace a bad one: functions of seed, epoch and sample id, as with
+    native data.
+
+    starts, sizes: first index and samples of each part, int64, shape (parts,).
+    """
+
+    seed: int
+    starts: Any
+    sizes: Any
+
+    @classmethod
+    def among(cls, sizes: Sequence[int], *, seed: int) -> Substitutes:
+        """Return the substitutes of a dataset in parts of these sizes."""
+        ends = np.cumsum(np.asarray(sizes, np.int64))
+        return cls(seed=seed, starts=ends - sizes, sizes=np.asarray(sizes, np.int64))
+
+    def of(self, sample_id: int, *, epoch: int) -> Iterator[int]:
+        """Yield the samples to try, in order."""
+        for attempt in range(ATTEMPTS):
+            candidate = substitute(
+                sample_id,
+                attempt,
+                seed=self.seed,
+                epoch=epoch,
+                starts=self.starts,
+                sizes=self.sizes,
+            )
+            if candidate != sample_id:
+                yield candidate
+
+
+# -- sources
 
 
 @dataclass(frozen=True, slots=True)

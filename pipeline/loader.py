@@ -144,14 +144,8 @@ class PlanBatches(torch.utils.data.BatchSampler):
 
 # Attributes that a native loader shows as they were passed.
 _SHOWN_NATIVE = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
+    *(set(WORKER_ARGUMENTS) - {"worker_init_fn", "multiprocessing_context"}),
     "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
 )
 # Attributes that may be set, and count from the next pass on.
 _LIVE_NATIVE = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "in_order")

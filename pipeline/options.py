@@ -186,64 +186,6 @@ GlobalBatch = int | Mapping[int, int]
 """Samples of a global batch, or such numbers by the job's sample from which they hold."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSizes:
-    """Batch sizes in samples. schedule: of global batches. ranks: the size of the world."""
-
-    schedule: BatchSchedule
-    ranks: int
-
-    @property
-    def global_batch(self) -> int:
-        """The first size of a batch over all ranks."""
-        return self.schedule.size
-
-    @property
-    def per_rank(self) -> int:
-        """The size of the largest rank's largest batch; the other ranks have at most one sample
-        less."""
-        return self.share(self.schedule.largest)
-
-    def share(self, global_batch: int) -> int:
-        """Return the largest rank's part of a global batch."""
-        return -(-global_batch // self.ranks)
-
-
-def batch_sizes(
-    batch_size: object, global_batch_size: GlobalBatch | None, world: World
-) -> BatchSizes:
-    """Return the batch sizes that the user's arguments describe.
-
-    Raises ConfigError for arguments that contradict each other, and PlanError for a global batch
-    smaller than the world.
-    """
-    if global_batch_size is not None:
-        if batch_size != 1:
-            raise ConfigError(
-                f"Got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}: "
-                "batch_size is per rank, global_batch_size over all ranks. Pass one of them."
-            )
-        return sizes_in_world(batch_schedule(global_batch_size), world)
-    if batch_size is None:
-        raise ConfigError(
-            "batch_size=None (no batching) isn't possible with a native dataset: DALI decodes "
-            "batches. Pass batch_size=1 and take the first element."
-        )
-    count = check_count("batch_size", batch_size, least=1)
-    return BatchSizes(schedule=BatchSchedule.constant(count * world.size), ranks=world.size)
-
-
-def sizes_in_world(schedule: BatchSchedule, world: World) -> BatchSizes:
-    """Return the sizes of a schedule's batches in a world. Raises PlanError for a batch below the
-    world."""
-    if (least := schedule.smallest) < world.size:
-        raise PlanError(
-            f"global_batch_size={least} is smaller than the world of {world.size} "
-            f"ranks, so some ranks would get no samples. Pass at least {world.size}."
-        )
-    return BatchSizes(schedule=schedule, ranks=world.size)
-
-
 def batch_schedule(global_batch_size: GlobalBatch) -> BatchSchedule:
     """Return the schedule of the user's number, or of numbers by the sample from which they hold.
 
@@ -455,7 +397,7 @@ ResidentMode = bool | Literal["auto"]
 DatasetKind = Literal["native", "map", "stream"]
 """A `penstock.Dataset`, or a map-style or an iterable one of torch."""
 
-_ALONE = World(0, 1)
+_ALONE, _SINGLE = World(0, 1), BatchSchedule.constant(1)
 
 MAX_BAD = 0.001
 """The share of a dataset's samples that may be bad in an epoch, unless the user sets another."""
@@ -469,8 +411,8 @@ class LoaderOptions:
     kind: of the dataset. drawn_seed: drawn from torch's generator, because the user passed no seed;
     it differs between ranks, so it orders samples in a world of one rank alone. `at` sets the rest:
     device: of this rank. world. agrees: the world is that of torch's process group, so its ranks
-    compare plans and count bad samples together. sizes: of the batches, if Penstock orders the
-    samples. plan_seed: of the order and of draws; a state may set it.
+    compare plans and count bad samples together. schedule: of the global batches, if Penstock
+    orders the samples; a state may set it, and plan_seed, the seed of the order and of draws.
 
     Raises ConfigError for arguments that fit no dataset, or not this kind.
     """
@@ -510,7 +452,7 @@ class LoaderOptions:
     device: torch.device
     world: World = _ALONE
     agrees: bool = False
-    sizes: BatchSizes = BatchSizes(schedule=BatchSchedule.constant(1), ranks=1)
+    schedule: BatchSchedule = _SINGLE
     plan_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -673,11 +615,11 @@ class LoaderOptions:
             world=world,
             device=device,
             agrees=agrees,
-            sizes=self._sizes_in(world),
+            schedule=self._schedule_in(world),
             plan_seed=self._seed_in(world),
         )
 
-    def _sizes_in(self, world: World) -> BatchSizes:
+    def _schedule_in(self, world: World) -> BatchSchedule:
         batch_size = self.batch_size
         if self.batch_tokens is None:
             check_ends(world, drop_last=bool(self.drop_last), pad=self.pad)
@@ -689,7 +631,21 @@ class LoaderOptions:
                     "batch_size=None (single samples) allows no global_batch_size= and no pad=."
                 )
             batch_size = 1
-        return batch_sizes(batch_size, self.global_batch_size, world)
+        if self.global_batch_size is not None:
+            if batch_size != 1:
+                raise ConfigError(
+                    f"Got batch_size={batch_size!r} and global_batch_size="
+                    f"{self.global_batch_size!r}: batch_size is per rank, global_batch_size over "
+                    "all ranks. Pass one of them."
+                )
+            return _checked_in_world(batch_schedule(self.global_batch_size), world)
+        if batch_size is None:
+            raise ConfigError(
+                "batch_size=None (no batching) isn't possible with a native dataset: DALI decodes "
+                "batches. Pass batch_size=1 and take the first element."
+            )
+        count = check_count("batch_size", batch_size, least=1)
+        return BatchSchedule.constant(count * world.size)
 
     def _seed_in(self, world: World) -> int:
         """Return the seed in a world; 0 if nothing depends on it."""
@@ -706,12 +662,21 @@ class LoaderOptions:
         return self.drawn_seed
 
     @property
+    def per_rank(self) -> int:
+        """The samples of the largest rank's largest batch, if Penstock orders the samples."""
+        return self.rank_share(self.schedule.largest)
+
+    def rank_share(self, global_batch: int) -> int:
+        """Return the largest rank's part of a global batch; the others have at most one less."""
+        return -(-global_batch // self.world.size)
+
+    @property
     def rank_batch(self) -> int | None:
         """The samples of this rank's largest batch; None if they are single, or cut by a batch
         sampler."""
         if self.batch_sampler is not None or self.batch_size is None:
             return None
-        return self.sizes.per_rank if self.is_planned else self.batch_size
+        return self.per_rank if self.is_planned else self.batch_size
 
     # -- states of a native dataset
 
@@ -732,13 +697,14 @@ class LoaderOptions:
         # Imported here, because a job that starts without a state doesn't need it.
         from penstock.pipeline.plan import resumed_schedule
 
-        wanted = None if self.batch_is_default else self.sizes.schedule
+        wanted = None if self.batch_is_default else self.schedule
         schedule = resumed_schedule(state, wanted, drop_last=self.drop_last)
         if warns:
             planned = resumed_schedule(state, None, drop_last=self.drop_last)
             self._warn_of_other_batches(planned, schedule)
             self._warn_of_other_ends(state, global_batch=schedule.size)
-        return replace(self, plan_seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
+        schedule = _checked_in_world(schedule, self.world)
+        return replace(self, plan_seed=state.plan.seed, schedule=schedule)
 
     def _warn_of_other_batches(self, planned: BatchSchedule, schedule: BatchSchedule) -> None:
         if schedule == planned:
@@ -771,6 +737,16 @@ class LoaderOptions:
             PenstockWarning,
             stacklevel=4,
         )
+
+
+def _checked_in_world(schedule: BatchSchedule, world: World) -> BatchSchedule:
+    """Return the schedule. Raises PlanError for a batch smaller than the world."""
+    if (least := schedule.smallest) < world.size:
+        raise PlanError(
+            f"global_batch_size={least} is smaller than the world of {world.size} "
+            f"ranks, so some ranks would get no samples. Pass at least {world.size}."
+        )
+    return schedule
 
 
 class LateWorld:

@@ -159,7 +159,7 @@ def _build(
     if prefetch is not None:
         meter.remote = prefetch.facts
     meter.chunks = _watch_chunks(
-        dataset, order.settings, options.world, batch_size=options.sizes.per_rank
+        dataset, order.settings, options.world, batch_size=options.per_rank
     )
     scale = ReadScale.of(
         dataset,

@@ -37,9 +37,9 @@ def freeze_order(
     if options.batch_tokens is not None or (settings and settings.buckets):
         return _by_tokens(source, options, settings, lane_order)
     if settings is None:
-        global_batch = options.sizes.schedule.first_size  # the lanes stay as the batch grows
+        global_batch = options.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
-    schedule, samples = options.sizes.schedule, source.contents.samples
+    schedule, samples = options.schedule, source.contents.samples
     if not samples or (options.drop_last and schedule.largest > samples):
         raise PlanError(
             f"One global batch of {schedule.largest} samples is more than the {samples} of "

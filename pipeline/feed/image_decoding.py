@@ -287,7 +287,7 @@ def make_resident(
         device=device,
         world=world,
         recipe=recipe,
-        batch_size=options.sizes.per_rank,
+        batch_size=options.per_rank,
         depth=options.depth,
     )
     max_bytes = resident_bytes(
@@ -300,7 +300,7 @@ def make_resident(
             share_of_rank(frozen, global_batch=size, world=world) for size in walk.schedule.sizes
         ),
         cuda=device.type == "cuda",
-        fed_samples=options.sizes.per_rank * options.depth,
+        fed_samples=options.per_rank * options.depth,
     )
     if max_bytes is None:
         return None
@@ -362,7 +362,7 @@ def make_graphs(
     graphs: dict[str, Graph | ResidentGraph] = {}
     try:
         for field, recipe in recipes.images.items():
-            batch = options.sizes.per_rank
+            batch = options.per_rank
             if options.world.size > 1 and recipe.mixing:
                 batch += elsewhere
             graphs[field] = _make_graph(recipe, options, shares[field], resident, batch=batch)

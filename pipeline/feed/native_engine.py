@@ -84,7 +84,7 @@ class NativeEngine:
         """The largest rank's batch size at the beginning of the next pass; a state may set it."""
         if (buckets := self.order.settings.buckets) is not None:
             return self.world.share(buckets.batch, buckets.bins)
-        return self.options.sizes.share(self.order.walk.full_size(self._position.start))
+        return self.options.rank_share(self.order.walk.full_size(self._position.start))
 
     @property
     def world(self) -> World:
@@ -372,9 +372,9 @@ class NativeEngine:
         if self._assembly is not None and user_options == before:
             return
         settings = None if state is None else state.plan
-        if settings is None and (user_options.world, user_options.sizes) == (
+        if settings is None and (user_options.world, user_options.schedule) == (
             before.world,
-            before.sizes,
+            before.schedule,
         ):
             settings = self.order.settings  # a plan doesn't change once it is made
         old = self._assembly

@@ -634,7 +634,7 @@ class ReadScale:
         """
         fields = [*fields]
         sample_bytes = sample_bytes_of(dataset, fields)
-        batch_bytes = max(1.0, sample_bytes * options.sizes.per_rank)
+        batch_bytes = max(1.0, sample_bytes * options.per_rank)
         most_ahead = max(1, int(AHEAD_BYTES / batch_bytes))
         contents = dataset.contents
         turn, is_joined, threads = 1, True, READ_THREADS

@@ -1,8 +1,7 @@
-from .dataset_check import check_dataset as check_dataset
 from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition
 from .pass_setup import PassSetup as PassSetup
-from .torch_engine import TorchEngine as TorchEngine
+from .torch_engine import TorchEngine as TorchEngine, check_dataset as check_dataset
 from .torch_sources import Substitutes as Substitutes, is_sample_fault as is_sample_fault
 from .torch_sources import seed_worker as seed_worker

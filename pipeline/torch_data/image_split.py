@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.cache.base import machine_remedy
+from penstock.readers import MAX_PIXELS
+from penstock.readers.fieldtypes import upright_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap the sides
 IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
 _MASK_NAMES = ("mask", "seg", "label", "target", "annotation")
 _COLOURED = ("RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -94,8 +94,8 @@ class SplitCollate:
         samples = samples if self.batched else [samples]
         keys = image_keys(samples[0])
         values = [sample[key] for key in keys for sample in samples] if keys else samples
-        images = [as_array(image) for image in values]
-        if len({image.ndim for image, _ in images}) > 1:
+        arrays = [as_array(image) for image in values]
+        if len({array.ndim for array in arrays}) > 1:
             raise DatasetError(
                 "augment=: got encoded and decoded images in one batch, wanted one kind. Make the "
                 "dataset return all images encoded, or all decoded."
@@ -114,8 +114,8 @@ class SplitCollate:
             is_complete = len(remainder) + len(keys) == len(samples[0])
             named = type(samples[0]) if hasattr(samples[0], "_fields") and is_complete else None
         return SplitBatch(
-            arrays=[image for image, _ in images],
-            dims=np.array([dims for _, dims in images], np.int32),
+            arrays=arrays,
+            dims=_dims_of(arrays),
             remainder=remainder,
             keys=keys,
             batched=self.batched,
@@ -249,8 +249,23 @@ def _is_image(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
 
 
-def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
-    """Return an image as an array for DALI, and its upright height and width. Raises
+def _dims_of(arrays: Sequence[NDArray[np.uint8]]) -> NDArray[np.int32]:
+    """Return the upright heights and widths of images, all encoded or all decoded. Raises
+    DatasetError."""
+    if arrays[0].ndim > 1:
+        return np.array([array.shape[:2] for array in arrays], np.int32)
+    dims = upright_sizes(arrays)
+    pixels = dims.prod(axis=1, dtype=np.int64)
+    for row in np.flatnonzero((pixels < 1) | (pixels > MAX_PIXELS)).tolist():
+        raise DatasetError(
+            f"augment=: a sample's {len(arrays[row])} bytes are not an image that can be decoded, "
+            f"or one of more than {MAX_PIXELS:,} pixels. Remove the sample from the dataset."
+        )
+    return dims
+
+
+def as_array(value: Any) -> NDArray[np.uint8]:
+    """Return an image as an array for DALI: encoded, (bytes,), or decoded, (h, w, 3). Raises
     DatasetError."""
     if isinstance(value, torch.Tensor):
         value = value.numpy() if value.ndim == 1 else value.permute(1, 2, 0).numpy()
@@ -259,14 +274,14 @@ def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     if not isinstance(value, np.ndarray):
         value = _eight_bits(value)
     if value.ndim == 1:
-        return np.ascontiguousarray(value), _encoded_dims(value)
+        return np.ascontiguousarray(value)
     if value.ndim == 2:
         value = value[:, :, None]
     if value.shape[2] == 1:
         value = np.repeat(value, 3, axis=2)
     if value.shape[2] != 3 or 0 in value.shape:
         raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED_IMAGE}.")
-    return np.ascontiguousarray(value), (value.shape[0], value.shape[1])
+    return np.ascontiguousarray(value)
 
 
 def _eight_bits(image: Any) -> NDArray[np.uint8]:
@@ -283,20 +298,3 @@ def _eight_bits(image: Any) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
     wide = np.asarray(image).astype(np.uint32)
     return ((wide * 255 + 65535 // 2) // 65535).astype(np.uint8)
-
-
-def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data.tobytes())) as image:
-            width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        if machine_remedy(error) is not None:
-            raise
-        raise DatasetError(
-            f"augment=: a sample's {len(data)} bytes are not an image ({error}). Remove the sample "
-            "from the dataset."
-        ) from error
-    return (width, height) if turned else (height, width)

@@ -406,7 +406,7 @@ def planned_order(dataset: Any, options: LoaderOptions) -> PlannedOrder:
             "a __len__, or drop seed=."
         ) from error
     check_shuffles(options.order, shuffle=bool(options.shuffle))
-    schedule = options.sizes.schedule
+    schedule = options.schedule
     walk = Walk(samples=samples, schedule=schedule, drop_last=bool(options.drop_last))
     if samples and not len(walk):
         raise PlanError(
@@ -432,7 +432,7 @@ def _index_plan(samples: int, options: LoaderOptions) -> Plan:
     if samples > FULL_SHUFFLE_SAMPLES:
         whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
         sizes = [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
-        batch = options.sizes.global_batch
+        batch = options.schedule.size
         lanes = default_lanes(batch, len(sizes))
         window = default_window(len(sizes), lanes, global_batch=batch, icc=None, shuffled=False)
     return Plan(

@@ -54,28 +54,33 @@ _MEMORY = (
 )
 
 
-class OutstandingRequests:
-    """The requests of a pass by number, until their batches return."""
+class Requests(torch.utils.data.Sampler[Any]):
+    """The sampler of torch's loader: it iterates the requests of the current pass, and keeps each
+    until its batch returns."""
 
     def __init__(self) -> None:
-        self._requests: dict[int, WorkerRequest] = {}
-        self._sent = self._completed = 0
+        """Skip torch's own constructor, which isn't needed."""
+        self.begin(())
 
-    def record(self, requests: Iterator[WorkerRequest]) -> Iterator[WorkerRequest]:
-        """Yield these requests, and keep each until `complete_oldest`."""
-        for request in requests:
-            self._requests[self._sent] = request
-            self._sent += 1
+    def begin(self, requests: Iterable[WorkerRequest]) -> None:
+        """Iterate these requests in the next pass."""
+        self._coming = requests
+        self._sent: dict[int, WorkerRequest] = {}
+        self._completed = 0
+
+    def __iter__(self) -> Iterator[WorkerRequest]:
+        for number, request in enumerate(self._coming):
+            self._sent[number] = request
             yield request
 
     def complete_oldest(self) -> None:
         """Forget the oldest request, whose batch has returned."""
-        self._requests.pop(self._completed, None)
+        self._sent.pop(self._completed, None)
         self._completed += 1
 
     def samples(self, tasks: Iterable[int]) -> str:
         """Return the samples of some tasks as text."""
-        requests = [self._requests.get(task) for task in tasks]
+        requests = [self._sent.get(task) for task in tasks]
         wanted = [r.index for r in requests if r is not None and not r.void]
         flat = [i for index in wanted for i in (index if isinstance(index, list) else [index])]
         more = ", ..." if len(flat) > _MOST_NAMED else ""
@@ -99,18 +104,6 @@ def end_workers(inner: Any) -> None:
         worker.join(_END_S)
 
 
-class RequestSampler(torch.utils.data.Sampler[Any]):
-    """The sampler of torch's loader: it iterates the requests of the current pass."""
-
-    current: Iterable[Any] = ()
-
-    def __init__(self) -> None:
-        """Skip torch's own constructor, which isn't needed."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.current)
-
-
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class TorchLoader:
     """One of torch's loaders, the source in it, and its requests.
@@ -120,7 +113,7 @@ class TorchLoader:
 
     loader: Any
     source: Any
-    requests: RequestSampler | None
+    requests: Requests | None
 
     def begin(self) -> Any:
         """Return torch's iterator of a new pass.
@@ -193,7 +186,7 @@ def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
     )
     if arguments["multiprocessing_context"] is None and _must_not_fork(setup):
         arguments["multiprocessing_context"] = "forkserver"
-    requests = None if setup.order is None else RequestSampler()
+    requests = None if setup.order is None else Requests()
     # torch draws its workers' base seed at the start of each pass. If the seed isn't needed, the
     # training loop's generator stays untouched.
     draws_seed = options.seed is None and (generator is not None or mark.base_seed is None)
@@ -265,10 +258,9 @@ class TorchIterator:
     ) -> None:
         """requests: None for an iterable dataset."""
         self._setup = setup
-        self._outstanding: OutstandingRequests | None = None
-        if torch_loader.requests is not None and requests is not None:
-            self._outstanding = OutstandingRequests()
-            torch_loader.requests.current = self._outstanding.record(requests)
+        self._requests = torch_loader.requests
+        if self._requests is not None and requests is not None:
+            self._requests.begin(requests)
         self._torch_loader: TorchLoader | None = torch_loader  # keeps its workers alive
         self._inner: Any = torch_loader.begin()
         self.base_seed = base_seed_of(self._inner)
@@ -291,14 +283,14 @@ class TorchIterator:
         except Exception as error:  # raised again, or as WorkerError
             self.failed += 1
             loss = self._find_loss(error, mark)
-            if self._outstanding is not None:
-                self._outstanding.complete_oldest()
+            if self._requests is not None:
+                self._requests.complete_oldest()
             if loss is None:
                 raise
             self._lost = loss
             raise loss from error
-        if self._outstanding is not None:
-            self._outstanding.complete_oldest()
+        if self._requests is not None:
+            self._requests.complete_oldest()
         if message.error is not None:
             self.failed += 1
             raise message.error
@@ -344,8 +336,8 @@ class TorchIterator:
         tasks = sorted(tasks_of(self._inner).items())
         mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
         open_tasks = [task for task, has_returned in mine if not has_returned]
-        if self._outstanding is not None:
-            return self._outstanding.samples(open_tasks)
+        if self._requests is not None:
+            return self._requests.samples(open_tasks)
         delivered = mark.workers[number].batches if number < len(mark.workers) else 0
         first = delivered + len(mine) - len(open_tasks)
         return f"batches {first} to {first + max(0, len(open_tasks) - 1)} of its stream"

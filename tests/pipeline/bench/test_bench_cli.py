@@ -250,7 +250,7 @@ def test_the_line_of_python_builds_the_same_loader(
 
 def _settings(loader: Any) -> dict[str, Any]:
     kept = loader._engine.options
-    names = ("shuffle", "augment", "device", "depth", "read", "sizes", "drop_last")
+    names = ("shuffle", "augment", "device", "depth", "read", "schedule", "drop_last")
     facts = {name: getattr(kept, name) for name in names}
     return facts | {"threads": kept.threads or World(0, 1).threads(usable_cores())}
 

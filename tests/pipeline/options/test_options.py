@@ -40,7 +40,7 @@ STATE = LoaderState(
 
 
 # What follows from the others and from the world.
-RESOLVED = {"kind", "drawn_seed", "agrees", "sizes", "plan_seed"}
+RESOLVED = {"kind", "drawn_seed", "agrees", "schedule", "plan_seed"}
 
 
 def options_of(kind: Any, **arguments: Any) -> LoaderOptions:
@@ -153,8 +153,8 @@ def test_native_options_follow_the_world() -> None:
         native(seed=4, global_batch_size=7, world=world, shuffle=True, drop_last=True)
         for world in (ONE, SECOND_OF_TWO)
     )
-    assert (one.sizes.per_rank, second.sizes.per_rank) == (7, 4)
-    assert one.sizes.global_batch == second.sizes.global_batch == 7
+    assert (one.per_rank, second.per_rank) == (7, 4)
+    assert one.schedule.size == second.schedule.size == 7
     assert (one.plan_seed, one.depth, one.batch_is_default) == (4, 2, False)
     assert native(num_workers=3, prefetch_factor=5, timeout=2).depth == 5
     assert native().batch_is_default
@@ -185,10 +185,10 @@ def test_several_ranks_need_an_end_and_a_seed() -> None:
 
 def test_a_state_brings_its_seed_and_an_omitted_batch() -> None:
     resumed = native(world=SECOND_OF_TWO, drop_last=True).resumed(STATE)
-    assert (resumed.plan_seed, resumed.sizes.global_batch, resumed.sizes.per_rank) == (9, 20, 10)
+    assert (resumed.plan_seed, resumed.schedule.size, resumed.per_rank) == (9, 20, 10)
     with pytest.warns(PenstockWarning, match="goes from 20 to 6 samples"):
         other = native(world=SECOND_OF_TWO, batch_size=3, drop_last=True).resumed(STATE)
-    assert (other.plan_seed, other.sizes.global_batch) == (9, 6)
+    assert (other.plan_seed, other.schedule.size) == (9, 6)
     with pytest.warns(PenstockWarning, match="ends with a batch of 3 samples"):
         native().resumed(STATE)
 

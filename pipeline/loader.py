@@ -65,12 +65,12 @@ else:
 class PlanSampler(torch.utils.data.DistributedSampler[int]):
     """The sample ids of this rank in the loader's current epoch, in order.
 
-    It is a DistributedSampler, so that trainers don't shard the samples again.
+    It is a DistributedSampler, so that trainers don't shard the samples again. It shows nothing
+    once its loader is gone.
     """
 
-    def __init__(self, engine: Engine | None, world: World) -> None:
-        """engine: None if `follow` sets it later."""
-        self._engine = None if engine is None else weakref.ref(engine)
+    def __init__(self, engine: Engine, world: World) -> None:
+        self._engine = weakref.ref(engine)
         self.place(world)
         self.shuffle, self.drop_last, self.seed = True, False, 0
 
@@ -78,17 +78,10 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         """Set the rank and the number of ranks to show."""
         self.rank, self.num_replicas = world.rank, world.size
 
-    def follow(self, engine: Engine) -> None:
-        """Set the engine whose order is shown."""
-        self._engine = weakref.ref(engine)
-
-    def _order(self) -> Engine | None:
-        return None if self._engine is None else self._engine()
-
     @property
     def epoch(self) -> int:  # type: ignore[override]  # an attribute of torch's
         """The loader's epoch."""
-        engine = self._order()
+        engine = self._engine()
         return 0 if engine is None else engine.epoch
 
     @property
@@ -102,21 +95,21 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
 
     def batches(self) -> Iterator[list[int]]:
         """Return this rank's sample ids in the current epoch, batch by batch."""
-        engine = self._order()
+        engine = self._engine()
         return iter(()) if engine is None else engine.epoch_batches()
 
     def steps(self) -> int:
         """Return the number of batches in an epoch."""
-        engine = self._order()
+        engine = self._engine()
         return 0 if engine is None else len(engine)
 
     def __len__(self) -> int:
-        engine = self._order()
+        engine = self._engine()
         return 0 if engine is None else engine.epoch_samples()
 
     def set_epoch(self, epoch: int) -> None:
         """Forward to the loader, for trainers whose only epoch hook is `.sampler.set_epoch`."""
-        engine = self._order()
+        engine = self._engine()
         if engine is not None:
             engine.set_epoch(epoch)
 
@@ -254,40 +247,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_tokens: int | Mapping[str, int] | None = None,
         data_parallel: tuple[int, int] | None = None,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name in _OPTIONS}
         self.snapshot_every_n_steps = snapshot_every_n_steps
         kind = _kind_of(dataset)
         self._late_world = LateWorld(world, data_parallel=data_parallel, device=device)
-        self._options = LoaderOptions(  # without what follows from the world
-            kind=kind,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            seed=seed,
-            augment=checked_augment(augment),
-            device=self._late_world.device,
-            global_batch_size=global_batch_size,
-            pad=pad,
-            max_bad=max_bad,
-            deterministic=deterministic,
-            order=order,
-            read=read,
-            resident=resident,
-            as_dict=as_dict,
-            batch_tokens=batch_tokens,
-        ).with_drawn_seed()
+        given["augment"] = checked_augment(augment)
+        given["device"] = self._late_world.device
+        # Without what follows from the world.
+        self._options = LoaderOptions(kind=kind, **given).with_drawn_seed()
         self._engine: Engine
         if isinstance(dataset, Source):
             self._init_native(dataset)
@@ -322,10 +289,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         options = self._late_world.resolve(self._options)
         arguments = options.torch_arguments()
-        sampler: PlanSampler | None = None
         if options.is_planned:
-            sampler = PlanSampler(None, options.world)
-            arguments.update(shuffle=None, sampler=sampler, batch_size=options.rank_batch)
+            arguments.update(shuffle=None, sampler=(), batch_size=options.rank_batch)
         super().__init__(dataset, **arguments)
         self._options = replace(self._options, collate_fn=self.collate_fn)  # torch's, if none
         if options.augment is not None:
@@ -334,8 +299,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         indices = self.sampler if self.batch_sampler is None else self.batch_sampler
         engine = TorchEngine(dataset, self._late_world.resolve(self._options), indices=indices)
         self._engine = engine
-        if sampler is not None:
-            sampler.follow(engine)
+        if options.is_planned:
+            sampler = PlanSampler(engine, options.world)
+            overwrite(self, "sampler", sampler)
             show_as_stream(self)
             if self.batch_size is not None:
                 batches = PlanBatches(sampler, self.batch_size, self.drop_last)
@@ -600,3 +566,4 @@ _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
     "snapshot_every_n_steps",  # changes nothing
 }
+_OPTIONS = _ARGUMENTS - {"dataset", "world", "data_parallel"}

@@ -559,19 +559,9 @@ class LoaderOptions:
         return bool(self.persistent_workers) and self.num_workers > 0
 
     @property
-    def threads(self) -> int:
-        """Decode threads of a native dataset; 0 for this rank's share of the cores."""
-        return self.num_workers
-
-    @property
     def depth(self) -> int:
         """Batches of a native dataset that are in DALI at once."""
         return self.prefetch_factor or (2 if self.shuffle else 1)
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds to wait for a batch or for other ranks; 0 for the defaults."""
-        return float(self.timeout)
 
     @property
     def batch_is_default(self) -> bool:

@@ -126,7 +126,7 @@ def _build(
     order: JobOrder,
     channel: LoaderChannel,
 ) -> tuple[BatchPipeline, PipelineRunner]:
-    threads = options.threads or options.world.threads(usable_cores())
+    threads = options.num_workers or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)
     image = next(iter(recipes.images.values()), None)
@@ -184,7 +184,7 @@ def _build(
         decodes_ahead=options.device.type == "cpu"
         and (bool(pipeline.graphs) or options.pin_memory),
         prefetch=prefetch,
-        timeout_s=options.timeout_s or STALL_TIMEOUT_S,
+        timeout_s=options.timeout or STALL_TIMEOUT_S,
     )
     return pipeline, runner
 
@@ -285,7 +285,7 @@ def _mapper(
         return None
     from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
 
-    timeout_s = options.timeout_s or STALL_TIMEOUT_S
+    timeout_s = options.timeout or STALL_TIMEOUT_S
     mapper = Mapper(mapped.maps, mapped.schema, seed=seed, names=dataset.names, timeout_s=timeout_s)
     meter.map = mapper.facts
     return mapper

@@ -122,7 +122,7 @@ def join_ranks(
         facts,
         world=world,
         waits=order.settings.shuffle and world.size > 1,
-        timeout_s=None if at else options.timeout_s,
+        timeout_s=None if at else options.timeout,
     )
     barrier.arrive()
     return JoinedMembership(

@@ -87,7 +87,7 @@ def agreed_lane_order(
         report,
         groups=len(LaneGroups(lanes)),
         decide=lambda nodes: _decide(nodes, last, ranks=world.size, lanes=lanes),
-        timeout_s=options.timeout_s or EXCHANGE_TIMEOUT_S,
+        timeout_s=options.timeout or EXCHANGE_TIMEOUT_S,
         refusals=refusals,
     )
     try:

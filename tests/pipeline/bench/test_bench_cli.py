@@ -252,7 +252,7 @@ def _settings(loader: Any) -> dict[str, Any]:
     kept = loader._engine.options
     names = ("shuffle", "augment", "device", "depth", "read", "schedule", "drop_last")
     facts = {name: getattr(kept, name) for name in names}
-    return facts | {"threads": kept.threads or World(0, 1).threads(usable_cores())}
+    return facts | {"threads": kept.num_workers or World(0, 1).threads(usable_cores())}
 
 
 def test_secrets_stay_out_of_the_line() -> None:

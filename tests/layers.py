@@ -21,7 +21,8 @@ ORDER = """
 pipeline.cli
 pipeline.bench
 pipeline.loader
-pipeline.torch_data pipeline.feed
+pipeline.torch_data
+pipeline.feed
 pipeline.members
 pipeline.options
 pipeline.report

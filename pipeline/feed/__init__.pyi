@@ -1,6 +1,7 @@
 from . import batch_pipeline as batch_pipeline
 from . import resident_memory as resident_memory
 from . import runner as runner
+from .bad_samples import BadCount as BadCount
 from .batch import Batch as Batch
 from .batch_pipeline import BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader

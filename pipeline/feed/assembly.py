@@ -264,8 +264,9 @@ def _pipeline(
             as_dict=options.as_dict,
         ),
         bad_count=BadCount(
-            dataset,
-            bad_samples,
+            samples=contents.samples,
+            names=dataset.names,
+            bad_samples=bad_samples,
             max_bad=MAX_BAD if options.max_bad is None else options.max_bad,
             channel=channel,
             report=QuarantineFile(dataset.cache_folder, name=name),

@@ -25,7 +25,7 @@ from penstock.cache import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -142,19 +142,24 @@ class BadCount:
 
     def __init__(
         self,
-        dataset: Source,
-        bad_samples: BadSamples,
         *,
+        samples: int,
+        names: Callable[[list[int]], Sequence[str]] | None,
+        bad_samples: BadSamples | None,
+        remedy: str = REMEDY,
         max_bad: float,
         channel: LoaderChannel,
         report: QuarantineFile,
         meter: Meter,
     ) -> None:
-        """max_bad: every rank stops if more than this share of the dataset's samples is bad in an
-        epoch, over all ranks."""
-        self._dataset = dataset
+        """samples: of an epoch, over all ranks. names: returns the names of samples; None if they
+        have none. bad_samples: drops its records of earlier epochs. remedy: for a dataset with too
+        many bad samples. max_bad: every rank stops if more than this share of the samples is bad in
+        an epoch."""
+        self._samples = samples
+        self._file_names = names
         self._bad_samples = bad_samples
-        self._samples = dataset.contents.samples
+        self._remedy = remedy
         self._max_bad = max_bad
         self._channel = channel
         self._report = report
@@ -197,7 +202,8 @@ class BadCount:
         if begins_epoch:
             self._count, self._before, self._total = 0, 0, 0
             self._past, self._earlier = [], []
-            self._bad_samples.forget_before(epoch)
+            if self._bad_samples is not None:
+                self._bad_samples.forget_before(epoch)
             while len(self._counted) > _EPOCHS_KEPT:
                 del self._counted[next(iter(self._counted))]
         if not bad:
@@ -313,11 +319,12 @@ class BadCount:
             )
             self._meter.quarantine = self._report.path
 
-    def _names(self, ids: list[int]) -> list[str]:
-        try:
-            return self._dataset.names(ids)
-        except PenstockError:  # a shard can't be opened any more; the ids have to suffice
-            return [""] * len(ids)
+    def _names(self, ids: list[int]) -> Sequence[str]:
+        if self._file_names is not None:
+            # If a shard can't be opened any more, the ids have to suffice.
+            with contextlib.suppress(PenstockError):
+                return self._file_names(ids)
+        return [""] * len(ids)
 
     def _warn(self, sample_id: int, reason: str) -> None:
         listed = f", listed in {self._report.path}" if self._report.path else ""
@@ -357,7 +364,7 @@ class BadCount:
         return TooManyBadSamplesError(
             f"{total} bad samples in epoch {epoch} are more than max_bad={self._max_bad} of "
             f"{self._samples:,} samples. Rank {rank} passed the limit, and every rank stops. Bad: "
-            f"{listed_reasons(reasons)}.{more} {REMEDY}",
+            f"{listed_reasons(reasons) or 'found before this start'}.{more} {self._remedy}",
             sample_ids=ids,
         )
 

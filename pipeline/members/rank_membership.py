@@ -57,6 +57,7 @@ class LoaderChannel:
     def begin(self) -> None:
         """Start a new round of keys, because all ranks load a state. A notice of differing loaders
         stays."""
+        self._counts.clear()
         notice = self.stop_notice()
         self._notice = notice if notice is not None and notice.get("differs") else None
 

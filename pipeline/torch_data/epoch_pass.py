@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,28 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.cache import PenstockWarning, TooManyBadSamplesError, check_process, watch
-from penstock.pipeline.report import QuarantineFile
-from penstock.pipeline.torch_data.mark import (
-    Mark,
-    WorkerPosition,
-    WorkerRequest,
-    description_of,
-    has_state,
-)
+from penstock.cache import check_process, watch
+from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest, has_state
 from penstock.pipeline.torch_data.random_states import freeze, thaw
 from penstock.pipeline.torch_data.torch_loaders import TorchIterator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
-
-    from penstock.pipeline.plan import World
+    from penstock.pipeline.feed import BadCount
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.index_order import PassRequests
     from penstock.pipeline.torch_data.job_ranks import JobRanks
-    from penstock.pipeline.torch_data.mark import BadRow, WorkerMessage
+    from penstock.pipeline.torch_data.mark import WorkerMessage
     from penstock.pipeline.torch_data.pass_setup import PassSetup
     from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
 
@@ -175,78 +165,6 @@ def with_valid(batch: Any, valid: torch.Tensor) -> Any:
     return batch, valid
 
 
-_MOST_NAMED = 10
-
-
-class BadTally:
-    """Counts and reports bad samples as batches are delivered.
-
-    The delivering thread calls it. The mark holds the epoch's count; this object holds the reasons.
-    """
-
-    def __init__(self, dataset: Any, *, max_bad: float, meter: Meter) -> None:
-        """max_bad: the share of this rank's samples of an epoch that may be bad."""
-        self._dataset = dataset
-        self._max_bad = max_bad
-        self._meter = meter
-        self._known: dict[int, str] = {}  # reasons of bad samples, in any epoch
-        self._of_epoch: dict[int, str] = {}
-        self._epoch = -1
-        self._report: QuarantineFile | None = None
-
-    def check(self, mark: Mark, world: World) -> None:
-        """Raise TooManyBadSamplesError if an epoch has had more bad samples than allowed."""
-        own = len(self._dataset) / world.size
-        if mark.bad <= self._max_bad * own:
-            return
-        known = self._of_epoch if self._epoch == mark.epoch else {}
-        named = "; ".join(f"{i} ({known[i]})" for i in sorted(known)[:_MOST_NAMED])
-        more = len(known) - _MOST_NAMED
-        file = f" All of them: {self._meter.quarantine}." if self._meter.quarantine else ""
-        raise TooManyBadSamplesError(
-            f"{mark.bad} bad samples in epoch {mark.epoch} are more than max_bad={self._max_bad} "
-            f"of the {own:,.0f} samples of rank {world.rank}'s share of "
-            f"{description_of(self._dataset)}. Bad: {named or 'found before this start'}"
-            f"{f'; and {more} more' if more > 0 else ''}.{file} See the reasons; then remove them "
-            "from the dataset, or raise max_bad=.",
-            sample_ids=tuple(sorted(known)),
-        )
-
-    def count(self, bad: Sequence[BadRow], *, epoch: int, world: World) -> int:
-        """Count and report the bad samples of a delivered batch, and return their number."""
-        if epoch != self._epoch:
-            self._epoch, self._of_epoch = epoch, {}
-        new = {row.sample_id: row.reason for row in bad if row.sample_id not in self._known}
-        self._of_epoch |= {row.sample_id: row.reason for row in bad}
-        self._meter.bad += len(bad)
-        is_first = not self._known
-        self._known |= new
-        if new:
-            self._write(new, epoch, world)
-            if is_first:
-                self._warn(bad[0])
-        return len(bad)
-
-    def _write(self, bad: dict[int, str], epoch: int, world: World) -> None:
-        if self._report is None:
-            name = f"{type(self._dataset).__name__}-{world.file_label}.jsonl"
-            self._report = QuarantineFile(None, name=name)
-        self._report.append(
-            [{"id": i, "name": "", "reason": reason, "epoch": epoch} for i, reason in bad.items()]
-        )
-        self._meter.quarantine = self._report.path
-
-    def _warn(self, row: BadRow) -> None:
-        where = f", listed in {self._meter.quarantine}" if self._meter.quarantine else ""
-        warnings.warn(
-            f"Sample {row.sample_id} of {description_of(self._dataset)} is bad: {row.reason}. Bad "
-            'samples are replaced by other samples (and marked valid=False with pad="mask")'
-            f"{where}. The loader stops if more than max_bad={self._max_bad} of an epoch are bad.",
-            PenstockWarning,
-            stacklevel=6,
-        )
-
-
 _FED_AHEAD = 2  # batches in DALI, as with native datasets
 
 
@@ -268,7 +186,7 @@ class Pass:
         loaders: TorchLoaders,
         dataset_epoch: DatasetEpoch,
         meter: Meter,
-        tally: BadTally | None,
+        bad_count: BadCount | None,
         ranks: JobRanks | None = None,
     ) -> None:
         self._ranks = ranks
@@ -279,7 +197,7 @@ class Pass:
         self._loaders = loaders
         self._dataset_epoch = dataset_epoch
         self._meter = meter
-        self._tally = tally
+        self._bad_count = bad_count
         self._delivered_at: float | None = None
         self._pending: list[WorkerMessage] = []  # received before the next batch, without one
         self._decoding: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
@@ -365,8 +283,8 @@ class Pass:
         meter = self._meter
         if self._ranks is not None:
             self._ranks.before_batch(self._epoch)
-        if self._tally is not None:
-            self._check_bad(self._tally)
+        if self._bad_count is not None:
+            self._bad_count.check(self._mark.cursor)
         if self._delivered_at is not None:
             meter.step_s += time.perf_counter() - self._delivered_at
             self._delivered_at = None
@@ -384,16 +302,6 @@ class Pass:
         if self._ranks is not None:
             self._ranks.count_batch(ended=self._epoch if self.is_over else None)
         return batch
-
-    def _check_bad(self, tally: BadTally) -> None:
-        """Raise TooManyBadSamplesError, on all ranks, if there are more bad samples than
-        allowed."""
-        try:
-            tally.check(self._mark, self._setup.world)
-        except TooManyBadSamplesError as error:
-            if self._ranks is not None:
-                self._ranks.fail(error)
-            raise
 
     def _fetch(self) -> WorkerMessage:
         """Return the next batch from torch's iterator, decoded and augmented if there is a
@@ -464,8 +372,13 @@ class Pass:
             if self._iterator.failed:
                 mark = self._after_failed(self._stream, mark)
             valid = self._stream.valid_slots()
-            if message.bad:
-                mark = self._with_bad(message.bad, mark, valid)
+            if self._bad_count is not None and (message.bad or not mark.position):
+                own = {
+                    bad.sample_id: bad.reason
+                    for row, bad in sorted(message.bad.items())
+                    if valid is None or valid[row]  # not padding
+                }
+                self._bad_count.count(mark.cursor, own, begins_epoch=not mark.position)
             if valid is not None:
                 valid = valid.copy()
                 valid[list(message.bad)] = False
@@ -488,20 +401,6 @@ class Pass:
             self._bookmark.move(self.number, setup.after(mark) if self.is_over else mark)
         device = setup.options.device
         return batch if device.type == "cpu" else to_device(batch, device)
-
-    def _with_bad(
-        self, bad: Mapping[int, BadRow], mark: Mark, valid: NDArray[np.bool_] | None
-    ) -> Mark:
-        """Return the mark with the bad samples of a batch counted, padding excluded.
-
-        valid: False for slots that only fill up the batch; None if there are none.
-        """
-        assert self._tally is not None
-        own = [bad[row] for row in sorted(bad) if valid is None or valid[row]]
-        if not own:
-            return mark
-        count = self._tally.count(own, epoch=mark.epoch, world=self._setup.world)
-        return replace(mark, bad=mark.bad + count)
 
     def _after_failed(self, stream: PassRequests, mark: Mark) -> Mark:
         """Return the mark behind requests whose batches never came."""

@@ -356,7 +356,7 @@ class PlannedOrder:
 
     def is_over(self, mark: Mark) -> bool:
         """Return True if nothing is left of a mark's epoch."""
-        return not self.walk.step_size(Cursor(mark.epoch, mark.position))
+        return not self.walk.step_size(mark.cursor)
 
     def last_samples(self) -> int:
         """Return the number of samples of an epoch's incomplete last batch."""
@@ -373,7 +373,7 @@ class _PlannedRequests:
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         order, mark = self._order, self.mark
-        for step in order.walk.steps(Cursor(mark.epoch, mark.position), endless=False):
+        for step in order.walk.steps(mark.cursor, endless=False):
             slots = order.ranks.slots(step)
             indices = order.indices(slots.rows)
             self._sent.append((step.start.position + step.size, slots.valid))

@@ -68,6 +68,11 @@ class JobRanks:
         meter.job = waits.statistics
         return cls(channel, barrier, waits)
 
+    @property
+    def channel(self) -> SharedChannel:
+        """The channel of this loader to the other ranks."""
+        return self._channel
+
     def begin_pass(self) -> None:
         """Record that a pass begins, and withdraw this rank's refusal."""
         self._channel.begin_pass()

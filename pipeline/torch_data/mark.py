@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from penstock.cache import DatasetError, ResumeError
+from penstock.pipeline.plan import Cursor
 from penstock.pipeline.torch_data.random_states import NAMES, check_frozen
 from penstock.pipeline.torch_private import pinned
 
@@ -272,7 +273,7 @@ class Mark:
     the user's. mixed: the one of them whose draws can't be repeated. sampler: its own state.
     sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers:
     positions of torch's workers (one without workers). next_worker: the worker of the next batch.
-    bad: samples of the epoch that were replaced.
+    bad: samples of the epoch that were replaced before the state was taken, over all ranks.
     """
 
     epoch: int = 0
@@ -291,6 +292,11 @@ class Mark:
     workers: tuple[WorkerPosition, ...] = field(default=())
     next_worker: int = 0
     bad: int = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """The beginning of the next batch in a plan."""
+        return Cursor(self.epoch, self.position)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the mark as JSON types, except for states of the user's own dataset and

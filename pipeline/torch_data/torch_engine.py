@@ -24,10 +24,12 @@ from penstock.cache import (
     ResumeError,
     watch,
 )
+from penstock.pipeline.feed import BadCount
+from penstock.pipeline.members import LoaderChannel
 from penstock.pipeline.options import check_epoch, fresh_seed
 from penstock.pipeline.plan import not_a_torch_state
-from penstock.pipeline.report import Meter
-from penstock.pipeline.torch_data.epoch_pass import BadTally, Bookmark, DatasetEpoch, Pass
+from penstock.pipeline.report import Meter, QuarantineFile
+from penstock.pipeline.torch_data.epoch_pass import Bookmark, DatasetEpoch, Pass
 from penstock.pipeline.torch_data.index_order import (
     PlannedOrder,
     TorchOrder,
@@ -127,9 +129,12 @@ def _is_native(part: Any) -> bool:
 STATE_VERSION = 1
 
 
-def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
+def to_state(setup: PassSetup, mark: Mark, *, bad: int) -> dict[str, Any]:
     """Return the state at a mark: JSON types, except for states of the user's own dataset and
-    sampler."""
+    sampler.
+
+    bad: samples of the epoch before the mark that were replaced.
+    """
     return {
         "version": STATE_VERSION,
         "kind": "torch",
@@ -137,8 +142,7 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
         "drop_last": setup.options.drop_last,
         "streams": setup.streams,
         "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
-        # Ranks don't count bad samples together, and the state must be the same on all.
-        "mark": (mark if setup.world.size == 1 else replace(mark, bad=0)).to_dict(),
+        "mark": replace(mark, bad=bad).to_dict(),
     }
 
 
@@ -291,12 +295,7 @@ class TorchEngine:
             device=str(options.device),
             workers=self._setup.num_workers,
         )
-        max_bad = options.max_bad
-        self._tally = (
-            BadTally(dataset, max_bad=max_bad, meter=self.meter)
-            if max_bad is not None and self.shards_itself
-            else None
-        )
+        self._bad_count: BadCount | None = None
         self._ranks: JobRanks | None = None
         self._join()
         self._bookmark = Bookmark()
@@ -326,16 +325,38 @@ class TorchEngine:
             stale.close()
         self._setup = replace(before, options=options, order=order, augmenter=augmenter)
         if has_moved:
-            self._ranks = None
+            self._ranks = self._bad_count = None
             self._join()
 
     def _join(self) -> None:
-        """Join the job's ranks, if there are any by now. Raises PlanError."""
-        if self.shards_itself and self._ranks is None and self.world.processes > 1:
+        """Join the job's ranks, if there are any by now, and count bad samples with them. Raises
+        PlanError."""
+        setup, world = self._setup, self.world
+        if not self.shards_itself or self._ranks is not None:
+            return
+        if world.processes > 1:
             # A process that is alone needs none of it.
             from penstock.pipeline.torch_data.job_ranks import JobRanks
 
-            self._ranks = JobRanks.join(self._setup, self.meter)
+            self._ranks = JobRanks.join(setup, self.meter)
+        max_bad, before = setup.options.max_bad, self._bad_count
+        if max_bad is None or (before is not None and self._ranks is None):
+            return
+        channel = LoaderChannel(rank=world.rank, size=world.size)
+        self._bad_count = BadCount(
+            samples=len(setup.dataset),
+            names=None,
+            bad_samples=None,
+            remedy="See the reasons; then remove them from the dataset, or raise max_bad=.",
+            max_bad=max_bad,
+            channel=channel if self._ranks is None else self._ranks.channel,
+            report=QuarantineFile(
+                None, name=f"{type(setup.dataset).__name__}-{world.file_label}.jsonl"
+            ),
+            meter=self.meter,
+        )
+        if before is not None:
+            self._bad_count.take_over(before)
 
     @property
     def world(self) -> World:
@@ -377,7 +398,7 @@ class TorchEngine:
             loaders=self._loaders,
             dataset_epoch=self._dataset_epoch,
             meter=self.meter,
-            tally=self._tally,
+            bad_count=self._bad_count,
             ranks=self._ranks,
         )
         self._latest = weakref.ref(started)
@@ -437,7 +458,8 @@ class TorchEngine:
             if not mark.batches:
                 mark = replace(mark, dataset_epoch=self._dataset_epoch.now())
             mark = with_dataset_state(setup, mark, bookmark.source, is_live=live is not None)
-        return to_state(setup, mark)
+        bad = 0 if self._bad_count is None else self._bad_count.count_before(mark.cursor)
+        return to_state(setup, mark, bad=bad)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly behind the last batch that was delivered before the state was read."""
@@ -453,6 +475,8 @@ class TorchEngine:
         self._bookmark.restore(mark)
         if self._ranks is not None:
             self._ranks.restart()
+        if self._bad_count is not None:
+            self._bad_count.restore(mark.bad, begins=self._ranks is None)
 
     def _mark_of(self, state: dict[str, Any]) -> Mark:
         """Return the mark of a state, which all ranks must load. Raises ResumeError, PlanError."""

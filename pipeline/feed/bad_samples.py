@@ -81,20 +81,17 @@ class BadSamples:
 
         Raises TooManyBadSamplesError after `ATTEMPTS` bad substitutes.
         """
-        from penstock.pipeline.plan import ATTEMPTS, substitute  # needed for bad samples only
+        from penstock.pipeline.plan import ATTEMPTS, substitutes  # needed for bad samples only
 
         contents, own = self._contents, self._source.rows(np.array([sample_id], np.int64))
-        place = int(contents.places(own)[0])
-        for attempt in range(ATTEMPTS):
-            found = substitute(
-                sample_id,
-                attempt,
-                seed=self._seed,
-                epoch=epoch,
-                starts=contents.starts,
-                sizes=contents.sizes,
-                place=place,
-            )
+        for found in substitutes(
+            sample_id,
+            seed=self._seed,
+            epoch=epoch,
+            starts=contents.starts,
+            sizes=contents.sizes,
+            place=int(contents.places(own)[0]),
+        ):
             candidate = int(self._source.ids(contents.rows(np.array([found], np.int64)))[0])
             if candidate != sample_id and self.reason(epoch, candidate) is None:
                 return candidate

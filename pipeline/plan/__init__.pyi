@@ -43,7 +43,7 @@ from .state import check_resumable as check_resumable, moved_state as moved_stat
 from .state import not_a_torch_state as not_a_torch_state, other_order as other_order
 from .state import resumed_schedule as resumed_schedule
 from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
-from .substitutes import substitute as substitute
+from .substitutes import substitutes as substitutes
 from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES
 from .walk import MOST_KEPT as MOST_KEPT, Step as Step, Walk as Walk
 from .world import World as World, first_slot as first_slot, local_rank as local_rank

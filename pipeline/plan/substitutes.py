@@ -1,8 +1,8 @@
-"""Choose the substitute of a bad sample: a pure function of seed, epoch and sample id.
+"""Choose the substitutes of a bad sample: pure functions of seed, epoch and sample id.
 
-So it doesn't depend on batch size, world and restarts. The first attempts choose from the same
+So they don't depend on batch size, world and restarts. The first attempts choose from the same
 shard, whose bytes are local, the later ones from all samples. If a substitute is bad, too, the
-caller makes the next attempt.
+caller takes the next one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 from penstock.cache.base import keyed_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 SAME_SHARD_ATTEMPTS = 8
@@ -22,24 +24,25 @@ ATTEMPTS = 64  # with half of a dataset bad, one sample in 10^19 finds no substi
 _SALT = 0x5AB57170  # keeps these hashes apart from those of order and draws
 
 
-def substitute(
+def substitutes(
     sample_id: int,
-    attempt: int,
     *,
     seed: int,
     epoch: int,
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     place: int | None = None,
-) -> int:
-    """Return the index, among all samples, of the substitute of a bad one; results may repeat.
+) -> Iterator[int]:
+    """Yield the indices, among all samples, of the substitutes of a bad one; they may repeat.
 
-    attempt: number of the attempt, from 0. starts, sizes: samples before and in each shard, shape
-    (shards,). place: index of the bad sample; None if that is its id.
+    starts, sizes: samples before and in each shard, shape (shards,). place: index of the bad
+    sample; None if that is its id.
     """
     place = sample_id if place is None else place
-    draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))
-    if attempt < SAME_SHARD_ATTEMPTS:
-        shard = int(np.searchsorted(starts, place, side="right")) - 1
-        return int(starts[shard]) + draw % int(sizes[shard])
-    return draw % int(starts[-1] + sizes[-1])
+    for attempt in range(ATTEMPTS):
+        draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))
+        if attempt < SAME_SHARD_ATTEMPTS:
+            shard = int(np.searchsorted(starts, place, side="right")) - 1
+            yield int(starts[shard]) + draw % int(sizes[shard])
+        else:
+            yield draw % int(starts[-1] + sizes[-1])

@@ -26,7 +26,6 @@ from penstock.pipeline.torch_data.mark import description_of
 from penstock.pipeline.torch_data.torch_sources import (
     IterableSource,
     MapSource,
-    Substitutes,
     WorkerInit,
     identity,
 )
@@ -209,16 +208,15 @@ def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
     if setup.augmenter is not None:
         collate = SplitCollate(collate, batched=options.is_batched)
     if setup.order is not None:
-        substitutes: Substitutes | None = None
+        parts = None
         if options.max_bad is not None and isinstance(setup.order, PlannedOrder):
-            sizes = setup.order.ranks.plan.sizes
-            substitutes = Substitutes.among(sizes, seed=options.plan_seed)
+            parts = setup.order.starts, setup.order.ranks.plan.sizes
         return MapSource(
             setup.dataset,
             collate=collate,
             batched=options.is_batched,
             seed=options.seed,
-            substitutes=substitutes,
+            parts=parts,
         )
     seeds = (mark.base_seed, options.generator, options.seed)
     return IterableSource(

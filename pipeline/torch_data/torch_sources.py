@@ -32,7 +32,7 @@ from penstock.cache import (
 )
 from penstock.cache.base import keyed_hash, machine_remedy
 from penstock.pipeline.options import fresh_seed
-from penstock.pipeline.plan import ATTEMPTS, substitute
+from penstock.pipeline.plan import substitutes
 from penstock.pipeline.torch_data.mark import (
     BadRow,
     Ending,
@@ -52,7 +52,10 @@ from penstock.pipeline.torch_private import numpy_seed, set_worker_info
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     Collate = Callable[[Any], Any]
+    Parts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
 # between two states are counted, and after a resume they are read again and dropped.
@@ -163,39 +166,6 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text}".removesuffix(": ")[:_REASON_CHARACTERS]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Substitutes:
-    """The samples that may replace a bad one: functions of seed, epoch and sample id, as with
-    native data.
-
-    starts, sizes: first index and samples of each part, int64, shape (parts,).
-    """
-
-    seed: int
-    starts: Any
-    sizes: Any
-
-    @classmethod
-    def among(cls, sizes: Sequence[int], *, seed: int) -> Substitutes:
-        """Return the substitutes of a dataset in parts of these sizes."""
-        ends = np.cumsum(np.asarray(sizes, np.int64))
-        return cls(seed=seed, starts=ends - sizes, sizes=np.asarray(sizes, np.int64))
-
-    def of(self, sample_id: int, *, epoch: int) -> Iterator[int]:
-        """Yield the samples to try, in order."""
-        for attempt in range(ATTEMPTS):
-            candidate = substitute(
-                sample_id,
-                attempt,
-                seed=self.seed,
-                epoch=epoch,
-                starts=self.starts,
-                sizes=self.sizes,
-            )
-            if candidate != sample_id:
-                yield candidate
-
-
 # -- sources
 
 
@@ -257,8 +227,9 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
 class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
-    seed: with epoch and index, it keys each sample's random numbers; None keys none. substitutes:
-    of bad samples; None if one is an error.
+    seed: with epoch and index, it keys each sample's random numbers; None keys none. parts: first
+    index and samples of each part, from which substitutes of bad samples are chosen; None if a bad
+    sample is an error.
     """
 
     def __init__(
@@ -268,13 +239,13 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         collate: Collate,
         batched: bool,
         seed: int | None = None,
-        substitutes: Substitutes | None = None,
+        parts: Parts | None = None,
     ) -> None:
         self.dataset = dataset
         self._collate = collate
         self._batched = batched
         self._seed = seed
-        self._substitutes = substitutes
+        self._parts = parts
         self._has_state = has_state(dataset)
 
     def __getitem__(self, request: WorkerRequest) -> WorkerMessage:
@@ -330,22 +301,20 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         try:
             return FetchedSamples(many(indices), indices)
         except Exception as error:  # raised again, or each sample is read alone
-            if self._substitutes is None or not is_sample_fault(error):
+            if self._parts is None or not is_sample_fault(error):
                 raise
         return self._read_each(indices, epoch, together=True)
 
     def _read_each(
         self, indices: list[Any], epoch: int, *, together: bool = False
     ) -> FetchedSamples:
-        if self._substitutes is None:
+        if self._parts is None:
             return FetchedSamples(
                 [self._read_one(i, epoch, together=together) for i in indices], indices
             )
         read = FetchedSamples([], [])
         for row, index in enumerate(indices):
-            sample, used, reason = self._read_good(
-                index, epoch, self._substitutes, together=together
-            )
+            sample, used, reason = self._read_good(index, epoch, self._parts, together=together)
             read.samples.append(sample)
             read.ids.append(used)
             if reason is not None:
@@ -353,12 +322,15 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         return read
 
     def _read_good(
-        self, index: Any, epoch: int, substitutes: Substitutes, *, together: bool
+        self, index: Any, epoch: int, parts: Parts, *, together: bool
     ) -> tuple[Any, Any, str | None]:
         """Return a sample or its first good substitute, the index of that, and why it was
         replaced."""
         reasons: dict[int, str] = {}
-        for candidate in (index, *substitutes.of(index, epoch=epoch)):
+        starts, sizes = parts
+        seed = self._seed or 0
+        others = substitutes(index, seed=seed, epoch=epoch, starts=starts, sizes=sizes)
+        for candidate in itertools.chain([index], others):
             if candidate in reasons:
                 continue
             try:

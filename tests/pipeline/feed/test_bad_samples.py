@@ -21,7 +21,7 @@ from PIL import Image
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, Order, World
-from penstock.pipeline.plan import SAME_SHARD_ATTEMPTS, substitute
+from penstock.pipeline.plan import ATTEMPTS, SAME_SHARD_ATTEMPTS, substitutes
 from penstock.pipeline.report import QuarantineFile
 from penstock.readers import Dataset, ImageFacts, Rejection, pack
 from tests.conftest import photograph
@@ -138,32 +138,24 @@ class TestSubstitutes:
         sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
         seed=st.integers(0, 2**70),
         epoch=st.integers(0, 99),
-        attempt=st.integers(0, 63),
         data=st.data(),
     )
     def test_near_first_then_anywhere(
-        self, sizes: list[int], seed: int, epoch: int, attempt: int, data: st.DataObject
+        self, sizes: list[int], seed: int, epoch: int, data: st.DataObject
     ) -> None:
         contents = values_of(sizes)
         place = data.draw(st.integers(0, contents.samples - 1))
 
-        def found_for(sample_id: int) -> int:
-            return substitute(
-                sample_id,
-                attempt,
-                seed=seed,
-                epoch=epoch,
-                starts=contents.starts,
-                sizes=contents.sizes,
-                place=place,
-            )
+        def found_for(sample_id: int) -> list[int]:
+            starts, sizes = contents.starts, contents.sizes
+            return list(substitutes(sample_id, seed=seed, epoch=epoch, starts=starts, sizes=sizes))
 
         found = found_for(place)
         assert found == found_for(place)
-        assert 0 <= found < contents.samples
-        if attempt < SAME_SHARD_ATTEMPTS:
-            shards = np.searchsorted(contents.starts, [place, found], side="right")
-            assert shards[0] == shards[1]
+        assert len(found) == ATTEMPTS
+        assert all(0 <= one < contents.samples for one in found)
+        near = [place, *found[:SAME_SHARD_ATTEMPTS]]
+        assert len(set(np.searchsorted(contents.starts, near, side="right").tolist())) == 1
 
     def test_every_bad_sample_is_replaced_and_no_good_one_is(self, thirty: Path) -> None:
         bad = bad_ids(thirty, RANDOM_30)

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.augment import RandomResizedCrop
 from penstock.cache import (
@@ -26,7 +24,7 @@ from penstock.cache import (
     TooManyBadSamplesError,
 )
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.torch_data import Substitutes, is_sample_fault
+from penstock.pipeline.torch_data import is_sample_fault
 from tests.torch_datasets import Streams, same
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sample .* is bad")
@@ -162,19 +160,6 @@ class TestSubstitutes:
             stand_in, image = found[i]
             assert stand_in not in BAD
             assert torch.equal(image, plain[stand_in][1])
-
-    @given(
-        sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-        epoch=st.integers(0, 99),
-        data=st.data(),
-    )
-    def test_those_of_its_own_part_come_first(
-        self, sizes: list[int], epoch: int, data: st.DataObject
-    ) -> None:
-        sample = data.draw(st.integers(0, sum(sizes) - 1))
-        found = list(Substitutes.among(sizes, seed=1).of(sample, epoch=epoch))
-        assert sample not in found
-        assert all(0 <= one < sum(sizes) for one in found)
 
 
 class TestResume:

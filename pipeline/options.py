@@ -708,7 +708,7 @@ class LoaderOptions:
             f"The global batch {change}. No sample is lost, but batches differ from the saved "
             f"job's. For identical batches pass global_batch_size={given}.",
             PenstockWarning,
-            stacklevel=4,
+            stacklevel=6,  # the caller of load_state_dict() or iter()
         )
 
     def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
@@ -725,7 +725,7 @@ class LoaderOptions:
             f"drop_last={self.drop_last}: the batches before an epoch's end stay the same, but "
             f"{change}. For the same epochs pass drop_last={state.drop_last}.",
             PenstockWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
 

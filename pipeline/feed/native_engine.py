@@ -157,7 +157,8 @@ class NativeEngine:
         if state is None or self._assembly is None or walk.sample(start) >= begun:
             return
         state = _moved(state, start)
-        self._fit(self._user_options, state, state.plan, self.order.lane_order, warns=False)
+        options = self._user_options.resumed(state, warns=False)
+        self._rebuild(options, state.plan, lane_order=self.order.lane_order)
         self._state = state
 
     # -- epochs and state
@@ -220,7 +221,8 @@ class NativeEngine:
         lane_order = _lane_order_of(state)
         if self._assembly is not None:
             self._assembly.membership.compare_state(state)
-            self._fit(self._user_options, state, state.plan, lane_order)
+            options = self._user_options.resumed(state)
+            self._rebuild(options, state.plan, lane_order=lane_order)
         self._position.restore(state.cursor)
         if self._assembly is not None:
             self._settle(state)
@@ -379,24 +381,12 @@ class NativeEngine:
             settings = self.order.settings  # a plan doesn't change once it is made
         old = self._assembly
         kept = self.order.lane_order if old is not None else _lane_order_of(state)
-        self._fit(user_options, state, settings, None if settings is None else kept)
+        options = user_options if state is None else user_options.resumed(state)
+        self._rebuild(options, settings, lane_order=None if settings is None else kept)
         if state is not None and self._position.is_restored:
             membership = None if old is None else old.membership
             self._settle(state, is_new=self.assembly.membership is not membership)
         self._user_options = user_options
-
-    def _fit(
-        self,
-        user_options: LoaderOptions,
-        state: LoaderState | None,
-        settings: PlanSettings | None,
-        lane_order: LaneOrder | None,
-        *,
-        warns: bool = True,
-    ) -> None:
-        """Build an assembly for the user's options, as overridden by a state."""
-        options = user_options if state is None else user_options.resumed(state, warns=warns)
-        self._rebuild(options, settings, lane_order=lane_order)
 
     def _rebuild(
         self,

@@ -476,7 +476,8 @@ class LoaderOptions:
             refuse_torch_arguments(self.torch_arguments())
             check_counts(num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
             check_timeout(self.timeout)
-            object.__setattr__(self, "drop_last", bool(self.drop_last))  # it is in the state
+            for name in ("shuffle", "drop_last"):  # None is False here; torch wants it as passed
+                object.__setattr__(self, name, bool(getattr(self, name)))
             return
         # torch's own constructor checks torch's arguments.
         self._refuse_what_is_native()

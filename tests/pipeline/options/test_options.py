@@ -58,7 +58,7 @@ def test_every_argument_of_the_loader_is_in_one_value() -> None:
     assert {field.name for field in fields(LoaderOptions)} - RESOLVED == given - apart
 
 
-@pytest.mark.parametrize("kind", ["native", "map", "stream"])
+@pytest.mark.parametrize("kind", ["map", "stream"])
 def test_torchs_arguments_are_torchs(kind: Any) -> None:
     """They have torch's defaults."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__).parameters

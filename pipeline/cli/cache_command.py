@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache import ConfigError, PenstockError, WriteError
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json  # noqa: TC001  typer reads annotations
-from penstock.pipeline.cli.doctor_checks import count
+from penstock.pipeline.cli.doctor_table import count
 from penstock.pipeline.cli.examples import epilog
 from penstock.pipeline.cli.progress_bars import ByteProgress
 
@@ -67,7 +68,7 @@ def list_(
         table.add_column(column, no_wrap=True)
     now_s = time.time()
     for blob in blobs:
-        table.add_row(*map(_plain, _columns(blob, now_s)))
+        table.add_row(*map(escape, _columns(blob, now_s)))
     console = Console()
     if blobs:
         console.print(table)
@@ -110,8 +111,8 @@ def verify(folder: Folder, as_json: Json = False) -> None:
             f"({format_size(result.checked_bytes)}, {seconds:.1f} s), {len(result.bad):,} bad"
         )
         for blob, why in zip(result.bad, result.why, strict=True):
-            name = _plain(blob.uri or blob.key)
-            text = f"{name}: dropped; the next job fetches it again ({_plain(why)})"
+            name = escape(blob.uri or blob.key)
+            text = f"{name}: dropped; the next job fetches it again ({escape(why)})"
             console.print(f"  {text}", soft_wrap=True)
         if result.unknown:
             console.print(
@@ -287,14 +288,9 @@ def _print_summary(summary: CacheSummary) -> None:
     ]
     table = Table("", summary.path, box=None, pad_edge=False)
     for name, text in rows:
-        table.add_row(name, _plain(text))
+        table.add_row(name, escape(text))
     Console().print(table)
 
 
 def _print_json(values: dict[str, Any]) -> None:
     typer.echo(json.dumps(values))
-
-
-def _plain(text: str) -> str:
-    """Escape brackets, which rich would read as markup."""
-    return text.replace("[", r"\[")

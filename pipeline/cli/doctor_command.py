@@ -1,6 +1,6 @@
 """Run `penstock doctor`: check that this machine is ready to train, and name remedies.
 
-The checks are pure functions of `doctor_facts.MachineFacts`, so that tests can invent machines.
+The checks are rows of tables (`doctor_machine`, `doctor_network`), which `doctor_table` judges.
 """
 
 from __future__ import annotations
@@ -8,29 +8,21 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import StorageOption, parse_storage_options
-from penstock.pipeline.cli.doctor_checks import (
-    cache_checks,
-    folder_checks,
-    limit_checks,
-    package_checks,
-    python_check,
-    software_checks,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.cache.base import Peers
-    from penstock.pipeline.cli.doctor_checks import Check
-    from penstock.pipeline.cli.doctor_facts import MachineFacts
+    from penstock.pipeline.cli.doctor_table import Finding
 
 AskedPeers = Annotated[
     list[str] | None,
@@ -127,8 +119,6 @@ def doctor(
     store; with --peer, the connection to other nodes. Each line shows ok, warn or fail, and a
     remedy. The exit code is 1 if a check fails.
     """
-    from penstock.pipeline.cli.doctor_facts import gather
-
     if folder is not None and ":/" in str(folder):
         raise ConfigError(
             f"doctor: got {str(folder)!r}, wanted a local folder. Pass a dataset's URL as --url."
@@ -137,63 +127,47 @@ def doctor(
         [*(peer or ()), *filter(None, [serve_peer])], peer_token_file, peer_certificates, tls
     )
     if serve_peer is not None:
-        from penstock.pipeline.cli.doctor_peers import serve
+        from penstock.pipeline.cli.doctor_network import serve
 
-        if peer:
+        if peer or url is not None or as_json or storage_option:
             raise ConfigError(
-                "--serve-peer: can't be used together with --peer. Run --peer in another shell or "
-                "on another node."
-            )
-        if url is not None or as_json or storage_option:
-            raise ConfigError(
-                "--serve-peer: can't be used together with --url, -o or --json, because it checks "
-                "nothing."
+                "--serve-peer: can't be used together with --peer, --url, -o or --json, because it "
+                "checks nothing. Run --peer in another shell or on another node."
             )
         serve(nodes[0], folder)
         return
-    options = parse_storage_options(storage_option) or {}
-    found = list(checks(gather(folder)))
-    if nodes:
-        from penstock.pipeline.cli.doctor_peers import peer_checks, peer_facts
-
-        found += [check for facts in peer_facts(nodes) for check in peer_checks(facts)]
-    if url is not None:
-        from penstock.pipeline.cli.doctor_store import store_checks, store_facts
-
-        found += store_checks(store_facts(url, options))
-    failed = any(check.status == "fail" for check in found)
+    found = list(_findings(folder, nodes, url, parse_storage_options(storage_option) or {}))
+    failed = any(finding.status == "fail" for finding in found)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
+        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(each) for each in found]}))
     else:
         _print(found)
     if failed:
         raise typer.Exit(1)
 
 
-def checks(facts: MachineFacts) -> Iterator[Check]:
-    """Check a machine, in the order in which its faults would occur."""
-    yield python_check(facts)
-    yield from package_checks(facts.packages)
-    yield from software_checks(facts)
-    yield from limit_checks(facts)
-    if facts.folder is not None:
-        yield from folder_checks(facts.folder)
-        if facts.cache is not None:
-            yield from cache_checks(facts.cache, facts.folder)
+def _findings(
+    folder: Path | None, nodes: list[Peers], url: str | None, options: dict[str, Any]
+) -> Iterator[Finding]:
+    from penstock.pipeline.cli import doctor_machine
+
+    yield from doctor_machine.machine_findings(folder)
+    if nodes or url is not None:
+        from penstock.pipeline.cli import doctor_network
+
+        for facts in doctor_network.peer_facts(nodes) if nodes else ():
+            yield from doctor_network.peer_findings(facts)
+        if url is not None:
+            yield from doctor_network.store_findings(url, options)
 
 
-def _print(found: list[Check]) -> None:
+def _print(found: list[Finding]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("name", "status", "found"):
         table.add_column(column, no_wrap=column != "found", overflow="fold")
-    for check in found:
-        style = _STYLE[check.status]
-        table.add_row(check.name, f"[{style}]{check.status}[/]", _plain(check.found))
-        if check.remedy:
-            table.add_row("", "", f"[{style}]→[/] {_plain(check.remedy)}")
+    for finding in found:
+        style = _STYLE[finding.status]
+        table.add_row(finding.name, f"[{style}]{finding.status}[/]", escape(finding.found))
+        if finding.remedy:
+            table.add_row("", "", f"[{style}]→[/] {escape(finding.remedy)}")
     Console().print(table)
-
-
-def _plain(text: str) -> str:
-    """Escape brackets, which rich would read as markup."""
-    return text.replace("[", r"\[")

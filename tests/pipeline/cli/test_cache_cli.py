@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock.cache import DiskCache
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.cache.disk import CacheFolder, PinnedShare
-from penstock.pipeline.cli import ago, cache_checks, cache_facts, folder_facts, main
+from penstock.pipeline.cli import CACHE, DoctorFacts, ago, cache_facts, folder_facts, main
 from tests.files import flip
 from tests.watchdog import PATIENCE_S
 
@@ -210,17 +210,22 @@ def test_gc_and_the_doctor_find_what_the_dead_left(
     leave_litter(root)
     before = sorted(os.listdir(root / "fills"))
     facts = cache_facts(root)
-    assert facts is not None
-    assert (facts.dead_jobs, facts.strays, facts.blobs) == (1, 3, 6)
-    assert facts.leftover_bytes >= 100_000
+    assert (facts["dead_jobs"], facts["strays"], facts["blobs"]) == (1, 3, 6)
+    assert facts["leftover_bytes"] >= 100_000
     assert sorted(os.listdir(root / "fills")) == before  # a doctor only looks
-    found = {check.name: check for check in cache_checks(facts, folder_facts(root))}
+    found = {
+        check.name: check for check in CACHE.findings(DoctorFacts(**facts, **folder_facts(root)))
+    }
     assert "1 dead job, 3 stray files" in found["leftovers"].found
     json_of(capsys, "gc", root)
     assert [os.listdir(root / name) for name in ("fills", "trash")] == [[], []]
     facts = cache_facts(root)
-    assert facts is not None
-    assert (facts.dead_jobs, facts.strays, facts.leftover_bytes, facts.blobs) == (0, 0, 0, 6)
+    assert (facts["dead_jobs"], facts["strays"], facts["leftover_bytes"], facts["blobs"]) == (
+        0,
+        0,
+        0,
+        6,
+    )
     assert "0 leftovers removed" in shown(capsys, "cache", "gc", root)
 
 
@@ -229,18 +234,22 @@ def test_the_doctor_sees_live_jobs_and_a_reboot(root: Path) -> None:
     keys = [a_source(f"one/{number}").key for number in range(1000)]
     membership = with_job.join("one", label="s3://b/one", keys=keys, sizes=[BLOB_BYTES] * 1000)
     facts = cache_facts(root)
-    assert facts is not None
-    (one,) = facts.jobs
-    assert (one.label, one.processes, one.wanted_bytes) == ("s3://b/one", 1, 1000 * 102_400)
-    assert 0 < one.share_bytes < LIMIT
-    checks = {check.name: check for check in cache_checks(facts, folder_facts(root))}
+    (one,) = facts["jobs"]
+    assert (one["label"], one["processes"], one["wanted_bytes"]) == (
+        "s3://b/one",
+        1,
+        1000 * 102_400,
+    )
+    assert 0 < one["share_bytes"] < LIMIT
+    checks = {
+        check.name: check for check in CACHE.findings(DoctorFacts(**facts, **folder_facts(root)))
+    }
     assert (checks["job"].status, "larger max_bytes" in checks["job"].remedy) == ("warn", True)
     membership.leave()
     with_job.close()
     (root / "boot").write_text("another boot")
     facts = cache_facts(root)
-    assert facts is not None
-    assert (facts.jobs, facts.unverified) == ((), 6)
+    assert (facts["jobs"], facts["unverified"]) == ([], 6)
 
 
 def test_a_folder_that_is_no_cache_is_refused(
@@ -253,7 +262,6 @@ def test_a_folder_that_is_no_cache_is_refused(
     assert "isn't a cache" in shown(capsys, "cache", "evict", tmp_path, "--to", "1GB", code=2)
     assert "isn't a cache" in shown(capsys, "cache", "ls", tmp_path / "nowhere", code=2)
     assert os.listdir(tmp_path) == ["thesis.tex"]
-    assert cache_facts(tmp_path) is None
 
 
 def test_a_newer_format_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,9 +270,10 @@ def test_a_newer_format_is_refused(root: Path, capsys: pytest.CaptureFixture[str
         assert "format 999" in shown(capsys, "cache", name, root, code=2)
     assert "format 999" in shown(capsys, "cache", "clear", root, "-y", code=2)
     facts = cache_facts(root)
-    assert facts is not None
     assert "format 999" in (facts.problem or "")
-    assert [c.status for c in cache_checks(facts, folder_facts(root))] == ["fail"]
+    assert [c.status for c in CACHE.findings(DoctorFacts(**facts, **folder_facts(root)))] == [
+        "fail"
+    ]
     assert len(os.listdir(root / "blobs")) == 6
 
 

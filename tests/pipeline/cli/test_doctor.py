@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from collections import namedtuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +13,16 @@ import pytest
 
 from penstock.cache.base import Answer, ObjectInfo, RequestError
 from penstock.pipeline.cli import (
-    CacheFacts,
-    FolderFacts,
-    Gpu,
-    JobFacts,
-    MachineFacts,
+    CACHE,
+    FOLDER,
+    MACHINE,
+    STORE,
+    DoctorFacts,
+    Finding,
     ModuleFacts,
-    PackageFacts,
-    RequestFailure,
-    StoreFacts,
-    cache_checks,
-    checks,
     file_system_kind,
     hiding,
-    probe,
-    store_checks,
+    probe_store,
     store_facts,
 )
 from penstock.pipeline.plan import World
@@ -37,8 +32,10 @@ from tests.watchdog import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
-FOLDER = FolderFacts(
+Space = namedtuple("Space", "total free")
+GPU = "H100 (80.0 GiB)"
+PACKAGES: dict[str, Any] = dict(is_wheel=True, foreign=[], altered=[], namesakes={}, hiding=[])
+A_FOLDER: dict[str, Any] = dict(
     path="/data",
     exists=True,
     is_folder=True,
@@ -49,17 +46,16 @@ FOLDER = FolderFacts(
     free_files=10**6,
     kind="ext4",
 )
-HEALTHY = MachineFacts(
-    python=(3, 11, 7),
+HEALTHY: dict[str, Any] = dict(
+    python="3.11.7",
     system="Linux",
     machine="x86_64",
-    packages=PackageFacts(source="wheel"),
     torch=ModuleFacts(version="2.13.0+cu130", cuda="13.0"),
     dali=ModuleFacts(version="2.4.0", cuda="13.0"),
-    dali_builds=("nvidia-dali-cuda130",),
-    decoded=True,
-    decode_error=None,
-    gpus=(GPU,),
+    dali_builds=["nvidia-dali-cuda130"],
+    decode_error="",
+    zarr=ModuleFacts(version="3.1.6"),
+    gpus=[GPU],
     gpu_devices=1,
     driver_cuda=(13, 0),
     cpus=16,
@@ -70,23 +66,55 @@ HEALTHY = MachineFacts(
     world=World(0, 1),
     launcher=None,
     slurm_batch=False,
-    shm=(2**34, 2**34),
+    shm=Space(2**34, 2**34),
     open_files=(65536, 65536),
-    folder=FOLDER,
+    **PACKAGES,
+    **A_FOLDER,
 )
-
-
-CACHE = CacheFacts(max_bytes=2**40, used_bytes=2**39, blobs=12)
-JOB = JobFacts(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
-REMOTE = StoreFacts(
+A_CACHE: dict[str, Any] = A_FOLDER | dict(
+    problem=None,
+    remedy="",
+    owner=0,
+    user=0,
+    mode=0o700,
+    network=False,
+    max_bytes=2**40,
+    used_bytes=2**39,
+    blobs=12,
+    unverified=0,
+    dead_fills=0,
+    dead_jobs=0,
+    strays=0,
+    leftover_bytes=0,
+    jobs=[],
+)
+JOB = dict(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
+REMOTE: dict[str, Any] = dict(
     url="s3://b/set",
+    unusable=None,
+    listing=None,
     objects=3,
     folders=1,
+    info=None,
+    is_pack=False,
     sample=ObjectInfo(path="a", size_bytes=100, version="1"),
+    ranges=None,
     request_s=0.02,
     slowest_s=0.04,
     conditional=True,
 )
+
+
+def machine(facts: dict[str, Any]) -> list[Finding]:
+    return [*MACHINE.findings(DoctorFacts(**facts)), *FOLDER.findings(DoctorFacts(**facts))]
+
+
+def on_cache(facts: dict[str, Any]) -> list[Finding]:
+    return list(CACHE.findings(DoctorFacts(**facts)))
+
+
+def on_store(facts: dict[str, Any]) -> list[Finding]:
+    return list(STORE.findings(DoctorFacts(**facts)))
 
 
 def broken(**changes: Any) -> dict[str, Any]:
@@ -95,21 +123,16 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_healthy_machine_has_no_remedy() -> None:
-    for check in checks(HEALTHY):
+    for check in machine(HEALTHY):
         assert (check.status, check.remedy) == ("ok", ""), check
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "status", "message"),
     [
-        (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
+        (broken(python="3.10.4"), "python", "fail", "3.11"),
         (broken(system="Darwin"), "python", "fail", "Linux"),
-        (
-            broken(packages=PackageFacts(hiding=("/job/penstock.py",))),
-            "package",
-            "warn",
-            "/job/penstock.py",
-        ),
+        (broken(hiding=["/job/penstock.py"]), "package", "warn", "/job/penstock.py"),
         (broken(torch=ModuleFacts()), "torch", "fail", "pip install torch"),
         (
             broken(torch=ModuleFacts(version="2.13.0", error="OSError: libc10")),
@@ -118,10 +141,10 @@ def test_a_healthy_machine_has_no_remedy() -> None:
             "libc10",
         ),
         (broken(torch=ModuleFacts(version="2.3.1", cuda="12.1")), "torch", "fail", "2.4"),
-        (broken(torch=ModuleFacts(version="2.13.0+cpu"), gpus=()), "torch", "warn", "CUDA build"),
-        (broken(dali=ModuleFacts(), dali_builds=()), "dali", "fail", "penstock[dali]"),
+        (broken(torch=ModuleFacts(version="2.13.0+cpu"), gpus=[]), "torch", "warn", "CUDA build"),
+        (broken(dali=ModuleFacts(), dali_builds=[]), "dali", "fail", "penstock[dali]"),
         (
-            broken(dali=ModuleFacts(), dali_builds=(), driver_cuda=(12, 4)),
+            broken(dali=ModuleFacts(), dali_builds=[], driver_cuda=(12, 4)),
             "dali",
             "fail",
             "penstock[cuda12]",
@@ -140,9 +163,9 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         ),
         (broken(driver_cuda=(12, 8)), "dali", "fail", "penstock[cuda12]"),
         (broken(torch=ModuleFacts(version="2.13.0", cuda="12.8")), "dali", "warn", "12.8"),
-        (broken(decoded=False), "decoding", "warn", "pillow"),
-        (broken(decoded=False, decode_error="RuntimeError: no"), "decoding", "fail", "no"),
-        (broken(gpus=()), "gpu", "fail", "driver"),
+        (broken(decode_error=None), "decoding", "warn", "pillow"),
+        (broken(decode_error="RuntimeError: no"), "decoding", "fail", "no"),
+        (broken(gpus=[]), "gpu", "fail", "driver"),
         (broken(zarr=ModuleFacts()), "zarr", "ok", "penstock[zarr]"),
         (broken(zarr=ModuleFacts(version="2.18.3")), "zarr", "warn", "3.0.8"),
         (
@@ -151,42 +174,42 @@ def test_a_healthy_machine_has_no_remedy() -> None:
             "warn",
             "import",
         ),
-        (broken(gpus=(), gpu_devices=0), "gpu", "ok", "CPU decoding"),
+        (broken(gpus=[], gpu_devices=0), "gpu", "ok", "CPU decoding"),
         (broken(usable=4, affinity=8), "cores", "ok", "quota"),
         (broken(usable=1, affinity=1), "cores", "warn", "affinity 1"),
         (broken(world=World(0, 8, local_size=8)), "threads", "warn", "OMP_NUM_THREADS=2"),
-        (broken(gpus=(GPU,) * 4), "threads", "warn", "OMP_NUM_THREADS=4"),
+        (broken(gpus=[GPU] * 4), "threads", "warn", "OMP_NUM_THREADS=4"),
         (broken(usable=4), "threads", "warn", "OMP_NUM_THREADS=4"),
         (broken(torch_threads=None), "threads", "warn", "torch"),
-        (broken(shm=(2**26, 2**26)), "/dev/shm", "warn", "--shm-size"),
+        (broken(shm=Space(2**26, 2**26)), "/dev/shm", "warn", "--shm-size"),
         (broken(shm=None), "/dev/shm", "warn", "num_workers=0"),
         (broken(open_files=(256, 4096)), "open files", "warn", "ulimit -n 4096"),
         (broken(open_files=(-1, -1)), "open files", "ok", "no limit"),
         (broken(world="RANK: got 'x'"), "world", "fail", "RANK"),
         (broken(world=World(1, 2), launcher="torchrun"), "world", "ok", "rank 1 of 2"),
         (broken(slurm_batch=True), "world", "ok", "Slurm"),
-        (broken(folder=replace(FOLDER, exists=False)), "folder", "fail", "mkdir"),
-        (broken(folder=replace(FOLDER, is_folder=False)), "folder", "fail", "not a folder"),
-        (broken(folder=replace(FOLDER, readable=False)), "folder", "fail", "rights"),
-        (broken(folder=replace(FOLDER, writable=False)), "folder", "warn", "--out"),
-        (broken(folder=replace(FOLDER, free_bytes=2**20)), "space", "warn", "free some space"),
-        (broken(folder=replace(FOLDER, free_files=0)), "space", "fail", "inodes"),
-        (broken(folder=replace(FOLDER, kind="nfs4")), "file system", "warn", "pread"),
-        (broken(folder=replace(FOLDER, kind="fuse.s3fs")), "file system", "warn", "cache="),
-        (broken(folder=replace(FOLDER, kind="tmpfs")), "file system", "warn", "restart"),
+        (broken(exists=False), "folder", "fail", "mkdir"),
+        (broken(is_folder=False), "folder", "fail", "not a folder"),
+        (broken(readable=False), "folder", "fail", "rights"),
+        (broken(writable=False), "folder", "warn", "--out"),
+        (broken(free_bytes=2**20), "space", "warn", "free some space"),
+        (broken(free_files=0), "space", "fail", "inodes"),
+        (broken(kind="nfs4"), "file system", "warn", "pread"),
+        (broken(kind="fuse.s3fs"), "file system", "warn", "cache="),
+        (broken(kind="tmpfs"), "file system", "warn", "restart"),
     ],
 )
 def test_each_fault_is_reported_with_its_remedy(
     changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
-    found = {check.name: check for check in checks(replace(HEALTHY, **changes))}
+    found = {check.name: check for check in machine(HEALTHY | changes)}
     assert found[name].status == status
     assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
 
 
 def test_a_healthy_cache_and_store_have_no_remedy() -> None:
-    found = [*cache_checks(CACHE, FOLDER), *store_checks(REMOTE)]
+    found = [*on_cache(A_CACHE), *on_store(REMOTE)]
     assert {(check.status, check.remedy) for check in found} == {("ok", "")}
     names = ["cache", "owner", "limit", "inodes", "boot", "leftovers", "jobs"]
     assert [check.name for check in found] == [*names, "store", "ranges", "versions", "requests"]
@@ -206,23 +229,23 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
         (broken(unverified=3), "boot", "ok", "3 blobs"),
         (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
         (broken(dead_jobs=2, strays=1), "leftovers", "warn", "2 dead jobs, 1 stray file"),
-        (broken(jobs=(JOB,)), "job", "ok", "8 processes, share 1.0 GiB"),
-        (broken(jobs=(replace(JOB, share_bytes=2**29),)), "job", "warn", "50 % stays"),
+        (broken(jobs=[JOB]), "job", "ok", "8 processes, share 1.0 GiB"),
+        (broken(jobs=[JOB | {"share_bytes": 2**29}]), "job", "warn", "50 % stays"),
     ],
 )
 def test_each_fault_of_a_cache_is_reported_with_its_remedy(
     changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
-    found = {check.name: check for check in cache_checks(replace(CACHE, **changes), FOLDER)}
+    found = {check.name: check for check in on_cache(A_CACHE | changes)}
     assert found[name].status == status
     assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
 
 
 def test_a_cache_needs_inodes() -> None:
-    few = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=9))}
+    few = {c.name: c for c in on_cache(A_CACHE | {"free_files": 9})}
     assert (few["inodes"].status, few["inodes"].found) == ("warn", "9 free")
-    many = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=None))}
+    many = {c.name: c for c in on_cache(A_CACHE | {"free_files": None})}
     assert many["inodes"].status == "ok"
 
 
@@ -232,25 +255,15 @@ def test_a_cache_needs_inodes() -> None:
         (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
         (broken(objects=0, folders=0, sample=None), "store", "fail", "the URL is empty"),
         (broken(is_pack=True), "store", "ok", "a pack, 3 objects and 1 folder"),
+        (broken(listing=RequestError("denied", "403")), "store", "fail", "key, token"),
         (
-            broken(listing=RequestFailure(kind="denied", reason="403")),
-            "store",
-            "fail",
-            "key, token",
-        ),
-        (
-            broken(listing=RequestFailure(kind="refused", reason="no listing"), is_pack=True),
+            broken(listing=RequestError("refused", "no listing"), is_pack=True),
             "store",
             "ok",
             "a pack needs no listing",
         ),
-        (
-            broken(info=RequestFailure(kind="transient", reason="reset")),
-            "objects",
-            "fail",
-            "network",
-        ),
-        (broken(ranges=RequestFailure(kind="refused", reason="200")), "ranges", "fail", "200"),
+        (broken(info=RequestError("transient", "reset")), "objects", "fail", "network"),
+        (broken(ranges=RequestError("refused", "200")), "ranges", "fail", "200"),
         (broken(conditional=False), "versions", "warn", "overwrite"),
         (broken(request_s=0.9), "requests", "warn", "penstock warm"),
     ],
@@ -258,7 +271,7 @@ def test_a_cache_needs_inodes() -> None:
 def test_each_fault_of_a_store_is_reported_with_its_remedy(
     changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
-    found = {check.name: check for check in store_checks(replace(REMOTE, **changes))}
+    found = {check.name: check for check in on_store(REMOTE | changes)}
     assert found[name].status == status
     assert message in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
@@ -317,29 +330,29 @@ class Shelf:
     def close(self) -> None: ...
 
 
-def seen(store: Shelf) -> StoreFacts:
+def seen(store: Shelf) -> dict[str, Any]:
     ticks = iter(range(1000))
-    return probe(store, clock=lambda: float(next(ticks)))
+    return {"unusable": None} | probe_store(store, clock=lambda: float(next(ticks)))
 
 
 def test_a_store_is_asked_for_what_training_needs() -> None:
     found = seen(Shelf({"a.tar": b"x" * 200_000, "b/c": b"", "empty": b""}))
-    assert (found.objects, found.folders, found.is_pack) == (2, 1, False)
-    assert found.sample is not None
-    assert found.sample.path == "a.tar"
-    assert (found.request_s, found.slowest_s, found.conditional) == (1.0, 1.0, True)
-    assert all(check.status != "fail" for check in store_checks(found))
+    assert (found["objects"], found["folders"], found["is_pack"]) == (2, 1, False)
+    assert found["sample"] is not None
+    assert found["sample"].path == "a.tar"
+    assert (found["request_s"], found["slowest_s"], found["conditional"]) == (1.0, 1.0, True)
+    assert all(check.status != "fail" for check in on_store(found))
 
 
 def test_objects_that_lie_in_folders_only_are_found() -> None:
     found = seen(Shelf({"dogs/1.jpg": b"x"}))
-    assert found.sample is not None
-    assert (found.sample.path, found.objects, found.folders) == ("dogs/1.jpg", 0, 1)
+    assert found["sample"] is not None
+    assert (found["sample"].path, found["objects"], found["folders"]) == ("dogs/1.jpg", 0, 1)
 
 
 def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
     found = seen(Shelf({"_penstock/manifest.arrow": b"xyz"}, top="refused"))
-    assert [check.status for check in store_checks(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
+    assert [check.status for check in on_store(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
 
 
 @pytest.mark.parametrize(
@@ -352,7 +365,7 @@ def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
     ],
 )
 def test_what_a_store_refuses_is_reported(fault: dict[str, str], name: str, message: str) -> None:
-    found = {each.name: each for each in store_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
+    found = {each.name: each for each in on_store(seen(Shelf({"a": b"x" * 9}, **fault)))}
     assert message in found[name].remedy
 
 
@@ -375,17 +388,17 @@ def test_a_real_store_is_well(served: Server, scheme: str) -> None:
     url = f"{served.url}/bucket/set" if scheme == "http" else served.s3("bucket/set")
     options = QUICK if scheme == "http" else served.s3_options | QUICK
     facts = store_facts(url, options)
-    assert facts.is_pack
-    assert (facts.ranges, facts.conditional) == (None, True)
-    assert facts.request_s > 0
-    assert {check.status for check in store_checks(facts)} == {"ok"}
+    assert facts["is_pack"]
+    assert (facts["ranges"], facts["conditional"]) == (None, True)
+    assert facts["request_s"] > 0
+    assert {check.status for check in on_store(facts)} == {"ok"}
 
 
 def test_a_real_store_that_is_gone_or_empty_is_reported(served: Server) -> None:
     empty = store_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
-    assert [check.status for check in store_checks(empty)] == ["fail"]
+    assert [check.status for check in on_store(empty)] == ["fail"]
     served.go_away()
-    gone = list(store_checks(store_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
+    gone = list(on_store(store_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
     assert gone[0].status == "fail"
     assert "network" in gone[0].remedy
     assert all("HUSH" not in check.found for check in gone)
@@ -395,7 +408,7 @@ def test_a_real_store_that_is_gone_or_empty_is_reported(served: Server) -> None:
 def test_a_real_store_that_ignores_ranges_is_reported(served: Server) -> None:
     served.faults = Faults(p=1.0, kinds=("whole",))
     found = {
-        check.name: check for check in store_checks(store_facts(served.url + "/bucket/set", QUICK))
+        check.name: check for check in on_store(store_facts(served.url + "/bucket/set", QUICK))
     }
     assert found["ranges"].status == "fail"
 

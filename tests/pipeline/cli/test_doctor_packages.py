@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shutil
-import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.pipeline.cli import Namesake, PackageFacts, package_checks, package_facts
-from tests.watchdog import PATIENCE_S
+from penstock.pipeline.cli import MACHINE, DoctorFacts, Finding, package_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,9 +51,16 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-def statuses(facts: PackageFacts) -> list[str]:
-    found = list(package_checks(facts))
-    assert {check.name for check in found} == {"package"}
+CLEAN: dict[str, Any] = dict(is_wheel=True, foreign=[], altered=[], namesakes={}, hiding=[])
+
+
+def findings(facts: dict[str, Any]) -> list[Finding]:
+    """Return what the check of packages finds."""
+    return list(MACHINE.only("package").findings(DoctorFacts(**facts)))
+
+
+def statuses(facts: dict[str, Any]) -> list[str]:
+    found = findings(facts)
     assert all(bool(check.remedy) == (check.status != "ok") for check in found)
     return [check.status for check in found]
 
@@ -67,7 +71,7 @@ def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
     compiled.touch()
     install(site, "someone", {"theirs/__init__.py": ""})
     facts = package_facts(empty, home=site)
-    assert facts == PackageFacts(source="wheel")
+    assert facts == CLEAN
     assert statuses(facts) == ["ok"]
 
 
@@ -77,25 +81,25 @@ def test_a_file_next_to_ours_is_named(site: Path, empty: Path, name: str) -> Non
     file.parent.mkdir(exist_ok=True)
     file.touch()
     facts = package_facts(empty, home=site)
-    assert facts.foreign == (f"penstock/{name}",)
-    (check,) = package_checks(facts)
+    assert facts["foreign"] == [f"penstock/{name}"]
+    (check,) = findings(facts)
     assert check.status == "warn"
     assert name in check.found
 
 
 def test_a_linked_folder_is_named(site: Path, empty: Path) -> None:
     (site / "penstock" / "more").symlink_to(empty)
-    assert package_facts(empty, home=site).foreign == ("penstock/more",)
+    assert package_facts(empty, home=site)["foreign"] == ["penstock/more"]
 
 
 def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Path) -> None:
     install(site, "Web.Pen", {"penstock/__init__.py": "# theirs\n", "penstock/web.py": ""})
     facts = package_facts(empty, home=site)
-    assert facts.namesakes == (Namesake(distribution="Web.Pen", is_here=True),)
-    assert facts.altered == ("penstock/__init__.py",)
-    assert facts.foreign == ("penstock/web.py",)
+    assert facts["namesakes"] == {"Web.Pen": True}
+    assert facts["altered"] == ["penstock/__init__.py"]
+    assert facts["foreign"] == ["penstock/web.py"]
     assert statuses(facts) == ["fail", "fail", "warn"]
-    assert "pip uninstall Web.Pen" in next(package_checks(facts)).remedy
+    assert "pip uninstall Web.Pen" in findings(facts)[0].remedy
 
 
 def test_one_elsewhere_on_the_path_is_a_warning(
@@ -105,7 +109,7 @@ def test_one_elsewhere_on_the_path_is_a_warning(
     install(other, "meter", {"penstock/__init__.py": ""})
     monkeypatch.syspath_prepend(str(other))
     facts = package_facts(empty, home=site)
-    assert facts.namesakes == (Namesake(distribution="meter", is_here=False),)
+    assert facts["namesakes"] == {"meter": False}
     assert statuses(facts) == ["warn"]
 
 
@@ -116,34 +120,13 @@ def test_a_module_in_the_current_folder_hides_ours(site: Path, empty: Path, name
     (empty / "penstock").mkdir(exist_ok=True)  # without an __init__ it hides nothing
     (empty / "cache.py").touch()  # the user's own
     facts = package_facts(empty, home=site)
-    assert facts.hiding == (str(empty / name),)
-    assert statuses(facts) == ["warn"]
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_a_checkout_knows_its_files_by_git(tmp_path: Path, empty: Path) -> None:
-    home = (tmp_path / "checkout").resolve()
-    for name, text in OUR_FILES.items():
-        path = home / (name if name.count("/") == 1 else name.removeprefix("penstock/"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    for floor in LAYERS:
-        (home / "penstock" / floor).symlink_to(f"../{floor}")
-    assert package_facts(empty, home=home).source is None
-    for command in (["init", "-q"], ["add", "."]):
-        subprocess.run(["git", "-C", str(home), *command], check=True, timeout=PATIENCE_S)
-    assert package_facts(empty, home=home) == PackageFacts(source="checkout")
-    (home / ".gitignore").write_text("*.so\n")
-    for name in ("cache/stray.py", "cache/a.so", "elsewhere.py"):
-        (home / name).touch()
-    facts = package_facts(empty, home=home)
-    assert facts.foreign == ("cache/a.so", "cache/stray.py")
+    assert facts["hiding"] == [str(empty / name)]
     assert statuses(facts) == ["warn"]
 
 
 def test_many_files_are_counted(site: Path, empty: Path) -> None:
     for number in range(7):
         (site / "penstock" / f"x{number}.py").touch()
-    (check,) = package_checks(package_facts(empty, home=site))
+    (check,) = findings(package_facts(empty, home=site))
     assert "7 files" in check.found
     assert "and 4 more" in check.found

@@ -18,8 +18,7 @@ from penstock.cache import ConfigError, WorkerError
 from penstock.cache.base import Peers
 from penstock.cache.disk import DiskCache
 from penstock.cache.peers import PeerFacts, PeerSecret
-from penstock.pipeline.cli import app, doctor_facts, doctor_peers, peer_checks, peer_facts
-from penstock.pipeline.cli import doctor_command as doctor_module
+from penstock.pipeline.cli import app, doctor_machine, doctor_network, peer_facts, peer_findings
 from tests.cache.peers.serving import put, serving
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ WELL: dict[str, Any] = dict(
 
 
 def test_a_node_that_is_well_has_no_remedy() -> None:
-    found = list(peer_checks(PeerFacts(**WELL)))
+    found = list(peer_findings(PeerFacts(**WELL)))
     names = ["peer", "speaks", "secret", "clock", "requests", "rate"]
     assert [each.name for each in found] == names
     assert all((each.status, each.remedy) == ("ok", "") for each in found)
@@ -74,19 +73,19 @@ def test_a_node_that_is_well_has_no_remedy() -> None:
 def test_what_is_wrong_is_named_with_a_remedy(
     changes: dict[str, Any], name: str, status: str, message: str
 ) -> None:
-    check = next(c for c in peer_checks(PeerFacts(**{**WELL, **changes})) if c.status != "ok")
+    check = next(c for c in peer_findings(PeerFacts(**{**WELL, **changes})) if c.status != "ok")
     assert (check.name, check.status) == (name, status)
     assert check.remedy
     assert message in f"{check.found} {check.remedy}"
 
 
 def test_a_small_blob_does_not_measure_the_network() -> None:
-    *_, last = peer_checks(PeerFacts(**{**WELL, "size_bytes": 1000, "range_s": 0.01}))
+    *_, last = peer_findings(PeerFacts(**{**WELL, "size_bytes": 1000, "range_s": 0.01}))
     assert last.status == "ok"
 
 
 def test_an_empty_cache_is_no_fault() -> None:
-    *_, last = peer_checks(PeerFacts(**{**WELL, "size_bytes": 0}))
+    *_, last = peer_findings(PeerFacts(**{**WELL, "size_bytes": 0}))
     assert (last.status, last.remedy) == ("ok", "")
 
 
@@ -100,8 +99,7 @@ def ask(*arguments: str) -> tuple[int, dict[str, list[str]], str]:
 
 
 def test_two_nodes_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_facts, "gather", lambda _: None)
-    monkeypatch.setattr(doctor_module, "checks", lambda _: [])
+    monkeypatch.setattr(doctor_machine, "machine_findings", lambda _: [])
     secret = PeerSecret.draw()
     token = tmp_path / "token"
     token.write_text(secret.text + "\n")
@@ -140,15 +138,15 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
             facts.extend(peer_facts([settings]))
             return True
 
-    doctor_peers.serve(settings, None, stop=Asks())
+    doctor_network.serve(settings, None, stop=Asks())
     assert facts[0].identity == "same"
     assert facts[0].size_bytes == 2**24
     with pytest.raises(ConfigError, match="isn't a cache folder"):
-        doctor_peers.serve(settings, tmp_path, stop=Asks())
+        doctor_network.serve(settings, tmp_path, stop=Asks())
     assert not list(tmp_path.iterdir())
     with contextlib.closing(DiskCache(tmp_path / "cache", max_bytes="1GiB")) as cache:
         cache.use(lambda shelf: shelf.damage)
-    doctor_peers.serve(settings, tmp_path / "cache", stop=Asks())
+    doctor_network.serve(settings, tmp_path / "cache", stop=Asks())
     assert facts[1].size_bytes == 0
     assert "y" * 32 not in "".join(capsys.readouterr())
     with (
@@ -156,10 +154,10 @@ def test_what_stands_in_for_a_node_is_asked_as_one(
         pytest.warns(match="is taken"),
         pytest.raises(WorkerError, match="the port is in use"),
     ):
-        doctor_peers.serve(settings, None, stop=Asks())
+        doctor_network.serve(settings, None, stop=Asks())
     monkeypatch.delenv("PENSTOCK_PEER_TOKEN")
     with pytest.raises(ConfigError, match="got no secret"):
-        doctor_peers.serve(settings, None, stop=Asks())
+        doctor_network.serve(settings, None, stop=Asks())
     assert len(facts) == 2
 
 
@@ -181,7 +179,7 @@ def test_what_ends_it_leaves_no_folder(
 
     before = signal.signal(number, signal.SIG_IGN)
     try:
-        doctor_peers.serve(Peers("127.0.0.1:0"), None, stop=Ends())
+        doctor_network.serve(Peers("127.0.0.1:0"), None, stop=Ends())
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.cache import PlanError
 from penstock.cache.base import usable_cores
 from penstock.pipeline.bench import machine as bench_machine
-from penstock.pipeline.cli import gather
+from penstock.pipeline.cli import MACHINE
 from penstock.pipeline.plan import World
 from penstock.readers.fieldtypes import named_verify
 from tests.watchdog import PATIENCE_S
@@ -349,7 +349,7 @@ def test_every_count_of_cores_includes_the_quota(machine, monkeypatch):
     verify: Any = named_verify()
     assert verify.keywords["threads"] == 3
     assert bench_machine()["cores"] == 3
-    facts = gather()
+    facts = MACHINE.only("cores").gather()
     assert (facts.affinity, facts.usable) == (16, 3)
 
 

@@ -1,0 +1,835 @@
+"""List the doctor's checks of this machine, of a folder for data and of a cache folder.
+
+A part that is missing or broken is a fact, never an error: the doctor must finish even where torch
+can't be imported.
+
+A cache folder isn't opened as a job opens it, because that would repair the faults that the doctor
+reports. Only a catalogue that can't be read is rebuilt, with a warning, as every job and command
+does. The facts of our package show if its folder holds exactly the installed files: another
+distribution or a user may have changed them, and installers merge folders silently.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import glob
+import hashlib
+import importlib
+import io
+import os
+import platform
+import re
+import shutil
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from importlib import machinery, metadata
+from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import penstock
+from penstock.cache import ConfigError, PlanError, StalledError
+from penstock.cache.base import (
+    StrangeFileError,
+    allowed_cores,
+    format_size,
+    is_network,
+    machine_cores,
+    usable_cores,
+)
+from penstock.cache.disk import FolderLayout, UncountedError, admin, boot_id, is_damage
+from penstock.pipeline.cli.doctor_table import Table, Verdict, count, fail, ok, warn
+from penstock.pipeline.plan import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.cache.disk import BlobRow, Catalogue, JobRow
+    from penstock.pipeline.cli.doctor_table import DoctorFacts, Finding
+
+
+MACHINE, FOLDER, CACHE = Table(), Table(), Table()
+
+
+def machine_findings(folder: Path | None) -> Iterator[Finding]:
+    """Check this machine, in some seconds, as torch and DALI are imported. folder: also check it,
+    and the cache in it."""
+    yield from MACHINE.findings(MACHINE.gather())
+    if folder is not None:
+        facts = FOLDER.gather(path=folder)
+        yield from FOLDER.findings(facts)
+        if FolderLayout.is_cache(os.path.abspath(folder)):
+            yield from CACHE.findings(CACHE.gather(**vars(facts)))
+
+
+OLDEST_PYTHON, OLDEST_TORCH, OLDEST_ZARR = (3, 11), (2, 4), (3, 0, 8)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading whole numbers of a version: "2.13.0+cpu" is (2, 13, 0)."""
+    parts = version.split("+")[0].split(".")
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _interpreter(_: DoctorFacts) -> dict[str, Any]:
+    system, machine = platform.system(), platform.machine()
+    return {"python": platform.python_version(), "system": system, "machine": machine}
+
+
+@MACHINE.check("python", _interpreter)
+def _judge_python(f: DoctorFacts) -> Verdict:
+    found = f"{f.python}, {f.system} {f.machine}"
+    if _numbers(f.python)[:2] < OLDEST_PYTHON:
+        return fail(found, f"Use Python {_dotted(OLDEST_PYTHON)} or newer.")
+    return ok(found) if f.system == "Linux" else fail(found, "DALI needs Linux.")
+
+
+# --- our package ---------------------------------------------------------------------------------
+
+PACKAGE = "penstock"
+PACKAGE_HOME = Path(str(penstock.__file__)).resolve().parents[1]
+"""The folder that holds our package: site-packages, or a checkout."""
+
+_SHOWN = 3
+_INSTALL_AGAIN = "pip install --force-reinstall --no-deps penstock"
+
+
+def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> dict[str, Any]:
+    """Collect the facts of the package in `home`, for a script that is started in `folder`.
+
+    is_wheel: False in a checkout, whose files git knows. foreign: files in our folder that the
+    wheel doesn't have. altered: files that differ from the installed ones. Both are relative to
+    `home`. namesakes: other distributions with a package `penstock`, and whether their files are
+    in our folder. hiding: files that shadow our package for scripts in the current folder.
+    """
+    recorded = _recorded(home)
+    there = sorted(_files(home)) if recorded else []
+    return {
+        "is_wheel": bool(recorded),
+        "foreign": [name for name in there if name not in recorded],
+        "altered": [name for name in there if _is_altered(home / name, recorded.get(name))],
+        "namesakes": _namesakes(home),
+        "hiding": hiding(folder, home=home),
+    }
+
+
+def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
+    """Return the names in a folder that hide our package from a script started in it."""
+    if folder.resolve() == home:
+        return []
+    suffixes = machinery.all_suffixes()
+    candidates = [folder / f"{PACKAGE}{suffix}" for suffix in suffixes]
+    candidates += [folder / PACKAGE / f"__init__{suffix}" for suffix in suffixes]
+    return [str(path) for path in candidates if path.is_file()]
+
+
+def _files(home: Path) -> Iterator[str]:
+    """Yield the files of our folder without compiled and hidden ones; a folder behind a link is one
+    entry."""
+    for folder, names, files in os.walk(home / PACKAGE):
+        names[:] = [n for n in names if n != "__pycache__" and not n.startswith(".")]
+        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+        for name in (*files, *links):
+            if not name.startswith("."):
+                yield (Path(folder) / name).relative_to(home).as_posix()
+
+
+def _recorded(home: Path) -> dict[str, metadata.FileHash | None]:
+    """Return the files of the distribution installed in `home`, with their checksums, if any."""
+    marker = f"{PACKAGE}/__init__.py"
+    for found in metadata.distributions(name=PACKAGE):
+        files = {file.as_posix(): file.hash for file in found.files or ()}
+        if marker in files and Path(str(found.locate_file(marker))).resolve() == home / marker:
+            return files
+    return {}
+
+
+def _is_altered(path: Path, wanted: metadata.FileHash | None) -> bool:
+    if wanted is None or wanted.mode not in hashlib.algorithms_available:
+        return False
+    try:
+        digest = hashlib.new(wanted.mode, path.read_bytes()).digest()
+    except OSError:
+        return True
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != wanted.value
+
+
+def _namesakes(home: Path) -> dict[str, bool]:
+    owners = set(metadata.packages_distributions().get(PACKAGE, ()))
+    others = (one for one in owners if re.sub(r"[-_.]+", "-", one).lower() != PACKAGE)
+    return {owner: _is_here(owner, home) for owner in sorted(others)}
+
+
+def _is_here(owner: str, home: Path) -> bool:
+    found = metadata.distribution(owner)
+    ours = home / PACKAGE
+    return any(
+        ours in Path(str(found.locate_file(file))).resolve().parents
+        for file in found.files or ()
+        if file.parts[0] == PACKAGE
+    )
+
+
+def _file_names(files: Sequence[str]) -> str:
+    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+    return f"{count(len(files), 'file')} ({', '.join(files[:_SHOWN])}{more})"
+
+
+@MACHINE.check("package", lambda _: package_facts(Path.cwd()))
+def _judge_package(f: DoctorFacts) -> Iterator[Verdict]:
+    """Yield a verdict for each fault, or one that reports none."""
+    if not (f.hiding or f.namesakes or f.altered or f.foreign):
+        state = "as installed; " if f.is_wheel else ""
+        yield ok(f"{state}no file of this folder shadows it")
+    if f.hiding:
+        yield warn(
+            f"shadowed in this folder by {', '.join(f.hiding)}",
+            "Rename it, or keep training scripts in another folder.",
+        )
+    for owner, is_here in f.namesakes.items():
+        found = f"{owner} installs a package `penstock`, too,"
+        remedy = f"Keep {owner} in another environment: pip uninstall {owner}"
+        if is_here:
+            yield fail(f"{found} in the same folder", f"{remedy}, then {_INSTALL_AGAIN}.")
+        else:
+            yield warn(f"{found} elsewhere on Python's path", f"{remedy}.")
+    if f.altered:
+        yield fail(
+            f"{_file_names(f.altered)} not as installed: another package or a user changed it",
+            f"{_INSTALL_AGAIN}; make your own changes in a checkout (pip install -e).",
+        )
+    if f.foreign:
+        yield warn(
+            f"{_file_names(f.foreign)} in penstock's folders but not of penstock",
+            "Move it elsewhere if it is yours, otherwise delete it: Python can import it as a part "
+            "of penstock.",
+        )
+
+
+# --- software ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleFacts:
+    """An installed module. version: None if it isn't installed; error: the reason why it can't be
+    imported; cuda: the CUDA version of its build, None for a CPU build."""
+
+    version: str | None = None
+    error: str | None = None
+    cuda: str | None = None
+
+
+def _module(distribution: str, *names: str) -> ModuleFacts:
+    """Import the modules of a distribution."""
+    try:
+        version = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ModuleFacts()
+    try:
+        for name in names:
+            importlib.import_module(name)
+    # A broken installation can fail in any way; the reason is reported.
+    except Exception as error:
+        return ModuleFacts(version=version, error=_line(error))
+    return ModuleFacts(version=version)
+
+
+def _line(error: BaseException) -> str:
+    """Return the class and the first line of an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _torch(_: DoctorFacts) -> dict[str, Any]:
+    """Return torch's facts. gpus: as torch sees them; gpu_devices: device files of GPUs."""
+    devices = len([path for path in glob.glob("/dev/nvidia*") if path[11:].isdigit()])
+    found: dict[str, Any] = {"torch_threads": None, "gpus": [], "gpu_devices": devices}
+    facts = _module("torch", "torch")
+    if facts.version is None or facts.error is not None:
+        return {**found, "torch": facts}
+    torch: Any = importlib.import_module("torch")
+    usable = torch.version.cuda is not None and torch.cuda.is_available()
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() * usable)]
+    return found | {
+        "torch": replace(facts, version=torch.__version__, cuda=torch.version.cuda),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [f"{gpu.name} ({format_size(gpu.total_memory)})" for gpu in gpus],
+    }
+
+
+@MACHINE.check("torch", _torch)
+def _judge_torch(f: DoctorFacts) -> Verdict:
+    version, cuda = f.torch.version, f.torch.cuda
+    if version is None or f.torch.error is not None:
+        found = "not installed" if version is None else f"{version}: {f.torch.error}"
+        return fail(found, "pip install torch")
+    found = f"{version}, {f'CUDA {cuda}' if cuda else 'CPU build'}"
+    if _numbers(version)[:2] < OLDEST_TORCH:
+        return fail(found, f"Use torch {_dotted(OLDEST_TORCH)} or newer.")
+    if f.gpu_devices and cuda is None:
+        return warn(
+            f"{found}, but /dev has {count(f.gpu_devices, 'GPU')}",
+            "Install torch's CUDA build to train on the GPU.",
+        )
+    return ok(found)
+
+
+def _dali(_: DoctorFacts) -> dict[str, Any]:
+    """Return DALI's facts. dali_builds: the names of its installed distributions. driver_cuda: the
+    newest CUDA version that the driver supports, such as (13, 0)."""
+    names = (dist.metadata["Name"] for dist in metadata.distributions())
+    builds = sorted({name for name in names if name and name.startswith("nvidia-dali-cuda")})
+    facts = _module(builds[0], "nvidia.dali.fn") if builds else ModuleFacts()
+    match = re.search(r"cuda(\d+?)(\d)$", builds[0]) if builds else None
+    dali = replace(facts, cuda=f"{match[1]}.{match[2]}" if match else None)
+    return {"dali": dali, "dali_builds": builds, "driver_cuda": _driver_cuda()}
+
+
+def _driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the driver supports, or None without a driver.
+
+    cuDriverGetVersion returns 1000 * major + 10 * minor.
+    """
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return (version.value // 1000, version.value % 1000 // 10) if code == 0 else None
+
+
+def _extra(facts: DoctorFacts) -> str:
+    """Return the extra whose DALI supports the driver; CUDA 13's without a driver, which decodes on
+    the CPU."""
+    return "cuda12" if facts.driver_cuda and facts.driver_cuda[0] < 13 else "dali"
+
+
+def _install_dali(f: DoctorFacts, options: str = "") -> str:
+    return f"pip install {options}'penstock[{_extra(f)}]'"
+
+
+@MACHINE.check("dali", _dali)
+def _judge_dali(f: DoctorFacts) -> Verdict:
+    if f.dali.version is None:
+        return fail("not installed", _install_dali(f))
+    if len(f.dali_builds) > 1:
+        return fail(
+            f"{' and '.join(f.dali_builds)} overwrite each other's files",
+            f"pip uninstall {' '.join(f.dali_builds)}; then install one of them.",
+        )
+    found = f"{f.dali.version} for CUDA {f.dali.cuda}"
+    if f.dali.error is not None:
+        found += f", but doesn't import: {f.dali.error}"
+        return fail(found, _install_dali(f, "--force-reinstall "))
+    built_for = _numbers(f.dali.cuda or "")[:1]
+    if f.gpus and f.driver_cuda and f.driver_cuda[:1] < built_for:
+        return fail(
+            f"{found}, but the driver supports CUDA {_dotted(f.driver_cuda)}",
+            f"Update the driver, or pip uninstall {f.dali_builds[0]} and {_install_dali(f)}.",
+        )
+    if f.gpus and f.torch.cuda and _numbers(f.torch.cuda)[:1] != built_for:
+        return warn(
+            f"{found}; torch is built for CUDA {f.torch.cuda}",
+            "This works but loads two CUDA runtimes; prefer builds for the same CUDA.",
+        )
+    return ok(found)
+
+
+def _decode(f: DoctorFacts) -> dict[str, Any]:
+    """Decode a small JPEG with DALI. decode_error: "" after a success, None if it wasn't tried."""
+    if not f.dali.version or f.dali.error or _module("pillow", "PIL.Image").version is None:
+        return {"decode_error": None}
+    try:
+        image, buffer = importlib.import_module("PIL.Image"), io.BytesIO()
+        image.new("RGB", (24, 16), (200, 100, 50)).save(buffer, "JPEG")
+        verify = importlib.import_module("penstock.augment.verify").verify_images
+        (fact,) = verify([np.frombuffer(buffer.getvalue(), np.uint8)], threads=1)
+    # Any failure of DALI here would also end a training job.
+    except Exception as error:
+        return {"decode_error": _line(error)}
+    return {"decode_error": getattr(fact, "reason", None) or ""}
+
+
+@MACHINE.check("decoding", _decode)
+def _judge_decoding(f: DoctorFacts) -> Verdict:
+    if f.decode_error is None:
+        remedy = "The test needs DALI and Pillow: pip install 'penstock[dali]' pillow"
+        return warn("not tried", remedy)
+    if f.decode_error:
+        return fail(f.decode_error, _install_dali(f, "--force-reinstall "))
+    return ok("a JPEG was decoded on the CPU")
+
+
+@MACHINE.check("zarr", lambda _: {"zarr": _module("zarr", "numcodecs", "zarr")})
+def _judge_zarr(f: DoctorFacts) -> Verdict:
+    zarr, install = f.zarr, "pip install -U 'penstock[zarr]'"
+    if zarr.version is None:  # an optional dependency
+        return ok(f"not installed; Zarr datasets need it: {install}")
+    if zarr.error is not None:
+        return warn(f"{zarr.version}, but doesn't import: {zarr.error}", install)
+    if _numbers(zarr.version) < OLDEST_ZARR:
+        found = f"{zarr.version}: some codecs need {_dotted(OLDEST_ZARR)} or newer"
+        return warn(found, install)
+    return ok(f"{zarr.version}, with numcodecs")
+
+
+@MACHINE.check("gpu")
+def _judge_gpu(f: DoctorFacts) -> Verdict:
+    if f.gpus:
+        driver = f"; driver for CUDA {_dotted(f.driver_cuda)}" if f.driver_cuda else ""
+        return ok(f"{', '.join(f.gpus)}{driver}")
+    if f.gpu_devices and f.torch.cuda:
+        return fail(
+            f"{count(f.gpu_devices, 'GPU')} in /dev that torch can't use",
+            f"Update the driver, or install a torch for an older CUDA than {f.torch.cuda}; check "
+            "CUDA_VISIBLE_DEVICES.",
+        )
+    return ok("none: CPU decoding")
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+# Torch's workers pass batches through /dev/shm: 2 x 4 batches of 256 float32 images of 224 x 224
+# take 1.2 GB. Docker's default is 64 MiB.
+SMALL_SHM_BYTES = 2**30
+# Workers, their pipes and shared tensors, and the files of a folder need some hundreds.
+FEW_OPEN_FILES = 1024
+
+# Launchers by the variable that reveals them, in the order of World.detect.
+_LAUNCHERS = (
+    ("RANK", "torchrun"),
+    ("WORLD_SIZE", "torchrun"),
+    ("HOROVOD_RANK", "Horovod"),
+    ("OMPI_COMM_WORLD_RANK", "Open MPI"),
+    ("MPI_LOCALRANKID", "MPICH or Intel MPI"),
+    ("SLURM_STEP_ID", "srun"),
+    ("PMI_RANK", "PMI"),
+)
+
+
+def _cores(_: DoctorFacts) -> dict[str, Any]:
+    """Return the processors of the machine, those of this process, and those within quotas."""
+    return {"cpus": machine_cores(), "affinity": len(allowed_cores()), "usable": usable_cores()}
+
+
+@MACHINE.check("cores", _cores)
+def _judge_cores(f: DoctorFacts) -> Verdict:
+    found = f"{f.usable} usable of {f.cpus}"
+    if f.usable >= f.cpus:
+        return ok(found)
+    limits = [f"CPU affinity {f.affinity}"] if f.affinity < f.cpus else []
+    limits += ["the control group's CPU quota"] if f.usable < f.affinity else []
+    found += f" ({' and '.join(limits)})"
+    if f.usable > 1:
+        return ok(found)
+    return warn(found, "Request more cores per task: decoding and training share this one.")
+
+
+def _world(_: DoctorFacts) -> dict[str, Any]:
+    """Return the World, or the reason why it is unknown."""
+    world: World | str
+    try:
+        world = World.detect()
+    except PlanError as error:
+        world = str(error)
+    return {
+        "world": world,
+        "launcher": next((name for variable, name in _LAUNCHERS if variable in os.environ), None),
+        "slurm_batch": "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ,
+        "omp_threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+
+
+@MACHINE.check("threads")
+def _judge_threads(f: DoctorFacts) -> Verdict:
+    if f.torch_threads is None:
+        return warn("unknown without torch", "Install torch.")
+    local = 1 if isinstance(f.world, str) else f.world.local_size
+    ranks = local if local > 1 else max(1, len(f.gpus))
+    total = ranks * f.torch_threads
+    found = f"{count(ranks, 'rank')} x {f.torch_threads} of torch = {total}, on "
+    found += count(f.usable, "core")
+    if f.omp_threads is not None:
+        found += f" (OMP_NUM_THREADS={f.omp_threads})"
+    if total <= f.usable:
+        return ok(found)
+    return warn(
+        found,
+        f"Set OMP_NUM_THREADS={max(1, f.usable // ranks)} or call torch.set_num_threads: more "
+        "threads than cores wait for each other.",
+    )
+
+
+def _shm(_: DoctorFacts) -> dict[str, Any]:
+    try:
+        return {"shm": shutil.disk_usage("/dev/shm")}
+    except OSError:
+        return {"shm": None}
+
+
+@MACHINE.check("/dev/shm", _shm)
+def _judge_shm(f: DoctorFacts) -> Verdict:
+    if f.shm is None:
+        return warn("not there", "Torch's workers need it: mount it, or use num_workers=0.")
+    found = f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free"
+    if f.shm.free >= SMALL_SHM_BYTES:
+        return ok(found)
+    return warn(
+        found,
+        "Torch's workers pass batches through it: use docker run --shm-size=8g or --ipc=host. "
+        "Native datasets don't need it.",
+    )
+
+
+@MACHINE.check("open files", lambda _: {"open_files": getrlimit(RLIMIT_NOFILE)})
+def _judge_open_files(f: DoctorFacts) -> Verdict:
+    soft, hard = f.open_files
+    shown = ["no limit" if limit < 0 else f"{limit:,}" for limit in (soft, hard)]
+    found = f"{shown[0]} (up to {shown[1]})"
+    if soft < 0 or soft >= FEW_OPEN_FILES:
+        return ok(found)
+    return warn(found, f"ulimit -n {65536 if hard < 0 else min(hard, 65536)}")
+
+
+@MACHINE.check("world", _world)
+def _judge_world(f: DoctorFacts) -> Verdict:
+    if isinstance(f.world, str):
+        return fail(f.world, "Correct the launcher's variables.")
+    if f.launcher is not None and (f.world.size > 1 or f.launcher != "srun"):
+        rank = f"rank {f.world.rank} of {f.world.size}"
+        local = f"local rank {f.world.local_rank} of {f.world.local_size}"
+        return ok(f"{rank}, {local}, from {f.launcher}")
+    if f.slurm_batch:
+        return ok("one process: a Slurm script that wasn't started by srun")
+    return ok("one process, no launcher")
+
+
+# --- a folder ------------------------------------------------------------------------------------
+
+SMALL_FREE_BYTES = 2**30
+_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p")
+
+
+def folder_facts(path: Path, *, mounts: str | None = None) -> dict[str, Any]:
+    """Collect the facts of a folder. mounts: replaces the text of /proc/self/mountinfo.
+
+    kind: of its file system, such as ext4; "" if unknown.
+    """
+    exists = path.exists()
+    space = os.statvfs(path) if exists else None
+    return {
+        "exists": exists,
+        "is_folder": path.is_dir(),
+        "readable": os.access(path, os.R_OK | os.X_OK),
+        "writable": os.access(path, os.W_OK),
+        "free_bytes": space.f_bavail * space.f_frsize if space else 0,
+        "total_bytes": space.f_blocks * space.f_frsize if space else 0,
+        "free_files": space.f_favail if space and space.f_files else None,
+        "kind": file_system_kind(path, _mounts() if mounts is None else mounts) if exists else "",
+    }
+
+
+def file_system_kind(path: Path, mounts: str) -> str:
+    """Return the kind of the file system that holds a path, by the longest mount point above it.
+
+    mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
+    escapes, the first word after " - " the kind. A later line hides an earlier one.
+    """
+    place, kind, longest = os.path.realpath(path), "", -1
+    for line in mounts.splitlines():
+        left, dash, right = line.partition(" - ")
+        words = left.split()
+        if not dash or len(words) < 5 or not right.split():
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
+        if f"{place}/".startswith(f"{mount.rstrip('/')}/") and len(mount) >= longest:
+            kind, longest = right.split()[0], len(mount)
+    return kind
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+@FOLDER.check("folder", lambda f: folder_facts(f.path), is_gate=True)
+def _judge_folder(f: DoctorFacts) -> Verdict:
+    if not f.exists or not f.is_folder:
+        found = f"{f.path}: {'not a folder' if f.exists else 'not there'}"
+        return fail(found, f"mkdir -p {f.path}")
+    if not f.readable:
+        remedy = "Give this user the rights to read and enter it."
+        return fail(f"{f.path}: not readable", remedy)
+    if not f.writable:
+        return warn(
+            f"{f.path}: read-only",
+            "Fine for data, with an index elsewhere (penstock index --out). A cache needs a "
+            "writable folder.",
+        )
+    return ok(f"{f.path}: writable")
+
+
+@FOLDER.check("space")
+def _judge_space(f: DoctorFacts) -> Verdict:
+    found = f"{format_size(f.free_bytes)} of {format_size(f.total_bytes)} free"
+    if f.free_files == 0:
+        return fail(
+            f"{found}, but no inodes are left for new files",
+            "Delete or pack small files: penstock pack joins thousands into one file.",
+        )
+    if f.free_bytes >= SMALL_FREE_BYTES:
+        return ok(found)
+    return warn(found, "Too little for a pack or a cache: free some space or choose another disk.")
+
+
+@FOLDER.check("file system")
+def _judge_file_system(f: DoctorFacts) -> Verdict:
+    if f.kind in _NETWORK:
+        return warn(
+            f.kind,
+            "A mapped file that is truncated kills the process: use "
+            'DataLoader(read="pread") if files may change. A pack is faster here than small files.',
+        )
+    if f.kind.startswith("fuse"):
+        remedy = "Each read is a round trip: pack the data, or read it by its URL with cache=."
+        return warn(f.kind, remedy)
+    if f.kind == "tmpfs":
+        remedy = "Files here use memory and are lost when the machine restarts."
+        return warn("tmpfs", remedy)
+    return ok(f.kind or "unknown")
+
+
+# --- a cache folder ------------------------------------------------------------------------------
+
+# A blob is one file, and two while it is filled.
+FEW_FREE_FILES = 10_000
+
+
+def cache_facts(path: Path) -> dict[str, Any]:
+    """Collect the facts of a cache folder.
+
+    problem: the reason why it can't be used, with its remedy; None if it can. owner, user: user ids
+    of the folder and of this process; mode: permission bits. network: True on a network file
+    system. max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and
+    dropped files. unverified: blobs that weren't checked since the last boot. dead_fills,
+    dead_jobs, strays, leftover_bytes: what `penstock cache gc` would remove. jobs: live jobs on one
+    dataset each. label: its URL without credentials; wanted_bytes: the bytes that they read in an
+    epoch; share_bytes: the part of them that the cache may keep.
+    """
+    root = os.path.abspath(path)
+    folder = os.stat(root)
+    numbers = ("used_bytes", "blobs", "unverified")
+    numbers += ("dead_fills", "dead_jobs", "strays", "leftover_bytes")
+    found: dict[str, Any] = {
+        "problem": None,
+        "remedy": "",
+        "owner": folder.st_uid,
+        "user": os.geteuid(),
+        "mode": folder.st_mode & 0o7777,
+        "network": is_network(root),
+        "max_bytes": None,
+        "jobs": [],
+        **dict.fromkeys(numbers, 0),
+    }
+    try:
+        layout = FolderLayout(root)
+        layout.check_format()
+        try:
+            found |= _catalogue_facts(layout)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            admin.stat(root)
+            found |= _catalogue_facts(layout)
+    except ConfigError as error:
+        found |= {"problem": str(error), "remedy": "Use another folder, or a newer penstock."}
+    except StrangeFileError as error:
+        found |= {
+            "problem": f"{error.filename}: {error.strerror}",
+            "remedy": "Jobs don't use such a folder. Give each user a folder of their own.",
+        }
+    except (OSError, sqlite3.Error, StalledError) as error:
+        found |= {
+            "problem": f"{root}: its catalogue can't be read ({error})",
+            "remedy": "Check the folder's permissions and disk. Jobs don't use such a cache.",
+        }
+    return found
+
+
+def _catalogue_facts(layout: FolderLayout) -> dict[str, Any]:
+    from penstock.cache.disk import Catalogue
+
+    if not os.path.lexists(os.path.join(layout.root, "catalogue.db")):
+        if layout.names("blobs"):
+            raise UncountedError("its catalogue is missing")
+        return {}
+    catalogue = Catalogue(layout.top, mend=False)
+    try:
+        rows = catalogue.blobs.rows()
+        blobs = sum(row.state == "ready" for row in rows)
+        was_seen = layout.boot in (None, boot_id())  # else no job has run since the last boot
+        return {
+            "max_bytes": catalogue.numbers.get("max_bytes"),
+            "used_bytes": catalogue.blobs.used_bytes,
+            "blobs": blobs,
+            "unverified": len(layout.names("unverified")) if was_seen else blobs,
+            **_jobs(layout, catalogue),
+            **_leftovers(layout, rows),
+        }
+    finally:
+        catalogue.close()
+
+
+def _jobs(layout: FolderLayout, catalogue: Catalogue) -> dict[str, Any]:
+    rows, locks = catalogue.jobs.rows(), layout.locks("jobs")
+    groups: dict[str, list[JobRow]] = defaultdict(list)
+    try:
+        for job in rows:
+            if locks.is_held(job.id + 1):
+                groups[job.group].append(job)
+    finally:
+        locks.close()
+    labels = catalogue.labels.all()
+    jobs = [
+        {
+            "label": labels.get(group, ""),
+            "processes": len({job.pid for job in members}),
+            "share_bytes": max(job.share_bytes for job in members),
+            "wanted_bytes": max(job.wanted_bytes for job in members),
+        }
+        for group, members in sorted(groups.items())
+    ]
+    return {"jobs": jobs, "dead_jobs": len(rows) - sum(map(len, groups.values()))}
+
+
+def _leftovers(layout: FolderLayout, rows: list[BlobRow]) -> dict[str, int]:
+    """Count the abandoned fills, the evicted blobs and the files that the cache's records don't
+    name."""
+    known = {row.key for row in rows}
+    dead_fills = strays = leftover_bytes = 0
+    locks = layout.locks("readers")
+    try:
+        for folder in ("blobs", "fills", "trash", "unverified"):
+            for name in layout.names(folder):
+                is_stray = name.partition(".")[0] not in known
+                if not is_stray and folder in ("blobs", "unverified"):
+                    continue
+                try:
+                    stat = getattr(layout, folder).stat(name)
+                except FileNotFoundError:
+                    continue
+                is_map = name.endswith(".map") and not is_stray  # counted with its fill
+                if is_map or locks.is_held(stat.st_ino):
+                    continue
+                dead_fills += folder == "fills" and not is_stray
+                strays += folder == "trash" or is_stray
+                leftover_bytes += stat.st_blocks * 512
+    finally:
+        locks.close()
+    return {"dead_fills": dead_fills, "strays": strays, "leftover_bytes": leftover_bytes}
+
+
+@CACHE.check("cache", lambda f: cache_facts(f.path), is_gate=True)
+def _judge_cache(f: DoctorFacts) -> Verdict:
+    if f.problem is not None:
+        return fail(f.problem, f.remedy)
+    return ok(f"{count(f.blobs, 'blob')}, {format_size(f.used_bytes)}")
+
+
+@CACHE.check("owner")
+def _judge_owner(f: DoctorFacts) -> Verdict:
+    found = f"user {f.owner}, mode {f.mode:04o}"
+    if f.owner != f.user:
+        remedy = "Jobs of this user can't use it: give them a cache folder of their own."
+        return fail(f"{found}; this is user {f.user}", remedy)
+    if f.mode & 0o022:
+        remedy = "chmod go-w: other users could change the bytes that a job trains on."
+        return warn(f"{found}: other users may write here", remedy)
+    return ok(found)
+
+
+@CACHE.check("limit")
+def _judge_limit(f: DoctorFacts) -> Verdict:
+    if f.max_bytes is None:
+        return ok("none yet: the first job sets it")
+    found = f"{format_size(f.used_bytes)} of {format_size(f.max_bytes)} used"
+    if f.used_bytes > f.max_bytes:
+        remedy = "penstock cache evict DIR --to SIZE, when no job uses the folder."
+        return warn(f"{found}: more than the limit", remedy)
+    if f.max_bytes > (room := f.free_bytes + f.used_bytes):
+        return warn(
+            f"{found}, but the disk has room for only {format_size(room)}",
+            "Lower max_bytes= or free some space: when the disk is full, the remaining samples are "
+            "fetched from the remote each epoch.",
+        )
+    return ok(found)
+
+
+@CACHE.check("inodes")
+def _judge_inodes(f: DoctorFacts) -> Verdict:
+    if f.free_files is None:
+        return ok("not limited")
+    if f.free_files >= FEW_FREE_FILES:
+        return ok(f"{f.free_files:,} free")
+    remedy = "A blob is a file: delete small files on this disk, or choose another."
+    return warn(f"{f.free_files:,} free", remedy)
+
+
+@CACHE.check("cache disk")
+def _judge_cache_disk(f: DoctorFacts) -> Verdict | None:
+    if not f.network:
+        return None
+    remedy = "A cache must lie on a disk of this node: NVMe, or /dev/shm for a small one."
+    return fail(f"{f.kind}: not a local file system", remedy)
+
+
+@CACHE.check("boot")
+def _judge_boot(f: DoctorFacts) -> Verdict:
+    if not f.unverified:
+        return ok("all blobs were checked since the last boot")
+    return ok(
+        f"{count(f.unverified, 'blob')} not checked since the last boot: a job checks each one "
+        "when it opens it (penstock cache verify DIR checks all)"
+    )
+
+
+@CACHE.check("leftovers")
+def _judge_leftovers(f: DoctorFacts) -> Verdict:
+    nouns = ("fill of a dead process", "dead job", "stray file")
+    numbers = zip((f.dead_fills, f.dead_jobs, f.strays), nouns, strict=True)
+    if not (found := [count(number, noun) for number, noun in numbers if number]):
+        return ok("none")
+    return warn(
+        f"{', '.join(found)}, {format_size(f.leftover_bytes)}",
+        "The next job uses or frees them; penstock cache gc DIR does so now.",
+    )
+
+
+@CACHE.check("jobs")
+def _judge_jobs(f: DoctorFacts) -> Verdict | None:
+    return None if f.jobs else ok("none uses this cache now")
+
+
+@CACHE.check("job")
+def _judge_each_job(f: DoctorFacts) -> Iterator[Verdict]:
+    for job in f.jobs:
+        share, wanted = job["share_bytes"], job["wanted_bytes"]
+        processes = count(job["processes"], "process")
+        found = f"{job['label']}: {processes}, share {format_size(share)} for {format_size(wanted)}"
+        if share >= wanted:
+            yield ok(found)
+        else:
+            yield warn(
+                f"{found}: {100 * share / wanted:.0f} % stays cached",
+                "The rest is fetched each epoch. A larger max_bytes, or fewer jobs on this cache, "
+                "would keep more.",
+            )

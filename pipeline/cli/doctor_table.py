@@ -1,0 +1,120 @@
+"""Judge facts by a table of checks, each with a name, a probe and a verdict with its remedy.
+
+A check is one function that judges facts; `Table.check` adds it to a table, with its name and the
+function that collects what it needs. Tests judge invented facts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace as DoctorFacts
+from typing import Any, Literal, NamedTuple
+
+Status = Literal["ok", "warn", "fail"]
+
+
+class Verdict(NamedTuple):
+    """A judgement of facts. found: the observed state. remedy: what to do, "" if nothing."""
+
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def ok(found: str) -> Verdict:
+    """Return the verdict of a healthy state."""
+    return Verdict("ok", found)
+
+
+def warn(found: str, remedy: str) -> Verdict:
+    """Return the verdict of a state that slows or endangers a job."""
+    return Verdict("warn", found, remedy)
+
+
+def fail(found: str, remedy: str) -> Verdict:
+    """Return the verdict of a state in which a job can't run."""
+    return Verdict("fail", found, remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report: the verdict of a check."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+Judge = Callable[[DoctorFacts], Verdict | None] | Callable[[DoctorFacts], Iterator[Verdict]]
+"""A function that judges facts: one verdict, None for no line, or a line for each of several."""
+Probe = Callable[[DoctorFacts], Mapping[str, Any]]
+"""A function that returns facts by name, from those of earlier checks."""
+
+
+class _Check(NamedTuple):
+    name: str
+    judge: Judge
+    probe: Probe | None
+    is_gate: bool
+
+
+class Table:
+    """Checks in the order in which faults would stop a job."""
+
+    def __init__(self, checks: Sequence[_Check] = ()) -> None:
+        self._checks = list(checks)
+
+    def only(self, name: str) -> Table:
+        """Return a table with the checks of one name."""
+        return Table([check for check in self._checks if check.name == name])
+
+    def check(
+        self, name: str, probe: Probe | None = None, *, is_gate: bool = False
+    ) -> Callable[[Judge], Judge]:
+        """Add the decorated function as a check. is_gate: its failure ends the table."""
+
+        def add(judge: Judge) -> Judge:
+            self._checks.append(_Check(name, judge, probe, is_gate))
+            return judge
+
+        return add
+
+    def gather(self, **given: Any) -> DoctorFacts:
+        """Collect the facts of all checks."""
+        facts = DoctorFacts(**given)
+        for check in self._checks:
+            if check.probe is not None:
+                vars(facts).update(check.probe(facts))
+        return facts
+
+    def findings(self, facts: DoctorFacts) -> Iterator[Finding]:
+        """Judge facts."""
+        for check in self._checks:
+            found = check.judge(facts)
+            for verdict in (found,) if found is None or isinstance(found, Verdict) else found:
+                if verdict is not None:
+                    yield Finding(
+                        name=check.name,
+                        status=verdict.status,
+                        found=verdict.found,
+                        remedy=verdict.remedy,
+                    )
+                    if check.is_gate and verdict.status == "fail":
+                        return
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number with its noun: 1 rank, 2 ranks, 2 processes."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural * (number != 1)}"
+
+
+def format_time(time_s: float) -> str:
+    """Format a time: 0.21 ms, 34 ms, 1.2 s."""
+    if time_s >= 1:
+        return f"{time_s:.1f} s"
+    digits = max(0, 1 - math.floor(math.log10(max(1e-5, 1000 * time_s))))
+    return f"{1000 * time_s:.{digits}f} ms"

@@ -168,8 +168,8 @@ def reopened(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
     """Yield a dataset without earlier runs' fetched data: a remote dataset without a cache= is
     opened again, with a new temporary folder as its cache, unless it would have to be indexed
     again."""
-    keeps_index = dataset.index.is_self_contained or workload.index is not None
-    if dataset.remote is None or workload.cache is not None or not keeps_index:
+    keeps_index = dataset.index.is_self_contained or workload.data.get("index") is not None
+    if dataset.remote is None or workload.data.get("cache") is not None or not keeps_index:
         yield dataset
         return
     with workload.dataset() as own:

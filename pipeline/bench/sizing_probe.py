@@ -52,7 +52,7 @@ def probe(workload: Workload) -> MachineProbe:
     remote = ceilings.remote if is_enough else None
     return MachineProbe(
         cpu_s_per_1000=ceilings.augment.cpu_s_per_1000 if ceilings.augment else None,
-        disk_bytes_per_s=disk_rate(workload.cache),
+        disk_bytes_per_s=disk_rate(workload.data.get("cache")),
         store_bytes_per_s=remote.bytes_per_s if remote else None,
         store_latency_s=latency_s,
     )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError, PlanError, RecipeError
@@ -22,12 +23,10 @@ from penstock.pipeline.plan import World
 from penstock.readers import Dataset
 from penstock.readers.fieldtypes import ID, SampleBatch, image_fields
 from penstock.readers.formats import AUTO as ANY_FORMAT
-from penstock.readers.formats import DEFAULT_SAMPLING, Sampling
 from penstock.readers.origin import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -180,8 +179,8 @@ class Workload:
     """The workload of one `penstock bench`, with checked arguments and a dataset that isn't open.
 
     seconds: of each measured run. step_s: of the emulated training step, 0 without one;
-    accelerator: the accelerator of the step, "" if the user gave its length. fields, manifest,
-    format and the other arguments of a Dataset: as `Dataset` documents them.
+    accelerator: the accelerator of the step, "" if the user gave its length. data: arguments of
+    `Dataset`.
     """
 
     url: str
@@ -192,13 +191,7 @@ class Workload:
     num_workers: int | None = None
     step_s: float = 0.0
     accelerator: str = ""
-    cache: Path | None = None
-    index: Path | str | None = None
-    storage_options: Mapping[str, Any] | None = None
-    fields: tuple[str, ...] | Mapping[str, str] | None = None
-    manifest: str | None = None
-    format: str = ANY_FORMAT
-    sampling: Sampling = DEFAULT_SAMPLING
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -210,17 +203,7 @@ class Workload:
         from penstock.readers import Dataset
 
         kind = WholeSamples if self.recipe.reads_only else Dataset
-        return kind(
-            self.url,
-            fields=self.fields,
-            format=self.format,
-            manifest=self.manifest,
-            cache=self.cache,
-            index=self.index,
-            **self.sampling.arguments(),
-            storage_options=self.storage_options,
-            allow_left_out=1,
-        )
+        return kind(self.url, **self.data, allow_left_out=1)
 
     def settled(self, dataset: Dataset) -> Workload:
         """Return the workload with the recipe for this open dataset. Raises RecipeError."""
@@ -266,6 +249,7 @@ class Workload:
     def imports(self) -> str:
         """The imports of `line`, as a user would write them."""
         names = {"DataLoader", "Dataset", *self.recipe.names}
+        names |= {type(each).__name__ for each in (self.data.get("schema") or {}).values()}
         return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 
     def line(self, setup: LoaderSettings) -> str:
@@ -285,19 +269,11 @@ class Workload:
         if setup.read != READ_MODE:
             options.append(f"read={setup.read!r}")
         parts = [repr(self.place)]
-        if self.fields is not None:
-            parts.append(f"fields={self.fields!r}")
-        if self.manifest is not None:
-            parts.append(f"manifest={self.manifest!r}")
-        if self.format != ANY_FORMAT:
-            parts.append(f"format={self.format!r}")
-        parts += [f"{name}={value!r}" for name, value in self.sampling.arguments().items() if value]
-        if self.index is not None:
-            parts.append(f"index={str(self.index)!r}")
-        if self.cache is not None:
-            parts.append(f"cache={str(self.cache)!r}")
-        if self.storage_options:  # they may contain a secret
-            parts.append("storage_options=storage_options")
+        for name, value in self.data.items():
+            if name == "storage_options" and value:  # they may contain a secret
+                parts.append("storage_options=storage_options")
+            elif value and (name, value) != ("format", ANY_FORMAT):
+                parts.append(f"{name}={str(value) if isinstance(value, PathLike) else value!r}")
         return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
 
 

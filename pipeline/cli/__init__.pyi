@@ -10,7 +10,7 @@ from .doctor_network import peer_findings as peer_findings, probe_store as probe
 from .doctor_network import store_facts as store_facts
 from .doctor_table import DoctorFacts as DoctorFacts, Finding as Finding
 from .cache_command import ago as ago
-from .command_options import parse_sampling as parse_sampling
+from .command_options import DatasetOptions as DatasetOptions
 from .inspect_batch import Picture as Picture, class_color as class_color
 from .inspect_batch import contact_sheet as contact_sheet
 from .examples import EXAMPLES as EXAMPLES

@@ -5,71 +5,65 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from penstock.cache import ConfigError, PenstockWarning
-from penstock.pipeline.cli.command_options import (
-    AcceleratorName,
-    Against,
-    BatchSize,
-    BenchFields,
-    BenchRecipe,
-    CacheFolder,
-    DecodeThreads,
-    Device,
-    DocumentMode,
-    Format,
-    IndexFolder,
-    Json,
-    ManifestFile,
-    NumberType,
-    Plot,
-    SampleStride,
-    SampleWindow,
-    Seconds,
-    Source,
-    StepMs,
-    StorageOption,
-    Tune,
-    Vocabulary,
-    parse_fields,
-    parse_sampling,
-    parse_storage_options,
-)
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source, grouped
 from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from penstock.pipeline.bench import BenchResult, NamedRecipe, Workload
 
 
+@grouped
 def bench(
     url: Source,
-    augment: BenchRecipe = "auto",
-    batch_size: BatchSize = None,
-    device: Device = ("cpu"),
-    seconds: Seconds = 10.0,
-    against: Against = None,
-    step_ms: StepMs = None,
-    accelerator: AcceleratorName = None,
-    num_workers: DecodeThreads = None,
-    tune: Tune = False,
-    plot: Plot = None,
-    fields: BenchFields = None,
-    manifest: ManifestFile = None,
-    format: Format = "auto",
-    sample: SampleWindow = None,
-    stride: SampleStride = None,
-    dtype: NumberType = None,
-    documents: DocumentMode = None,
-    vocabulary: Vocabulary = None,
-    cache: CacheFolder = None,
-    index_folder: IndexFolder = None,
-    storage_option: StorageOption = None,
+    data: IndexedOptions,
+    augment: Annotated[
+        str,
+        Option(
+            help="Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read "
+            "without decoding), or module:name of your own recipe."
+        ),
+    ] = "auto",
+    batch_size: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Samples per batch; by default the accelerator's, else 256 or the whole dataset.",
+        ),
+    ] = None,
+    device: Annotated[str, Option(help="Device that decodes images: cpu, cuda, cuda:1.")] = "cpu",
+    seconds: Annotated[float, Option(help="Length of each measured run.")] = 10.0,
+    against: Annotated[
+        str | None,
+        Option(help="Other loaders to measure in turns on the same files: torch,dali,… or all."),
+    ] = None,
+    step_ms: Annotated[
+        float | None, Option(help="Emulate a training step of this many milliseconds per batch.")
+    ] = None,
+    accelerator: Annotated[
+        str | None, Option(help="Emulate the step of a known accelerator: h100-resnet50.")
+    ] = None,
+    num_workers: Annotated[
+        int | None, Option(min=0, help="Decode threads; 0, the default: all usable cores.")
+    ] = None,
+    tune: Annotated[
+        bool,
+        Option(
+            "--tune",
+            help="Search for faster settings by short runs, and list them. Takes about four times "
+            "as long.",
+        ),
+    ] = False,
+    plot: Annotated[
+        Path | None, Option(help="Write a picture, such as bench.png; needs matplotlib.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the throughput of the input side, and name its bottleneck.
@@ -78,16 +72,16 @@ def bench(
     is a training step, each stage's own ceiling, and the change that would help most. docs/bench.md
     explains every figure.
     """
-    from penstock.pipeline.bench import Workload, recipe_named, step_of
+    from penstock.pipeline.bench import Workload, check_plot, recipe_named, step_of
     from penstock.pipeline.options import parse_device
 
-    _check(seconds=seconds, step_ms=step_ms, plot=plot)
-    sampling = parse_sampling(
-        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-    )
+    _check_positive(seconds, "--seconds", example="10")
+    if step_ms is not None:
+        _check_positive(step_ms, "--step-ms", example="125")
+    if plot is not None:
+        check_plot(plot)
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
     recipe = recipe_named(augment)
-    loaders = _loaders(against, recipe=recipe, device=device)
     workload = Workload(
         url=url,
         recipe=recipe,
@@ -97,26 +91,10 @@ def bench(
         num_workers=num_workers,
         step_s=step_s,
         accelerator=accelerator or "",
-        cache=cache,
-        index=index_folder,
-        storage_options=parse_storage_options(storage_option),
-        fields=parse_fields(fields),
-        manifest=manifest,
-        format=format,
-        sampling=sampling,
+        data=data.arguments(),
     )
+    loaders = _loaders(against, recipe=recipe, device=device)
     _report(_measured(workload, search=tune, loaders=loaders), as_json=as_json, plot=plot)
-
-
-def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
-    """Raise an error for wrong arguments before anything is measured."""
-    from penstock.pipeline.bench import check_plot
-
-    _check_positive(seconds, "--seconds", example="10")
-    if step_ms is not None:
-        _check_positive(step_ms, "--step-ms", example="125")
-    if plot is not None:
-        check_plot(plot)
 
 
 def _measured(workload: Workload, *, search: bool, loaders: list[str]) -> BenchResult:

@@ -58,7 +58,7 @@ def list_(
         found = admin.list_blobs(folder)
     blobs = [b for b in found if label is None or label in b.label]
     if as_json:
-        _print_json({"blobs": [asdict(blob) for blob in blobs]})
+        typer.echo(json.dumps({"blobs": [asdict(blob) for blob in blobs]}))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("blob", "dataset", "object"):
@@ -84,7 +84,7 @@ def stat(folder: Folder, as_json: Json = False) -> None:
     with _errors(folder):
         summary = admin.stat(folder)
     if as_json:
-        _print_json(asdict(summary))
+        typer.echo(json.dumps(asdict(summary)))
         return
     _print_summary(summary)
 
@@ -102,7 +102,7 @@ def verify(folder: Folder, as_json: Json = False) -> None:
         result = admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
     seconds = time.monotonic() - begun_s
     if as_json:
-        _print_json({**asdict(result), "seconds": round(seconds, 3)})
+        typer.echo(json.dumps({**asdict(result), "seconds": round(seconds, 3)}))
     else:
         style, word = ("bold red", "bad") if result.bad else ("bold green", "done")
         console = Console()
@@ -151,13 +151,12 @@ def evict(
     with _errors(folder):
         blobs, freed_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
         left_bytes = admin.stat(folder).used_bytes
-    if as_json:
-        _print_json({"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes})
-    else:
-        Console().print(
-            f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} "
-            f"freed, {format_size(left_bytes)} left"
-        )
+    _report(
+        {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes},
+        f"{count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed, "
+        f"{format_size(left_bytes)} left",
+        as_json=as_json,
+    )
     if to_bytes is not None and label is None and left_bytes > to_bytes:
         Console(stderr=True).print(
             f"[yellow]warning:[/] {format_size(left_bytes)} remain, more than --to "
@@ -180,15 +179,13 @@ def clear(
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
         blobs, freed_bytes, left_bytes = admin.clear(folder)
-    if as_json:
-        _print_json({"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes})
-        return
-    console = Console()
-    console.print(
-        f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
+    _report(
+        {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes},
+        f"{count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed",
+        as_json=as_json,
     )
-    if left_bytes:
-        console.print(
+    if left_bytes and not as_json:
+        Console().print(
             f"[yellow]left:[/] {format_size(left_bytes)} that live jobs pin, fill or have mapped; "
             "`penstock cache stat` lists the jobs.",
             soft_wrap=True,
@@ -205,12 +202,8 @@ def gc(folder: Folder, as_json: Json = False) -> None:
 
     with _errors(folder):
         mended, freed_bytes = admin.gc(folder)
-    if as_json:
-        _print_json({"mended": mended, "bytes": freed_bytes})
-        return
-    Console().print(
-        f"[bold green]done[/] {count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
-    )
+    text = f"{count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
+    _report({"mended": mended, "bytes": freed_bytes}, text, as_json=as_json)
 
 
 def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
@@ -292,5 +285,8 @@ def _print_summary(summary: CacheSummary) -> None:
     Console().print(table)
 
 
-def _print_json(values: dict[str, Any]) -> None:
-    typer.echo(json.dumps(values))
+def _report(values: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(values))
+    else:
+        Console().print(f"[bold green]done[/] {text}")

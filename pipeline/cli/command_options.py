@@ -1,285 +1,214 @@
-"""Declare the options of commands as types; those that several commands share are written once.
+"""Declare the options that several commands share, and parse them.
 
-typer reads them at run time from the annotations of a command's parameters.
+A group of options is a dataclass whose fields are annotated for typer. A command takes the group as
+one parameter, and `grouped` shows its fields to typer as options, so each option is declared once.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import typer
+
+    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Sampling, Unit, WindowArgument
 
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 """A recipe that has a name."""
 
-# --- of several commands -------------------------------------------------------------------------
-
-Source = Annotated[str, typer.Argument(help="The dataset: a path or an fsspec URL.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-CacheFolder = Annotated[
-    Path | None, typer.Option("--cache", help="Cache folder for the data of a remote URL.")
+Source = Annotated[str, Argument(help="The dataset: a path or an fsspec URL.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout.")]
+StorageOption = Annotated[
+    list[str] | None,
+    Option("--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."),
+]
+Workers = Annotated[
+    int, Option(min=0, help="Decode threads; 0: all usable cores.", show_default=True)
 ]
 On = Annotated[
     str | None,
-    typer.Option(
-        "--on",
+    Option(
         help="Run one task per shard on other workers: dask://HOST:PORT, "
         "dask-scheduler-file:FILE, ray://HOST:PORT, ray (the local one) or mpi (docs/packs.md). "
-        "All workers must reach the source and the destination.",
-    ),
-]
-JobCacheFolder = Annotated[
-    Path, typer.Option("--cache", help="The cache folder that the job will use.")
-]
-IndexFolder = Annotated[
-    str | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
-]
-StorageOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."
-    ),
-]
-Format = Annotated[
-    str,
-    typer.Option(
-        "--format",
-        help="Format of the data, if their names don't show it: folder, tar, pack, zarr, npy (and "
-        ".npz), parquet, arrow (and Feather), tokens.",
-    ),
-]
-ManifestFile = Annotated[
-    str | None,
-    typer.Option(
-        "--manifest",
-        help="Table of a folder's samples, such as list.csv or list.jsonl with a column path; in "
-        "the folder or elsewhere on this machine.",
-    ),
-]
-FieldPlaces = Annotated[
-    str | None,
-    typer.Option(
-        "--fields",
-        help="Source of each field, as a sub-folder, pattern, column, member or path of an array: "
-        "image=images,mask=masks.",
-    ),
-]
-SampleWindow = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sample",
-        help="Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, "
-        "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: one file is a sample; "
-        "row: one step of the first axis is a sample.",
-    ),
-]
-SampleStride = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--stride", help="Distance between samples, written as --sample; by default their size."
-    ),
-]
-NumberType = Annotated[
-    str | None, typer.Option("--dtype", help="Number type of raw files, such as uint16 for tokens.")
-]
-DocumentMode = Annotated[
-    str | None,
-    typer.Option(
-        "--documents", help="How sequences of tokens treat documents: across, within or pack."
-    ),
-]
-Vocabulary = Annotated[
-    int | None,
-    typer.Option("--vocabulary", help="Number of token ids; a sample with others is bad."),
-]
-AllowEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--allow-empty",
-        help="Keep the class number of a class folder without samples, which is otherwise an "
-        "error.",
-    ),
-]
-MaxPixels = Annotated[
-    int | None,
-    typer.Option(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
-]
-Workers = Annotated[
-    int, typer.Option(min=0, help="Decode threads; 0: all usable cores.", show_default=True)
-]
-
-# --- pack ----------------------------------------------------------------------------------------
-
-PackFolder = Annotated[str, typer.Argument(help="Folder of the pack: a new one, or one to resume.")]
-Shuffle = Annotated[
-    bool,
-    typer.Option(
-        "--shuffle/--no-shuffle",
-        help="Shuffle samples across shards once, on disk; --no-shuffle keeps the source's order "
-        "and ids.",
-    ),
-]
-ShuffleSeed = Annotated[int, typer.Option(help="Seed of that shuffle.")]
-ShardBytes = Annotated[
-    str, typer.Option(help="Size of a shard, the unit that is fetched and cached.")
-]
-ForNodes = Annotated[
-    int | None,
-    typer.Option(
-        "--for-nodes",
-        help="Choose the shard size for a job on this many nodes, at most 64MiB, instead of "
-        "--shard-bytes (docs/sizing.md).",
-    ),
-]
-ForBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--for-batch", help="With --for-nodes: the job's global batch; by default 2,048 per node."
-    ),
-]
-PackFields = Annotated[
-    str | None,
-    typer.Option(
-        "--fields",
-        help="Fields to pack, such as image,label (default: all), or the source of each in a "
-        "folder: image=images,mask=masks.",
-    ),
-]
-ImageFields = Annotated[
-    str | None,
-    typer.Option(
-        "--image",
-        help="Image fields that --short-side, --quality and --baseline change, such as left,right "
-        "(default: all).",
-    ),
-]
-ShortSide = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Shrink larger images to this short side, in pixels, and write them as upright "
-        "baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.",
-    ),
-]
-Quality = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=100,
-        help="JPEG quality of rewritten images (default: 92); without --short-side all images are "
-        "rewritten at their size.",
-    ),
-]
-Baseline = Annotated[
-    bool,
-    typer.Option(
-        "--baseline",
-        help="Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 "
-        "times as fast. Needs the extra 'transcode'.",
+        "All workers must reach the source and the destination."
     ),
 ]
 
-# --- index ---------------------------------------------------------------------------------------
 
-IndexOut = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder for the index; for remote data also a URL of the same store. By default it "
-        "is next to local data (photos.penstock), else in --cache, else in the user's cache "
-        "directory."
-    ),
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetOptions:
+    """The options that describe a dataset, the same in all commands."""
 
-# --- inspect -------------------------------------------------------------------------------------
+    format: Annotated[
+        str,
+        Option(
+            help="Format of the data, if their names don't show it: folder, tar, pack, zarr, npy "
+            "(and .npz), parquet, arrow (and Feather), tokens."
+        ),
+    ] = "auto"
+    fields: Annotated[
+        str | None,
+        Option(
+            help="Fields to use, such as image,label (default: all), or the source of each, as a "
+            "sub-folder, pattern, column, member or path of an array: image=images,mask=masks."
+        ),
+    ] = None
+    schema: Annotated[
+        str | None,
+        Option(
+            help="Types of fields that aren't recognised, as JSON or a file with it: "
+            '{"boxes": {"kind": "boxes", "of": "image", "format": "xywh"}}.'
+        ),
+    ] = None
+    manifest: Annotated[
+        str | None,
+        Option(
+            help="Table of a folder's samples, such as list.csv or list.jsonl with a column path; "
+            "in the folder or elsewhere on this machine."
+        ),
+    ] = None
+    sample: Annotated[
+        list[str] | None,
+        Option(
+            help="Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, "
+            "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: one file is a "
+            "sample; row: one step of the first axis is a sample."
+        ),
+    ] = None
+    stride: Annotated[
+        list[str] | None,
+        Option(help="Distance between samples, written as --sample; by default their size."),
+    ] = None
+    dtype: Annotated[
+        str | None, Option(help="Number type of raw files, such as uint16 for tokens.")
+    ] = None
+    documents: Annotated[
+        str | None, Option(help="How sequences of tokens treat documents: across, within or pack.")
+    ] = None
+    vocabulary: Annotated[
+        int | None, Option(help="Number of token ids; a sample with others is bad.")
+    ] = None
+    allow_empty: Annotated[
+        bool,
+        Option(
+            "--allow-empty",
+            help="Keep the class number of a class folder without samples, which is otherwise an "
+            "error.",
+        ),
+    ] = False
+    max_pixels: Annotated[
+        int | None,
+        Option(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
+    ] = None
+    cache: Annotated[Path | None, Option(help="Cache folder for the data of a remote URL.")] = None
+    storage_option: StorageOption = None
 
-WalkBatchSize = Annotated[
-    int, typer.Option(min=1, help="Global batch for which lanes and window are shown.")
-]
-ShownSamples = Annotated[
-    int | None,
-    typer.Option(min=1, help="Show a batch of this many samples as the model will receive it."),
-]
-ShownRecipe = Annotated[Recipe, typer.Option(help="With --batch: the recipe for images.")]
-ShownSeed = Annotated[int, typer.Option(help="With --batch: seed of order and augmentation.")]
-ShownEpoch = Annotated[int, typer.Option(min=0, help="With --batch: epoch of the batch.")]
-ContactSheet = Annotated[
-    Path | None,
-    typer.Option(help="With --batch: write the batch as a picture, such as contact.png."),
-]
+    def sampling(self) -> Sampling:
+        """Parse the options that cut arrays and tokens into samples. Raises ConfigError."""
+        from penstock.readers.formats import check_sampling
 
-# --- warm ----------------------------------------------------------------------------------------
+        return check_sampling(
+            sample=_windows("--sample", self.sample),
+            stride=_windows("--stride", self.stride),
+            dtype=self.dtype,
+            documents=self.documents,
+            vocabulary=self.vocabulary,
+        )
 
-WarmSource = Annotated[str, typer.Argument(help="The dataset: a URL, as for Dataset.")]
-MaxBytes = Annotated[
-    str | None,
-    typer.Option(
-        help='The cache\'s limit, such as "1.5TB", as the job will set it. By default the '
-        "folder's present limit, else 90 % of the free space."
-    ),
-]
-FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched in parallel.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only show what would be fetched and whether it fits.")
-]
+    def description(self) -> dict[str, Any]:
+        """Return the arguments of `readers.pack` and `open_index`. Raises ConfigError."""
+        return {
+            "format": self.format,
+            "fields": parse_fields(self.fields),
+            "schema": parse_schema(self.schema),
+            "manifest": self.manifest,
+            "sampling": self.sampling(),
+            "allow_empty": self.allow_empty,
+            "max_pixels": self.max_pixels,
+            "cache": self.cache,
+            "storage_options": parse_storage_options(self.storage_option),
+        }
 
-# --- bench ---------------------------------------------------------------------------------------
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `Dataset`. Raises ConfigError."""
+        arguments = self.description()
+        sampling: Sampling = arguments.pop("sampling")
+        return arguments | sampling.arguments()
 
-BenchRecipe = Annotated[
-    str,
-    typer.Option(
-        help="Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read "
-        "without decoding), or module:name of your own recipe."
-    ),
-]
-BenchFields = Annotated[
-    str | None,
-    typer.Option(
-        "--fields",
-        help="Fields of a batch, such as image,label, or the source of each in a folder: "
-        "image=images,mask=masks.",
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Samples per batch; by default the accelerator's, else 256 or the whole dataset.",
-    ),
-]
-Device = Annotated[str, typer.Option(help="Device that decodes images: cpu, cuda, cuda:1.")]
-Seconds = Annotated[float, typer.Option(help="Length of each measured run.")]
-Against = Annotated[
-    str | None,
-    typer.Option(help="Other loaders to measure in turns on the same files: torch,dali,… or all."),
-]
-StepMs = Annotated[
-    float | None, typer.Option(help="Emulate a training step of this many milliseconds per batch.")
-]
-AcceleratorName = Annotated[
-    str | None, typer.Option(help="Emulate the step of a known accelerator: h100-resnet50.")
-]
-DecodeThreads = Annotated[
-    int | None, typer.Option(min=0, help="Decode threads; 0, the default: all usable cores.")
-]
-Tune = Annotated[
-    bool,
-    typer.Option(
-        "--tune",
-        help="Search for faster settings by short runs, and list them. Takes about four times as "
-        "long.",
-    ),
-]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Write a picture, such as bench.png; needs matplotlib."),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedOptions(DatasetOptions):
+    """The options that describe a dataset with an index, for commands that don't build one."""
+
+    index_folder: Annotated[
+        str | None, Option("--index", help="Folder that `penstock index --out` wrote.")
+    ] = None
+
+    def description(self) -> dict[str, Any]:
+        """Return the arguments of `open_index`. Raises ConfigError."""
+        return super(IndexedOptions, self).description() | {"index": self.index_folder}
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options of its groups in place of each group's parameter.
+
+    A parameter of the command replaces the option of the same name.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+    options = {
+        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in signature.parameters.items()
+        if name not in groups
+    }
+    members: dict[str, list[str]] = {}
+    for group, kind in groups.items():
+        hints = get_type_hints(kind, include_extras=True)
+        own = [each for each in fields(kind) if each.name not in options]
+        members[group] = [each.name for each in own]
+        for each in own:
+            options[each.name] = inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=hints[each.name],
+            )
+
+    @functools.wraps(command)
+    def run(**passed: Any) -> None:
+        values = {
+            group: groups[group](**{name: passed.pop(name) for name in names})
+            for group, names in members.items()
+        }
+        command(**passed, **values)
+
+    run.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
+    return run
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Return the names of the options that were passed."""
+    return frozenset(
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
+    )
 
 
 def parse_names(text: str | None) -> tuple[str, ...] | None:
@@ -296,41 +225,32 @@ def parse_places(text: str | None) -> dict[str, str] | None:
     """Parse `image=images,mask=masks` into a dict. Raises ConfigError."""
     if text is None:
         return None
-    if "=" not in text:
-        raise ConfigError(
-            f"--fields: got {text!r}, wanted the source of each field, such as "
-            "image=images,mask=masks. Leave it out for the fields that are found without it."
-        )
     places: dict[str, str] = {}
     for pair in text.split(","):
         field, equals, place = pair.partition("=")
         if not (field and equals and place) or field in places:
             raise ConfigError(
-                f"--fields: got {text!r}, wanted each field once with its source, such as "
-                "image=images,mask=masks."
+                f"--fields: got {text!r}, wanted the source of each field, once, such as "
+                "image=images,mask=masks. Leave it out for the fields that are found without it."
             )
         places[field] = place
     return places
 
 
-def parse_sampling(
-    *,
-    sample: list[str] | None,
-    stride: list[str] | None,
-    dtype: str | None,
-    documents: str | None,
-    vocabulary: int | None,
-) -> Sampling:
-    """Parse the options that cut arrays and tokens into samples. Raises ConfigError."""
-    from penstock.readers.formats import check_sampling
+def parse_schema(text: str | None) -> dict[str, FieldType] | None:
+    """Parse the types of fields, as JSON or a file with JSON. Raises ConfigError."""
+    if text is None:
+        return None
+    from penstock.readers.fieldtypes import from_json
 
-    return check_sampling(
-        sample=_windows("--sample", sample),
-        stride=_windows("--stride", stride),
-        dtype=dtype,
-        documents=documents,
-        vocabulary=vocabulary,
-    )
+    try:
+        written = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
+        return {name: from_json(value) for name, value in written.items()}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"--schema: got {text[:200]!r} ({error}), wanted a JSON object, or a file with one, "
+            'that has the type of each field (docs/fields.md): {"label": {"kind": "class_label"}}.'
+        ) from None
 
 
 def _windows(option: str, values: list[str] | None) -> WindowArgument | None:

@@ -14,54 +14,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 
 from penstock.cache import ConfigError
-from penstock.pipeline.cli.command_options import StorageOption, parse_storage_options
+from penstock.pipeline.cli.command_options import (
+    Json,
+    StorageOption,
+    grouped,
+    parse_storage_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.cache.base import Peers
     from penstock.pipeline.cli.doctor_table import Finding
-
-AskedPeers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--peer",
-        metavar="HOST:PORT",
-        help="Check the server of another node: reachable, same protocol, same secret, speed. "
-        "Repeatable.",
-    ),
-]
-ServedPeer = Annotated[
-    str | None,
-    typer.Option(
-        "--serve-peer",
-        metavar="HOST:PORT",
-        help="Serve at this node's own address for ten minutes, so that other nodes can use "
-        "--peer before a job runs; with DIR, serve that cache.",
-    ),
-]
-NodesTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--peer-token-file",
-        help="With --peer or --serve-peer: file with the nodes' shared secret; by default "
-        "PENSTOCK_PEER_TOKEN.",
-    ),
-]
-NodesCertificates = Annotated[
-    tuple[Path, Path, Path] | None,
-    typer.Option(
-        "--peer-certificates",
-        metavar="FILE FILE FILE",
-        help="With --peer or --serve-peer: certificate, key and authority (PEM files), if the "
-        "nodes use TlsFiles.",
-    ),
-]
-NodesTls = Annotated[
-    bool, typer.Option("--tls/--no-tls", help="Use --no-tls on a network declared private.")
-]
 
 
 def nodes_of(
@@ -90,28 +57,54 @@ def nodes_of(
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
-Folder = Annotated[
-    Path | None,
-    typer.Argument(metavar="[DIR]", help="Also check this folder for data, packs or a cache."),
-]
 
-
+@grouped
 def doctor(
-    folder: Folder = None,
+    folder: Annotated[
+        Path | None,
+        Argument(metavar="[DIR]", help="Also check this folder for data, packs or a cache."),
+    ] = None,
     url: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Check the store of a dataset's URL: answers, credentials, listing, ranges, time "
             "of a request."
         ),
     ] = None,
     storage_option: StorageOption = None,
-    peer: AskedPeers = None,
-    serve_peer: ServedPeer = None,
-    peer_token_file: NodesTokenFile = None,
-    peer_certificates: NodesCertificates = None,
-    tls: NodesTls = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    peer: Annotated[
+        list[str] | None,
+        Option(
+            metavar="HOST:PORT",
+            help="Check the server of another node: reachable, same protocol, same secret, speed. "
+            "Repeatable.",
+        ),
+    ] = None,
+    serve_peer: Annotated[
+        str | None,
+        Option(
+            metavar="HOST:PORT",
+            help="Serve at this node's own address for ten minutes, so that other nodes can use "
+            "--peer before a job runs; with DIR, serve that cache.",
+        ),
+    ] = None,
+    peer_token_file: Annotated[
+        Path | None,
+        Option(
+            help="With --peer or --serve-peer: file with the nodes' shared secret; by default "
+            "PENSTOCK_PEER_TOKEN."
+        ),
+    ] = None,
+    peer_certificates: Annotated[
+        tuple[Path, Path, Path] | None,
+        Option(
+            metavar="FILE FILE FILE",
+            help="With --peer or --serve-peer: certificate, key and authority (PEM files), if the "
+            "nodes use TlsFiles.",
+        ),
+    ] = None,
+    tls: Annotated[bool, Option(help="Use --no-tls on a network declared private.")] = True,
+    as_json: Json = False,
 ) -> None:
     """Check this machine: Python, torch, DALI, Zarr, GPU, cores, threads, memory, limits, launcher.
 

@@ -5,65 +5,43 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import (
-    AllowEmpty,
-    CacheFolder,
-    ContactSheet,
-    DocumentMode,
-    FieldPlaces,
-    Format,
-    IndexFolder,
+    IndexedOptions,
     Json,
-    ManifestFile,
-    MaxPixels,
-    NumberType,
-    SampleStride,
-    SampleWindow,
-    ShownEpoch,
-    ShownRecipe,
-    ShownSamples,
-    ShownSeed,
+    Recipe,
     Source,
-    StorageOption,
-    Vocabulary,
-    WalkBatchSize,
+    grouped,
     parse_places,
-    parse_sampling,
-    parse_storage_options,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.readers.formats import Sampling
 
-
+@grouped
 def inspect(
     url: Source,
-    batch_size: WalkBatchSize = 256,
-    index_folder: IndexFolder = None,
-    batch: ShownSamples = None,
-    augment: ShownRecipe = "none",
-    seed: ShownSeed = 0,
-    epoch: ShownEpoch = 0,
-    out: ContactSheet = None,
-    format: Format = "auto",
-    sample: SampleWindow = None,
-    stride: SampleStride = None,
-    dtype: NumberType = None,
-    documents: DocumentMode = None,
-    vocabulary: Vocabulary = None,
-    manifest: ManifestFile = None,
-    fields: FieldPlaces = None,
-    allow_empty: AllowEmpty = False,
-    max_pixels: MaxPixels = None,
-    cache: CacheFolder = None,
-    storage_option: StorageOption = None,
+    data: IndexedOptions,
+    batch_size: Annotated[
+        int, Option(min=1, help="Global batch for which lanes and window are shown.")
+    ] = 256,
+    batch: Annotated[
+        int | None,
+        Option(min=1, help="Show a batch of this many samples as the model will receive it."),
+    ] = None,
+    augment: Annotated[Recipe, Option(help="With --batch: the recipe for images.")] = "none",
+    seed: Annotated[int, Option(help="With --batch: seed of order and augmentation.")] = 0,
+    epoch: Annotated[int, Option(min=0, help="With --batch: epoch of the batch.")] = 0,
+    out: Annotated[
+        Path | None, Option(help="With --batch: write the batch as a picture, such as contact.png.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the contents of a dataset and the order of a job; with --batch, show a batch."""
@@ -73,40 +51,26 @@ def inspect(
         raise ConfigError(
             f"--out: {out.parent} isn't an existing folder. Create it, or pass another path."
         )
-    sampling = parse_sampling(
-        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-    )
-    arguments = {
-        "format": format,
-        "manifest": manifest,
-        "fields": parse_places(fields),
-        "allow_empty": allow_empty,
-        "max_pixels": max_pixels,
-        "index": index_folder,
-        "cache": cache,
-        "storage_options": parse_storage_options(storage_option),
-    }
+    parse_places(data.fields)  # raises for names alone, because all fields are shown
     with _log_at_info():
         if batch is None:
-            _show_index(url, sampling, arguments, batch_size=batch_size, as_json=as_json)
+            _show_index(url, data, batch_size=batch_size, as_json=as_json)
             return
         # Imports are local in all commands, so that no command waits for another one's imports.
         from penstock.pipeline.cli.inspect_batch import load_batch, open_with_all_fields, show_batch
 
-        with open_with_all_fields(url, **arguments, **sampling.arguments()) as dataset:
+        with open_with_all_fields(url, **data.arguments()) as dataset:
             report, pictures = load_batch(
                 dataset, size=batch, recipe=augment, seed=seed, epoch=epoch
             )
     show_batch(url, report, pictures, out=out, as_json=as_json)
 
 
-def _show_index(
-    url: str, sampling: Sampling, arguments: dict[str, Any], *, batch_size: int, as_json: bool
-) -> None:
+def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: bool) -> None:
     from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
     from penstock.readers import open_index
 
-    found = open_index(url, sampling=sampling, **arguments)
+    found = open_index(url, **data.description())
     values = index_values(found, batch_size=batch_size)
     warn_of_labels(found)
     if as_json:

@@ -10,49 +10,25 @@ import os
 import socket
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer import Argument, Option
 
 from penstock.cache import ConfigError, FetchError, MissingDependencyError
 from penstock.cache.base import format_size, usable_cores
 from penstock.pipeline.cli.command_options import (
-    AllowEmpty,
-    Baseline,
-    CacheFolder,
-    DocumentMode,
-    FieldPlaces,
-    ForBatch,
-    Format,
-    ForNodes,
-    ImageFields,
-    IndexOut,
+    DatasetOptions,
     Json,
-    ManifestFile,
-    MaxPixels,
-    NumberType,
     On,
-    PackFields,
-    PackFolder,
-    Quality,
-    SampleStride,
-    SampleWindow,
-    ShardBytes,
-    ShortSide,
-    Shuffle,
-    ShuffleSeed,
     Source,
-    StorageOption,
-    Vocabulary,
     Workers,
-    parse_fields,
+    grouped,
     parse_names,
     parse_places,
-    parse_sampling,
-    parse_storage_options,
 )
 from penstock.pipeline.cli.progress_bars import SampleProgress
 from penstock.pipeline.plan import World
@@ -63,8 +39,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-    from penstock.readers import PackSummary
 
 KINDS = "dask://HOST:PORT, dask-scheduler-file:FILE, ray://HOST:PORT, ray or mpi"
 CONNECT_S = 5.0
@@ -201,32 +175,67 @@ _SHARD_BYTES = "64MiB"
 _BATCH = 2048  # the default batch of a node: 8 GPUs with 256 samples each
 
 
+@grouped
 def pack(
     src: Source,
-    dst: PackFolder,
-    shuffle: Shuffle = True,
-    seed: ShuffleSeed = 0,
-    shard_bytes: ShardBytes = _SHARD_BYTES,
-    for_nodes: ForNodes = None,
-    for_batch: ForBatch = None,
-    fields: PackFields = None,
-    manifest: ManifestFile = None,
-    short_side: ShortSide = None,
-    quality: Quality = None,
-    baseline: Baseline = False,
-    image: ImageFields = None,
-    format: Format = "auto",
-    sample: SampleWindow = None,
-    stride: SampleStride = None,
-    dtype: NumberType = None,
-    documents: DocumentMode = None,
-    vocabulary: Vocabulary = None,
-    allow_empty: AllowEmpty = False,
-    max_pixels: MaxPixels = None,
+    dst: Annotated[str, Argument(help="Folder of the pack: a new one, or one to resume.")],
+    data: DatasetOptions,
+    shuffle: Annotated[
+        bool,
+        Option(
+            help="Shuffle samples across shards once, on disk; --no-shuffle keeps the source's "
+            "order and ids."
+        ),
+    ] = True,
+    seed: Annotated[int, Option(help="Seed of that shuffle.")] = 0,
+    shard_bytes: Annotated[
+        str, Option(help="Size of a shard, the unit that is fetched and cached.")
+    ] = _SHARD_BYTES,
+    for_nodes: Annotated[
+        int | None,
+        Option(
+            help="Choose the shard size for a job on this many nodes, at most 64MiB, instead of "
+            "--shard-bytes (docs/sizing.md)."
+        ),
+    ] = None,
+    for_batch: Annotated[
+        int | None,
+        Option(help="With --for-nodes: the job's global batch; by default 2,048 per node."),
+    ] = None,
+    short_side: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Shrink larger images to this short side, in pixels, and write them as upright "
+            "baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.",
+        ),
+    ] = None,
+    quality: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=100,
+            help="JPEG quality of rewritten images (default: 92); without --short-side all images "
+            "are rewritten at their size.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool,
+        Option(
+            "--baseline",
+            help="Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 "
+            "times as fast. Needs the extra 'transcode'.",
+        ),
+    ] = False,
+    image: Annotated[
+        str | None,
+        Option(
+            help="Image fields that --short-side, --quality and --baseline change, such as "
+            "left,right (default: all)."
+        ),
+    ] = None,
     workers: Workers = 0,
     on: On = None,
-    cache: CacheFolder = None,
-    storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
     """Write a dataset as a shuffled pack, the format that is read fastest, and check every sample.
@@ -235,21 +244,16 @@ def pack(
     interrupt or a kill, the same command resumes after the last finished shard. Under torchrun or
     Slurm each rank packs its share.
     """
+    from penstock.pipeline.cli.index_report import warn_of_labels
+    from penstock.readers import open_index
     from penstock.readers import pack as pack_dataset
 
-    sampling = parse_sampling(
-        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-    )
+    world = World.detect() if on is None else World(0, 1)  # with --on, one process schedules all
     with executor_on(on) as executor, SampleProgress("pack") as progress:
         summary = pack_dataset(
             src,
             dst,
-            format=format,
-            fields=parse_fields(fields),
-            manifest=manifest,
-            sampling=sampling,
-            allow_empty=allow_empty,
-            max_pixels=max_pixels,
+            **data.description(),
             shuffle=shuffle,
             seed=seed,
             shard_bytes=_shards(shard_bytes, nodes=for_nodes, batch=for_batch),
@@ -257,14 +261,15 @@ def pack(
             quality=quality,
             baseline=baseline,
             image=parse_names(image),
-            workers=_threads(workers, on),
-            **_share(on),
+            workers=workers or (usable_cores() if on is None else None),  # of a task by default 1
+            rank=world.rank,
+            size=world.size,
             progress=progress,
-            storage_options=parse_storage_options(storage_option),
-            cache=cache,
             executor=executor,
         )
-    _report_pack(summary, dst, as_json=as_json)
+    _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
+    if summary.complete:
+        warn_of_labels(open_index(dst))
 
 
 def _shards(
@@ -282,48 +287,20 @@ def _shards(
     return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
-def _share(on: str | None) -> dict[str, Any]:
-    """Return the rank and size of this process as arguments of `pack`. With --on, one process
-    schedules all work, so ranks don't count."""
-    world = World.detect() if on is None else World(0, 1)
-    return {"rank": world.rank, "size": world.size}
-
-
-def _report_pack(summary: PackSummary, dst: str, *, as_json: bool) -> None:
-    _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
-    if summary.complete:
-        _warn_of_labels(dst)
-
-
-def _threads(workers: int, on: str | None) -> int | None:
-    """Return the workers of this process, or with --on of each task, None for its default of 1."""
-    return workers or (usable_cores() if on is None else None)
-
-
-def _warn_of_labels(dst: str) -> None:
-    from penstock.pipeline.cli.index_report import warn_of_labels
-    from penstock.readers import open_index
-
-    warn_of_labels(open_index(dst))
-
-
+@grouped
 def index(
     url: Source,
-    out: IndexOut = None,
-    format: Format = "auto",
-    sample: SampleWindow = None,
-    stride: SampleStride = None,
-    dtype: NumberType = None,
-    documents: DocumentMode = None,
-    vocabulary: Vocabulary = None,
-    manifest: ManifestFile = None,
-    fields: FieldPlaces = None,
-    allow_empty: AllowEmpty = False,
-    max_pixels: MaxPixels = None,
+    data: DatasetOptions,
+    out: Annotated[
+        str | None,
+        Option(
+            help="Folder for the index; for remote data also a URL of the same store. By default "
+            "it is next to local data (photos.penstock), else in --cache, else in the user's cache "
+            "directory."
+        ),
+    ] = None,
     workers: Workers = 0,
     on: On = None,
-    cache: CacheFolder = None,
-    storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
     """Index a dataset in place: sizes, checksums and fields.
@@ -334,23 +311,14 @@ def index(
     """
     from penstock.readers import build_index
 
-    sampling = parse_sampling(
-        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-    )
+    arguments = data.arguments() | {"fields": parse_places(data.fields)}
     with executor_on(on) as executor, SampleProgress("index") as progress:
         summary = build_index(
             url,
-            format=format,
-            manifest=manifest,
-            **sampling.arguments(),
-            allow_empty=allow_empty,
-            max_pixels=max_pixels,
-            fields=parse_places(fields),
+            **arguments,
             out=out,
-            cache=cache,
             workers=workers or usable_cores(),
             progress=progress,
-            storage_options=parse_storage_options(storage_option),
             executor=executor,
         )
     _report(asdict(summary), as_json=as_json, place=summary.place)

@@ -14,6 +14,7 @@ from rich.table import Table
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
 from penstock.pipeline.bench import check_plot, figure_type
+from penstock.pipeline.cli.doctor_table import count
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan import AHEAD_BYTES
 from penstock.pipeline.plan.sizing import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from penstock.pipeline.cli.plan_inputs import Assumptions
     from penstock.pipeline.plan.sizing import ClusterSetup, EpochForecast, Forecast, SimulatedEpoch
 
 _SOURCES = {
@@ -50,11 +52,10 @@ _LEGEND = (
 
 
 def plan_values(
-    found: Forecast, assumptions: dict[str, dict[str, str]], walked: Sequence[SimulatedEpoch] = ()
+    found: Forecast, assumptions: Assumptions, walked: Sequence[SimulatedEpoch] = ()
 ) -> dict[str, Any]:
     """Return the values of `--json`; docs/sizing.md has their units. walked: simulated epochs."""
-    job, geometry = found.setup.job, found.geometry
-    per_gpu = job.samples_per_s * found.setup.data.sample_bytes
+    job, geometry, first, later = found.setup.job, found.geometry, found.first, found.later
     return {
         "shard_bytes": round(geometry.shard_bytes),
         "shards": geometry.shards,
@@ -63,20 +64,20 @@ def plan_values(
         "readers": geometry.readers,
         "connections": found.connections,
         "lookahead_bytes": round(found.lookahead_bytes),
-        "first_batch_s": found.first.first_batch_s,
-        "epoch_first_s": found.first.seconds,
-        "epoch_later_s": found.later.seconds,
+        "first_batch_s": first.first_batch_s,
+        "epoch_first_s": first.seconds,
+        "epoch_later_s": later.seconds,
         "epoch_s": found.main.seconds,
         "job_s": found.seconds,
-        "au_first": found.first.au,
-        "au_later": found.later.au,
-        "busy_first": found.first.busy,
-        "busy_later": found.later.busy,
+        "au_first": first.au,
+        "au_later": later.au,
+        "busy_first": first.busy,
+        "busy_later": later.busy,
         "limit": found.main.limit,
         "next_limit": found.main.next_limit,
-        "limit_first": found.first.limit,
-        "next_limit_first": found.first.next_limit,
-        "bytes_per_s_gpu": per_gpu,
+        "limit_first": first.limit,
+        "next_limit_first": first.next_limit,
+        "bytes_per_s_gpu": job.samples_per_s * found.setup.data.sample_bytes,
         "bytes_per_s_node": found.bytes_per_s,
         "bytes_per_s": found.bytes_per_s * job.nodes,
         "cache_share": found.kept,
@@ -84,10 +85,10 @@ def plan_values(
         "requests": round(found.requests),
         "price": found.price,
         "peers": peer_values(found),
-        "cores_first": _cores(found, found.first),
-        "cores_later": _cores(found, found.later),
-        "first": _epoch_values(found.first),
-        "later": _epoch_values(found.later),
+        "cores_first": _cores(found, first),
+        "cores_later": _cores(found, later),
+        "first": _epoch_values(first),
+        "later": _epoch_values(later),
         "advice": [asdict(change) for change in changes(found)],
         "warnings": warnings_of(found, assumptions),
         "assumptions": assumptions,
@@ -116,60 +117,60 @@ def peer_values(found: Forecast) -> dict[str, float]:
     }
 
 
-def warnings_of(found: Forecast, assumptions: dict[str, dict[str, str]]) -> list[str]:
+def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
     """Return the warnings that belong to the plan's figures."""
-    words, setup, geometry = [], found.setup, found.geometry
-    job = setup.job
-    if assumptions[DECODING]["from"] == DECODED_ELSEWHERE:
-        words.append(
+    setup, job, geometry, first = found.setup, found.setup.job, found.geometry, found.first
+    shares_shards = geometry.readers > MOST_READERS
+    most_bytes = job.gpus * AHEAD_BYTES
+    room = found.lookahead_bytes / (RAM_SHARE * setup.node.ram_bytes)
+    warnings = (
+        (
+            assumptions[DECODING]["from"] == DECODED_ELSEWHERE,
             "Decoding isn't counted: the plan assumes that the GPUs decode, or that there is "
             "nothing to decode. If the CPU decodes, pass --cpu-s-per-1000 (`penstock bench` "
-            "measures it), or a URL and --measure."
-        )
-    words += [
-        f"The first batch takes {duration(epoch.first_batch_s)} of the first epoch's "
-        f"{duration(epoch.seconds)}. AU excludes it; including it, the GPUs compute "
-        f"{epoch.busy:.1f} % of that epoch."
-        for epoch in [found.first]
-        if setup.steps > 1 and epoch.au - epoch.busy > _MUCH_HIDDEN
-    ]
-    if geometry.readers > MOST_READERS:
-        words.append(
+            "measures it), or a URL and --measure.",
+        ),
+        (
+            setup.steps > 1 and first.au - first.busy > _MUCH_HIDDEN,
+            f"The first batch takes {duration(first.first_batch_s)} of the first epoch's "
+            f"{duration(first.seconds)}. AU excludes it; including it, the GPUs compute "
+            f"{first.busy:.1f} % of that epoch.",
+        ),
+        (
+            shares_shards,
             f"Each shard is read by {geometry.readers:,.1f} of the {job.nodes:,} nodes: "
             f"{geometry.shards:,} shards and a batch of {job.global_batch:,} give "
             f"{geometry.lanes:,} lanes, but {job.nodes:,} nodes need at least {job.nodes:,} lanes "
-            "of 4 shards each. Use smaller shards, or a batch size with more divisors."
-        )
-        if job.peers and setup.store is not None and job.moved is None:
-            extra = (geometry.readers - 1) / 2
-            words.append(
-                "A cold epoch may fetch more from the store than planned: nodes that need a shard "
-                f"at the same time each fetch a part of it, up to {1 + extra:.2f} datasets in "
-                "total."
-            )
-    if setup.steps < 2:
-        words.append(
+            "of 4 shards each. Use smaller shards, or a batch size with more divisors.",
+        ),
+        (
+            shares_shards and job.peers and setup.store is not None and job.moved is None,
+            "A cold epoch may fetch more from the store than planned: nodes that need a shard at "
+            "the same time each fetch a part of it, up to "
+            f"{1 + (geometry.readers - 1) / 2:.2f} datasets in total.",
+        ),
+        (
+            setup.steps < 2,
             "An epoch has only one step. AU excludes the first step, so the AU shown here is that "
-            "step's share of the epoch."
-        )
-    most = job.gpus * AHEAD_BYTES
-    if found.lookahead_bytes > most:
-        words.append(
+            "step's share of the epoch.",
+        ),
+        (
+            found.lookahead_bytes > most_bytes,
             f"The store's latency requires {format_size(found.lookahead_bytes)} of prefetch on a "
-            f"node, but the loader prefetches at most {format_size(most)} (1 GiB per rank)."
-        )
-    room = RAM_SHARE * setup.node.ram_bytes
-    if found.lookahead_bytes > room:
-        words.append(
+            f"node, but the loader prefetches at most {format_size(most_bytes)} (1 GiB per rank).",
+        ),
+        (
+            room > 1,
             f"Prefetched batches use {format_size(found.lookahead_bytes)} of a node's memory, "
-            f"{found.lookahead_bytes / room:.1f} x the half that the plan reserves for data."
-        )
-    return words
+            f"{room:.1f} x the half that the plan reserves for data.",
+        ),
+    )
+    return [text for is_true, text in warnings if is_true]
 
 
 def show_plan(
     found: Forecast,
-    assumptions: dict[str, dict[str, str]],
+    assumptions: Assumptions,
     console: Console,
     walked: Sequence[SimulatedEpoch] = (),
 ) -> None:
@@ -206,7 +207,7 @@ def _head(found: Forecast) -> list[str]:
     per_gpu = job.samples_per_s * found.setup.data.sample_bytes
     takes = "consume" if job.ranks > 1 else "consumes"
     lines = [
-        f"[bold]{_many(job.ranks, 'GPU')}[/] on {_many(job.nodes, 'node')} {takes} "
+        f"[bold]{count(job.ranks, 'GPU')}[/] on {count(job.nodes, 'node')} {takes} "
         f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s per node, "
         f"{format_size(found.bytes_per_s * job.nodes)}/s in total.",
         f"[bold]First epoch:[/] {duration(found.first.seconds)}, AU {found.first.au:.1f} %. "
@@ -249,15 +250,13 @@ def _no_change_words(found: Forecast) -> str:
     return "nothing; no single change makes the whole job 2 % faster."
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
-
-
 def _settings(found: Forecast) -> Table:
     geometry, peers = found.geometry, peer_values(found)
+    joins = f"{format_size(peers['bytes_node_joins'])} in its first epoch of "
+    joins += f"{duration(peers['seconds_node_joins'])}, with {peers['cores_node_joins']:.2f} of "
     rows = [
         ("shards", f"{geometry.shards:,} of {format_size(geometry.shard_bytes)}"),
-        ("lanes", f"{geometry.lanes:,}, with a window of {_many(geometry.window, 'shard')} each"),
+        ("lanes", f"{geometry.lanes:,}, with a window of {count(geometry.window, 'shard')} each"),
         ("nodes that read a shard", f"{geometry.readers:.2f}"),
         ("the cache keeps", f"{found.kept:.0%} of what a node reads"),
         ("from the store, whole job", format_size(found.remote_bytes)),
@@ -269,23 +268,12 @@ def _settings(found: Forecast) -> Table:
     if found.price is not None:
         rows.append(("price of the requests", f"{found.price:,.4g}"))
     if found.setup.job.peers:
-        rows.append(
-            (
-                "from peers, first epoch",
-                f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores per node",
-            )
-        )
-        rows.append(
-            (
-                "from peers, a node joins",
-                f"{format_size(peers['bytes_node_joins'])} in its first epoch of "
-                f"{duration(peers['seconds_node_joins'])}, with {peers['cores_node_joins']:.2f} of "
-                "its cores",
-            )
-        )
+        each = f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores per node"
+        rows.append(("from peers, first epoch", each))
+        rows.append(("from peers, a node joins", f"{joins}its cores"))
     table = Table(box=None, show_header=False)
-    for name, value in rows:
-        table.add_row(name, value)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -414,14 +402,14 @@ def _remote_lines(axes: Any, setup: ClusterSetup, found: list[Forecast]) -> None
             f"with the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes' caches don't keep"
         )
         lines.append((share, most / (1 - partly.kept), "--"))
-    for name, count, style in lines:
-        if not NODES[0] <= count <= NODES[-1]:
+    for name, nodes, style in lines:
+        if not NODES[0] <= nodes <= NODES[-1]:
             continue
-        is_left = style == ":" and count > NODES[3]  # away from the other line
-        axes.axvline(count, color=_LINE, lw=1.2, ls=style)
+        is_left = style == ":" and nodes > NODES[3]  # away from the other line
+        axes.axvline(nodes, color=_LINE, lw=1.2, ls=style)
         axes.annotate(
-            f"the store feeds {count:,.3g} nodes\n{name}",
-            (count, 108.5 if style == ":" else 88),
+            f"the store feeds {nodes:,.3g} nodes\n{name}",
+            (nodes, 108.5 if style == ":" else 88),
             xytext=(-4 if is_left else 4, 0),
             textcoords="offset points",
             fontsize=8,

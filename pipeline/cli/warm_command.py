@@ -7,35 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer import Option
 
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.cache.base import format_size
-from penstock.pipeline.cli.command_options import (
-    DocumentMode,
-    DryRun,
-    FetchedShards,
-    FieldPlaces,
-    Format,
-    IndexFolder,
-    JobCacheFolder,
-    Json,
-    ManifestFile,
-    MaxBytes,
-    NumberType,
-    SampleStride,
-    SampleWindow,
-    StorageOption,
-    Vocabulary,
-    WarmSource,
-    parse_places,
-    parse_sampling,
-    parse_storage_options,
-)
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source, grouped
 from penstock.pipeline.cli.progress_bars import ByteProgress
 from penstock.pipeline.options import Order
 from penstock.pipeline.plan import World, pod_index
@@ -45,110 +27,123 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.pipeline.feed import WarmResult, WarmState
 
-_JOB, _OTHER_NODES = "The job", "Other nodes"
-_ORDER = "If the job changes the default order"  # a group of its own, as long names need the width
+_job = partial(Option, rich_help_panel="The job")
+_peer = partial(Option, rich_help_panel="Other nodes")
+# A group of its own, as long names need the width.
+_order = partial(Option, rich_help_panel="If the job changes the default order")
 
 
-WorldSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Ranks of the job; by default those of the launcher, else one per node.",
-        min=1,
-        rich_help_panel=_JOB,
-    ),
-]
-Nodes = Annotated[
-    int | None,
-    typer.Option(
-        help="Nodes of the job; by default those of the launcher, else 1.",
-        min=1,
-        rich_help_panel=_JOB,
-    ),
-]
-NodeRank = Annotated[
-    int | None,
-    typer.Option(
-        help="Number of this node, from 0; by default the launcher's.", min=0, rich_help_panel=_JOB
-    ),
-]
-WarmEpoch = Annotated[
-    int, typer.Option(help="Epoch that sets the order of fetching.", min=0, rich_help_panel=_JOB)
-]
-JobSeed = Annotated[int, typer.Option(help="The job's seed.", rich_help_panel=_JOB)]
-GlobalBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="The job's global batch; by default 256 per rank.", min=1, rich_help_panel=_JOB
-    ),
-]
-JobShuffles = Annotated[
-    bool,
-    typer.Option(
-        "--shuffle/--no-shuffle", help="Whether the job shuffles.", rich_help_panel=_ORDER
-    ),
-]
-Lanes = Annotated[
-    int | None, typer.Option(help="If the job passes lanes=.", min=1, rich_help_panel=_ORDER)
-]
-Window = Annotated[
-    int | None, typer.Option(help="If the job passes window=.", min=1, rich_help_panel=_ORDER)
-]
-Reshuffle = Annotated[
-    float, typer.Option(help="If the job passes reshuffle=.", min=0, max=1, rich_help_panel=_ORDER)
-]
-JobState = Annotated[
-    Path | None,
-    typer.Option(
-        "--state",
-        exists=True,
-        dir_okay=False,
-        help="The state as JSON, if the job resumes from one, as the loader's state_dict() "
-        "returned it. It sets seed, epoch, shuffle, lanes, window and reshuffle.",
-        rich_help_panel=_JOB,
-    ),
-]
-IfEmpty = Annotated[
-    bool,
-    typer.Option(
-        "--if-empty",
-        help="Fetch nothing if the cache already holds a part of the dataset: after a restart, "
-        "nodes read what their caches hold, even if their numbers have changed.",
-        rich_help_panel=_JOB,
-    ),
-]
-PeerAddress = Annotated[
-    str | None,
-    typer.Option(
-        "--peers",
-        metavar="HOST:PORT",
-        help="Serve other nodes at this address, and request from their caches before the remote; "
-        "needs --peer-nodes.",
-        rich_help_panel=_OTHER_NODES,
-    ),
-]
-PeerNodes = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT,…",
-        help="With --peers: the addresses of all nodes, in the order of their ranks.",
-        rich_help_panel=_OTHER_NODES,
-    ),
-]
-PeerTokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --peers: file with the nodes' shared secret; by default PENSTOCK_PEER_TOKEN.",
-        rich_help_panel=_OTHER_NODES,
-    ),
-]
-PeerTls = Annotated[
-    bool,
-    typer.Option(
-        "--tls/--no-tls",
-        help="With --peers: --no-tls turns encryption off on a private network.",
-        rich_help_panel=_OTHER_NODES,
-    ),
-]
+@grouped
+def warm(
+    url: Source,
+    data: IndexedOptions,
+    cache: Annotated[Path, Option(help="The cache folder that the job will use.")],
+    max_bytes: Annotated[
+        str | None,
+        Option(
+            help='The cache\'s limit, such as "1.5TB", as the job will set it. By default the '
+            "folder's present limit, else 90 % of the free space."
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        _job(min=1, help="Ranks of the job; by default those of the launcher, else one per node."),
+    ] = None,
+    nodes: Annotated[
+        int | None, _job(min=1, help="Nodes of the job; by default those of the launcher, else 1.")
+    ] = None,
+    node_rank: Annotated[
+        int | None, _job(min=0, help="Number of this node, from 0; by default the launcher's.")
+    ] = None,
+    epoch: Annotated[int, _job(min=0, help="Epoch that sets the order of fetching.")] = 0,
+    seed: Annotated[int, _job(help="The job's seed.")] = 0,
+    global_batch_size: Annotated[
+        int | None, _job(min=1, help="The job's global batch; by default 256 per rank.")
+    ] = None,
+    shuffle: Annotated[bool, _order(help="Whether the job shuffles.")] = True,
+    lanes: Annotated[int | None, _order(min=1, help="If the job passes lanes=.")] = None,
+    window: Annotated[int | None, _order(min=1, help="If the job passes window=.")] = None,
+    reshuffle: Annotated[float, _order(min=0, max=1, help="If the job passes reshuffle=.")] = 0.0,
+    state: Annotated[
+        Path | None,
+        _job(
+            exists=True,
+            dir_okay=False,
+            help="The state as JSON, if the job resumes from one, as the loader's state_dict() "
+            "returned it. It sets seed, epoch, shuffle, lanes, window and reshuffle.",
+        ),
+    ] = None,
+    if_empty: Annotated[
+        bool,
+        _job(
+            "--if-empty",
+            help="Fetch nothing if the cache already holds a part of the dataset: after a restart, "
+            "nodes read what their caches hold, even if their numbers have changed.",
+        ),
+    ] = False,
+    peers: Annotated[
+        str | None,
+        _peer(
+            metavar="HOST:PORT",
+            help="Serve other nodes at this address, and request from their caches before the "
+            "remote; needs --peer-nodes.",
+        ),
+    ] = None,
+    peer_nodes: Annotated[
+        str | None,
+        _peer(
+            metavar="HOST:PORT,…",
+            help="With --peers: the addresses of all nodes, in the order of their ranks.",
+        ),
+    ] = None,
+    peer_token_file: Annotated[
+        Path | None,
+        _peer(
+            help="With --peers: file with the nodes' shared secret; by default PENSTOCK_PEER_TOKEN."
+        ),
+    ] = None,
+    tls: Annotated[
+        bool, _peer(help="With --peers: --no-tls turns encryption off on a private network.")
+    ] = True,
+    workers: Annotated[int, Option(min=1, help="Shards that are fetched in parallel.")] = 4,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only show what would be fetched and whether it fits.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch the shards that this node will read into its cache, in the order of the job.
+
+    On several nodes, the shards of a node depend on the job's seed and global batch: pass the same
+    values, or the --state from which the job will resume. Under torchrun, srun or mpirun each node
+    fetches its share, divided among its processes; a pod of a Kubernetes Indexed Job is the node of
+    its index and needs --nodes.
+
+    After an interrupt, the same command resumes. It may run at the same time as the job; they share
+    their fills. For local data it does nothing, without an error.
+    """
+    place = data.arguments()
+    others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
+    place["cache"] = _cache(cache, max_bytes, others)
+    launched = _launched(nodes=nodes, node_rank=node_rank)
+    order: dict[str, Any] = {
+        "epoch": epoch,
+        "seed": seed,
+        "shuffle": shuffle,
+        "order": Order(lanes=lanes, window=window, reshuffle=reshuffle),
+        "global_batch_size": global_batch_size,
+        "state": None if state is None else _read_state(state),
+        "world": _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank),
+        "process": (launched.local_rank, launched.local_size),
+        "workers": workers,
+        "dry_run": dry_run,
+    }
+    result = _fetched(url, place, order, if_empty=if_empty)
+    if isinstance(result, str):
+        _report_nothing(result, as_json=as_json, dry_run=dry_run)
+        return
+    share = _share_words(order["world"], order["process"])
+    _report(result, as_json=as_json, dry_run=dry_run, share=share)
+    raise typer.Exit(bool(result.failed))
 
 
 def peers_of(
@@ -178,71 +173,8 @@ _FAILURES_SHOWN = 20
 _MOST_STATE_BYTES = 2**20  # they have less than 10 kB
 
 
-def warm(
-    url: WarmSource,
-    cache: JobCacheFolder,
-    max_bytes: MaxBytes = None,
-    world_size: WorldSize = None,
-    nodes: Nodes = None,
-    node_rank: NodeRank = None,
-    epoch: WarmEpoch = 0,
-    seed: JobSeed = 0,
-    global_batch_size: GlobalBatchSize = None,
-    shuffle: JobShuffles = True,
-    lanes: Lanes = None,
-    window: Window = None,
-    reshuffle: Reshuffle = 0.0,
-    state: JobState = None,
-    if_empty: IfEmpty = False,
-    peers: PeerAddress = None,
-    peer_nodes: PeerNodes = None,
-    peer_token_file: PeerTokenFile = None,
-    tls: PeerTls = True,
-    workers: FetchedShards = 4,
-    index_folder: IndexFolder = None,
-    format: Format = "auto",
-    sample: SampleWindow = None,
-    stride: SampleStride = None,
-    dtype: NumberType = None,
-    documents: DocumentMode = None,
-    vocabulary: Vocabulary = None,
-    manifest: ManifestFile = None,
-    fields: FieldPlaces = None,
-    dry_run: DryRun = False,
-    storage_option: StorageOption = None,
-    as_json: Json = False,
-) -> None:
-    """Fetch the shards that this node will read into its cache, in the order of the job.
-
-    On several nodes, the shards of a node depend on the job's seed and global batch: pass the same
-    values, or the --state from which the job will resume. Under torchrun, srun or mpirun each node
-    fetches its share, divided among its processes; a pod of a Kubernetes Indexed Job is the node of
-    its index and needs --nodes.
-
-    After an interrupt, the same command resumes. It may run at the same time as the job; they share
-    their fills. For local data it does nothing, without an error.
-    """
-    sampling = parse_sampling(
-        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
-    )
-    others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
-    launched = _launched(nodes=nodes, node_rank=node_rank)
-    place: dict[str, Any] = dict(format=format, manifest=manifest, index=index_folder)
-    place |= {"fields": parse_places(fields), "cache": _cache(cache, max_bytes, others)}
-    place |= {"storage_options": parse_storage_options(storage_option), **sampling.arguments()}
-    order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle)
-    order |= {"order": Order(lanes=lanes, window=window, reshuffle=reshuffle)}
-    order |= {"global_batch_size": global_batch_size}
-    order["state"] = None if state is None else _read_state(state)
-    world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
-    order |= {"process": (launched.local_rank, launched.local_size)}
-    order |= {"workers": workers, "dry_run": dry_run}
-    result = _fetched(url, place, order, world=world, if_empty=if_empty)
-    raise typer.Exit(_reported(result, order, world=world, as_json=as_json))
-
-
 def _fetched(
-    url: str, place: dict[str, Any], order: dict[str, Any], *, world: World, if_empty: bool
+    url: str, place: dict[str, Any], order: dict[str, Any], *, if_empty: bool
 ) -> WarmResult | str:
     """Fetch, and return the result or the reason why there is nothing to fetch.
 
@@ -265,9 +197,7 @@ def _fetched(
                 f"{place['cache'].path}: the cache already holds {held:,} shard"
                 f"{'s' * (held != 1)} of {dataset.url}, so nothing is fetched (--if-empty)."
             )
-        return warm_dataset(
-            dataset, **order, world=world, progress=lambda state: _show_progress(bar, state)
-        )
+        return warm_dataset(dataset, **order, progress=lambda state: _show_progress(bar, state))
 
 
 def _read_state(file: Path) -> object:
@@ -352,19 +282,6 @@ def _node(
         if pod is not None and nodes == 1:  # each pod is a job of its own
             node_rank = 0
     return node_world(world_size, nodes=nodes, node_rank=node_rank)
-
-
-def _reported(
-    result: WarmResult | str, order: dict[str, Any], *, world: World, as_json: bool
-) -> bool:
-    """Print the report, and return True if some objects weren't fetched."""
-    dry_run = order["dry_run"]
-    if isinstance(result, str):
-        _report_nothing(result, as_json=as_json, dry_run=dry_run)
-        return False
-    share = _share_words(world, order["process"])
-    _report(result, as_json=as_json, dry_run=dry_run, share=share)
-    return bool(result.failed)
 
 
 def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:

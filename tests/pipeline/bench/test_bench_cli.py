@@ -256,7 +256,7 @@ def _settings(loader: Any) -> dict[str, Any]:
 
 
 def test_secrets_stay_out_of_the_line() -> None:
-    workload = a_workload("s3://key:secret@bucket/x", storage_options={"secret": "hush"})
+    workload = a_workload("s3://key:secret@bucket/x", data={"storage_options": {"secret": "hush"}})
     line = workload.line(LoaderSettings(batch_size=8, num_workers=2))
     assert "secret@" not in line
     assert "hush" not in line
@@ -264,7 +264,9 @@ def test_secrets_stay_out_of_the_line() -> None:
 
 def test_what_a_sample_is_stands_in_the_line() -> None:
     report = check_sampling(sample=(64,), stride=(32,), dtype="uint16")
-    line = a_workload("corpus", sampling=report).line(LoaderSettings(batch_size=8, num_workers=2))
+    line = a_workload("corpus", data=report.arguments()).line(
+        LoaderSettings(batch_size=8, num_workers=2)
+    )
     assert "Dataset('corpus', sample=(64,), stride=(32,), dtype='uint16')" in line
 
 
@@ -563,7 +565,7 @@ def test_a_set_is_reopened_where_that_makes_it_cold(
     )
     fresh = MagicMock()
     monkeypatch.setattr(Workload, "dataset", lambda _: fresh)
-    workload = a_workload("x", cache=cache and Path(cache), index=index and Path(index))
+    workload = a_workload("x", data={"cache": cache, "index": index})
     with reopened(workload, shared) as own:
         assert (own is not shared) == anew
     assert fresh.__enter__.return_value.open.called == anew

@@ -5,6 +5,7 @@ sampling and `--on`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import json
 import logging
@@ -25,8 +26,9 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cache import ConfigError, FetchError, MissingDependencyError, PenstockError
 from penstock.cache.disk import CacheFolder
-from penstock.pipeline.cli import EXAMPLES, app, executor_on, main, pack_command, parse_sampling
+from penstock.pipeline.cli import EXAMPLES, DatasetOptions, app, executor_on, main, pack_command
 from penstock.pipeline.cli import index as index_command
+from penstock.readers.fieldtypes import Boxes
 from tests import images, warm
 from tests.conftest import SAMPLES, write_photographs
 from tests.files import files_below
@@ -37,6 +39,8 @@ from tests.watchdog import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from penstock.readers.formats import Sampling
 
 
 def run_penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -254,29 +258,24 @@ def test_those_on_local_data_run(
     assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 
-NOTHING: dict[str, Any] = {
-    "sample": None,
-    "stride": None,
-    "dtype": None,
-    "documents": None,
-    "vocabulary": None,
-}
+def sampling(**options: Any) -> Sampling:
+    return DatasetOptions(**options).sampling()
 
 
 def test_lengths_by_axis_for_all_arrays_or_by_name() -> None:
-    one = parse_sampling(**{**NOTHING, "sample": ["8,-,256"], "stride": ["4,-,128"]})
+    one = sampling(sample=["8,-,256"], stride=["4,-,128"])
     assert one.window("image") == (8, None, 256)
     assert one.step("image") == (4, None, 128)
-    two = parse_sampling(**{**NOTHING, "sample": ["a=8,-", "b=8"], "dtype": "uint16"})
+    two = sampling(sample=["a=8,-", "b=8"], dtype="uint16")
     assert (two.window("a"), two.window("b"), two.window("c")) == ((8, None), (8,), None)
-    assert parse_sampling(**NOTHING).to_json() == ""
+    assert sampling().to_json() == ""
 
 
 def test_an_option_chooses_files_or_steps_as_samples() -> None:
     for word in ("file", "row"):
-        assert parse_sampling(**{**NOTHING, "sample": [word]}).unit == word
+        assert sampling(sample=[word]).unit == word
     with pytest.raises(ConfigError, match="--stride"):
-        parse_sampling(**{**NOTHING, "stride": ["file"]})
+        sampling(stride=["file"])
 
 
 def test_inspect_reports_shapes_and_an_invalid_field(
@@ -298,7 +297,7 @@ def test_inspect_reports_shapes_and_an_invalid_field(
 )
 def test_an_invalid_window_is_refused(message: list[str]) -> None:
     with pytest.raises(ConfigError, match="sample"):
-        parse_sampling(**{**NOTHING, "sample": message})
+        sampling(sample=message)
 
 
 def test_each_command_that_opens_a_dataset_takes_them(tmp_path: Path) -> None:
@@ -313,6 +312,36 @@ def test_each_command_that_opens_a_dataset_takes_them(tmp_path: Path) -> None:
         assert json.loads(found.stdout)["samples"] == 15
     found = runner.invoke(app, ["inspect", str(corpus), "--batch", "2", *report])
     assert found.exit_code == 0, found.output
+
+
+BOXES = '{"boxes": {"kind": "boxes", "of": "image", "format": "xywh"}}'
+
+
+def test_every_command_takes_the_options_of_a_dataset() -> None:
+    options = {each.name for each in dataclasses.fields(DatasetOptions)}
+    for name in ("pack", "index", "inspect", "warm", "bench", "plan"):
+        assert options <= {each.name for each in commands()[name].params}, name
+
+
+def test_a_schema_is_json_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(BOXES)
+    for text in (BOXES, str(tmp_path / "schema.json")):
+        found = DatasetOptions(schema=text).arguments()["schema"]
+        assert found == {"boxes": Boxes(of="image", format="xywh")}
+    for wrong in ("[]", "{", "nowhere.json", '{"a": "image"}', '{"a": {"kind": "image", "b": 1}}'):
+        with pytest.raises(ConfigError, match="--schema"):
+            DatasetOptions(schema=wrong).arguments()
+
+
+def test_commands_use_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_photographs(tmp_path / "in", samples=4, classes=2)
+    label = {"kind": "class_label", "names": ["class-1", "class-0"]}
+    schema = ("--schema", json.dumps({"label": label}), "--json")
+    assert main(["pack", str(folder), str(tmp_path / "pack"), *schema]) == 0
+    capsys.readouterr()
+    for arguments in ([str(folder), *schema], [str(tmp_path / "pack"), "--json"]):
+        assert main(["inspect", *arguments]) == 0
+        assert json.loads(capsys.readouterr().out)["fields"]["label"]["names"] == label["names"]
 
 
 def test_options_of_the_command_are_arguments_of_the_function() -> None:

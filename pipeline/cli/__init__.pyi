@@ -13,10 +13,9 @@ from .cache_command import ago as ago
 from .command_options import DatasetOptions as DatasetOptions
 from .inspect_batch import Picture as Picture, class_color as class_color
 from .inspect_batch import contact_sheet as contact_sheet
-from .examples import EXAMPLES as EXAMPLES
 from .inspect_batch import load_batch as load_batch, displayed_pixels as displayed_pixels
 from .inspect_batch import value_ranges as value_ranges
-from .main import app as app, main as main
+from .main import EXAMPLES as EXAMPLES, app as app, main as main
 from .pack_command import executor_on as executor_on, index as index
 from .plan_report import sweep as sweep
 from .plan_inputs import model_named as model_named

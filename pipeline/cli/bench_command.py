@@ -13,14 +13,20 @@ from rich.console import Console
 from typer import Option
 
 from penstock.cache import ConfigError, PenstockWarning
-from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source, grouped
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
+from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
     from penstock.pipeline.bench import BenchResult, NamedRecipe, Workload
 
 
-@grouped
+@command(
+    "bench",
+    "penstock bench photos-pack",
+    "penstock bench s3://bucket/scan.zarr --sample 8,-,256,256 --cache cached",
+    "penstock bench photos --against torch,dali --plot bench.png",
+)
 def bench(
     url: Source,
     data: IndexedOptions,

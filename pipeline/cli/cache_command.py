@@ -21,9 +21,9 @@ from rich.table import Table
 
 from penstock.cache import ConfigError, PenstockError, WriteError
 from penstock.cache.base import format_size, parse_size
-from penstock.pipeline.cli.command_options import Json  # noqa: TC001  typer reads annotations
+from penstock.pipeline.cli.command_options import Json
+from penstock.pipeline.cli.commands import app, command
 from penstock.pipeline.cli.doctor_table import count
-from penstock.pipeline.cli.examples import epilog
 from penstock.pipeline.cli.progress_bars import ByteProgress
 
 if TYPE_CHECKING:
@@ -31,18 +31,24 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk import BlobRecord, CacheSummary
 
-app = typer.Typer(
+cache_app = typer.Typer(
     name="cache",
     help="Inspect and maintain a cache folder, also while jobs use it.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
+app.add_typer(cache_app)
 
 # typer doesn't check readability, because our own error names the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
-@app.command("ls", epilog=epilog("cache ls"))
+@command(
+    "cache ls",
+    "penstock cache ls cached",
+    "penstock cache ls cached --dataset photos --json",
+    to=cache_app,
+)
 def list_(
     folder: Folder,
     label: Annotated[
@@ -76,7 +82,7 @@ def list_(
     console.print(f"{count(len(blobs), 'blob')}, {format_size(total_bytes)}")
 
 
-@app.command("stat", epilog=epilog("cache stat"))
+@command("cache stat", "penstock cache stat cached", to=cache_app)
 def stat(folder: Folder, as_json: Json = False) -> None:
     """Show the limit, the used space, the datasets and the jobs that share the folder now."""
     from penstock.cache.disk import admin
@@ -89,7 +95,7 @@ def stat(folder: Folder, as_json: Json = False) -> None:
     _print_summary(summary)
 
 
-@app.command("verify", epilog=epilog("cache verify"))
+@command("cache verify", "penstock cache verify cached", to=cache_app)
 def verify(folder: Folder, as_json: Json = False) -> None:
     """Read and check every complete blob, and drop bad ones; the next job fetches them again.
 
@@ -124,7 +130,12 @@ def verify(folder: Folder, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("evict", epilog=epilog("cache evict"))
+@command(
+    "cache evict",
+    "penstock cache evict cached --to 500GB",
+    "penstock cache evict cached --dataset s3://bucket/photos-pack",
+    to=cache_app,
+)
 def evict(
     folder: Folder,
     to: Annotated[
@@ -164,7 +175,9 @@ def evict(
         )
 
 
-@app.command("clear", epilog=epilog("cache clear"))
+@command(
+    "cache clear", "penstock cache clear cached", "penstock cache clear cached --yes", to=cache_app
+)
 def clear(
     folder: Folder,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
@@ -192,7 +205,7 @@ def clear(
         )
 
 
-@app.command("gc", epilog=epilog("cache gc"))
+@command("cache gc", "penstock cache gc cached", to=cache_app)
 def gc(folder: Folder, as_json: Json = False) -> None:
     """Remove what killed processes left: their fills and jobs, dropped files and stray files.
 

@@ -1,27 +1,17 @@
-"""Declare the options that several commands share, and parse them.
-
-A group of options is a dataclass whose fields are annotated for typer. A command takes the group as
-one parameter, and `grouped` shows its fields to typer as options, so each option is declared once.
-"""
+"""Declare the options that several commands share, and parse them."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from typer import Argument, Option
 
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import typer
-
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Sampling, Unit, WindowArgument
 
@@ -159,56 +149,6 @@ class IndexedOptions(DatasetOptions):
     def description(self) -> dict[str, Any]:
         """Return the arguments of `open_index`. Raises ConfigError."""
         return super(IndexedOptions, self).description() | {"index": self.index_folder}
-
-
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of its groups in place of each group's parameter.
-
-    A parameter of the command replaces the option of the same name.
-    """
-    signature = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
-    options = {
-        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in signature.parameters.items()
-        if name not in groups
-    }
-    members: dict[str, list[str]] = {}
-    for group, kind in groups.items():
-        hints = get_type_hints(kind, include_extras=True)
-        own = [each for each in fields(kind) if each.name not in options]
-        members[group] = [each.name for each in own]
-        for each in own:
-            options[each.name] = inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=hints[each.name],
-            )
-
-    @functools.wraps(command)
-    def run(**passed: Any) -> None:
-        values = {
-            group: groups[group](**{name: passed.pop(name) for name in names})
-            for group, names in members.items()
-        }
-        command(**passed, **values)
-
-    run.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
-    return run
-
-
-def given_options(context: typer.Context) -> frozenset[str]:
-    """Return the names of the options that were passed."""
-    return frozenset(
-        name
-        for name in context.params
-        if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
-    )
 
 
 def parse_names(text: str | None) -> tuple[str, ...] | None:

@@ -17,12 +17,8 @@ from rich.table import Table
 from typer import Argument, Option
 
 from penstock.cache import ConfigError
-from penstock.pipeline.cli.command_options import (
-    Json,
-    StorageOption,
-    grouped,
-    parse_storage_options,
-)
+from penstock.pipeline.cli.command_options import Json, StorageOption, parse_storage_options
+from penstock.pipeline.cli.commands import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +54,12 @@ def nodes_of(
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-@grouped
+@command(
+    "doctor",
+    "penstock doctor cached",
+    "penstock doctor --peer 10.0.0.8:7077 --peer-token-file token",
+    "penstock doctor --url s3://bucket/photos -o region=eu-central-1",
+)
 def doctor(
     folder: Annotated[
         Path | None,

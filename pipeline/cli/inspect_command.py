@@ -12,20 +12,19 @@ import typer
 from typer import Option
 
 from penstock.cache import ConfigError
-from penstock.pipeline.cli.command_options import (
-    IndexedOptions,
-    Json,
-    Recipe,
-    Source,
-    grouped,
-    parse_places,
-)
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, Recipe, Source, parse_places
+from penstock.pipeline.cli.commands import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@grouped
+@command(
+    "inspect",
+    "penstock inspect photos --index photos-index --json",
+    "penstock inspect s3://bucket/gpt --dtype uint16 --sample 2048",
+    "penstock inspect photos --batch 8 --augment imagenet --out sheet.png",
+)
 def inspect(
     url: Source,
     data: IndexedOptions,

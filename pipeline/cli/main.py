@@ -6,7 +6,9 @@ The exit code is 0 after success, 1 after a failure, 2 for wrong usage and 130 a
 
 from __future__ import annotations
 
+import importlib
 import logging
+import pkgutil
 import sys
 import warnings
 from contextlib import contextmanager
@@ -17,39 +19,20 @@ from rich.console import Console
 
 from penstock.cache import ConfigError, PenstockError, PenstockWarning, end_interrupted
 from penstock.cache.base import machine_remedy
-from penstock.pipeline.cli.bench_command import bench
-from penstock.pipeline.cli.cache_command import app as cache_app
-from penstock.pipeline.cli.doctor_command import doctor
-from penstock.pipeline.cli.examples import epilog, prose
-from penstock.pipeline.cli.inspect_command import inspect
-from penstock.pipeline.cli.pack_command import index, pack
-from penstock.pipeline.cli.plan_command import plan
-from penstock.pipeline.cli.warm_command import warm
+from penstock.pipeline import cli
+from penstock.pipeline.cli.commands import EXAMPLES, app
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+__all__ = ["EXAMPLES", "app", "main"]
+
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="penstock",
-    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets; measure "
-    "and plan the input side of a job.",
-    no_args_is_help=True,
-    add_completion=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
-app.command("pack", help=prose(pack), epilog=epilog("pack"))(pack)
-app.command("index", help=prose(index), epilog=epilog("index"))(index)
-app.command("inspect", help=prose(inspect), epilog=epilog("inspect"))(inspect)
-app.command("warm", help=prose(warm), epilog=epilog("warm"))(warm)
-app.command("bench", help=prose(bench), epilog=epilog("bench"))(bench)
-app.command("plan", help=prose(plan), epilog=epilog("plan"))(plan)
-app.command("doctor", help=prose(doctor), epilog=epilog("doctor"))(doctor)
-app.add_typer(cache_app)
+for _found in pkgutil.iter_modules(cli.__path__):
+    if _found.name.endswith("_command"):
+        importlib.import_module(f"{cli.__name__}.{_found.name}")
 
 
 @app.callback(invoke_without_command=True)

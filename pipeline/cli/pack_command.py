@@ -26,10 +26,10 @@ from penstock.pipeline.cli.command_options import (
     On,
     Source,
     Workers,
-    grouped,
     parse_names,
     parse_places,
 )
+from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.progress_bars import SampleProgress
 from penstock.pipeline.plan import World
 
@@ -175,7 +175,12 @@ _SHARD_BYTES = "64MiB"
 _BATCH = 2048  # the default batch of a node: 8 GPUs with 256 samples each
 
 
-@grouped
+@command(
+    "pack",
+    "penstock pack photos photos-pack",
+    "penstock pack photos photos-small --short-side 256 --quality 90",
+    "penstock pack s3://bucket/cells.zarr cells-pack --cache cached",
+)
 def pack(
     src: Source,
     dst: Annotated[str, Argument(help="Folder of the pack: a new one, or one to resume.")],
@@ -287,7 +292,12 @@ def _shards(
     return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
-@grouped
+@command(
+    "index",
+    "penstock index photos",
+    "penstock index photos --out photos-index",
+    "penstock index s3://bucket/era5.zarr --out s3://bucket/era5.penstock",
+)
 def index(
     url: Source,
     data: DatasetOptions,

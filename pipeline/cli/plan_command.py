@@ -14,7 +14,8 @@ from typer import Argument, Option
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.cache.base import format_size
-from penstock.pipeline.cli.command_options import IndexedOptions, Json, given_options, grouped
+from penstock.pipeline.cli.command_options import IndexedOptions, Json
+from penstock.pipeline.cli.commands import command, given_options
 from penstock.pipeline.cli.plan_options import SizingOptions
 from penstock.pipeline.cli.progress_bars import MeasuringBar
 
@@ -28,7 +29,12 @@ _out = partial(Option, rich_help_panel="The output")
 _MOST_PAIRS, _MOST_SAMPLES = 200_000, 50_000_000
 
 
-@grouped
+@command(
+    "plan",
+    "penstock plan photos-pack --gpus 4 --samples-per-s 1800",
+    "penstock plan --model b200-unet3d --nodes 9 --nvme 30TB --json",
+    "penstock plan s3://bucket/photos-pack --model resnet50 --plot plan.png",
+)
 def plan(
     context: typer.Context,
     options: SizingOptions,

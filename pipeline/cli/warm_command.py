@@ -17,7 +17,8 @@ from typer import Option
 
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.cache.base import format_size
-from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source, grouped
+from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
+from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.progress_bars import ByteProgress
 from penstock.pipeline.options import Order
 from penstock.pipeline.plan import World, pod_index
@@ -33,7 +34,12 @@ _peer = partial(Option, rich_help_panel="Other nodes")
 _order = partial(Option, rich_help_panel="If the job changes the default order")
 
 
-@grouped
+@command(
+    "warm",
+    "penstock warm s3://bucket/photos-pack --cache cached --dry-run",
+    "penstock warm 's3://bucket/web/*.parquet' --cache cached --max-bytes 500GB",
+    "penstock warm s3://bucket/photos-pack --cache cached --nodes 4 --node-rank 0",
+)
 def warm(
     url: Source,
     data: IndexedOptions,

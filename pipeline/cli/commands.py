@@ -53,44 +53,44 @@ def command(
     return register
 
 
-def _with_options_of_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of a group in place of the group's parameter.
+def _with_options_of_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function with the options of a group in place of the group's parameter.
 
-    A parameter of the command replaces the option of the same name.
+    A parameter of the function replaces the option of the same name.
     """
-    signature = inspect.signature(command, eval_str=True)
+    signature = inspect.signature(function, eval_str=True)
+    parameters = signature.parameters
     groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
-    options = {
-        name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in signature.parameters.items()
-        if name not in groups
+        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
     }
     members: dict[str, list[str]] = {}
-    for group, kind in groups.items():
-        hints = get_type_hints(kind, include_extras=True)
-        own = [each for each in fields(kind) if each.name not in options]
-        members[group] = [each.name for each in own]
-        for each in own:
-            options[each.name] = inspect.Parameter(
+    options: list[inspect.Parameter] = []
+    for name, parameter in parameters.items():
+        if name not in groups:
+            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(groups[name], include_extras=True)
+        own = [each for each in fields(groups[name]) if each.name not in parameters]
+        members[name] = [each.name for each in own]
+        options += [
+            inspect.Parameter(
                 each.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=each.default,
                 annotation=hints[each.name],
             )
+            for each in own
+        ]
 
-    @functools.wraps(command)
+    @functools.wraps(function)
     def run(**passed: Any) -> None:
         values = {
             group: groups[group](**{name: passed.pop(name) for name in names})
             for group, names in members.items()
         }
-        command(**passed, **values)
+        function(**passed, **values)
 
-    run.__signature__ = signature.replace(parameters=[*options.values()])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
     return run
 
 

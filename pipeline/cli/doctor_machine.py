@@ -5,8 +5,8 @@ can't be imported.
 
 A cache folder isn't opened as a job opens it, because that would repair the faults that the doctor
 reports. Only a catalogue that can't be read is rebuilt, with a warning, as every job and command
-does. The facts of our package show if its folder holds exactly the installed files: another
-distribution or a user may have changed them, and installers merge folders silently.
+does. The facts of our package show if its files are the installed ones: another distribution or a
+user may have changed them, and installers merge folders silently.
 """
 
 from __future__ import annotations
@@ -105,17 +105,14 @@ _INSTALL_AGAIN = "pip install --force-reinstall --no-deps penstock"
 def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> dict[str, Any]:
     """Collect the facts of the package in `home`, for a script that is started in `folder`.
 
-    is_wheel: False in a checkout, whose files git knows. foreign: files in our folder that the
-    wheel doesn't have. altered: files that differ from the installed ones. Both are relative to
-    `home`. namesakes: other distributions with a package `penstock`, and whether their files are
+    altered: files of a wheel that differ from the installed ones, relative to `home`; None in a
+    checkout. namesakes: other distributions with a package `penstock`, and whether their files are
     in our folder. hiding: files that shadow our package for scripts in the current folder.
     """
     recorded = _recorded(home)
-    there = sorted(_files(home)) if recorded else []
+    altered = [name for name, wanted in recorded.items() if _is_altered(home / name, wanted)]
     return {
-        "is_wheel": bool(recorded),
-        "foreign": [name for name in there if name not in recorded],
-        "altered": [name for name in there if _is_altered(home / name, recorded.get(name))],
+        "altered": sorted(altered) if recorded else None,
         "namesakes": _namesakes(home),
         "hiding": hiding(folder, home=home),
     }
@@ -131,22 +128,13 @@ def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
     return [str(path) for path in candidates if path.is_file()]
 
 
-def _files(home: Path) -> Iterator[str]:
-    """Yield the files of our folder without compiled and hidden ones; a folder behind a link is one
-    entry."""
-    for folder, names, files in os.walk(home / PACKAGE):
-        names[:] = [n for n in names if n != "__pycache__" and not n.startswith(".")]
-        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
-        for name in (*files, *links):
-            if not name.startswith("."):
-                yield (Path(folder) / name).relative_to(home).as_posix()
-
-
 def _recorded(home: Path) -> dict[str, metadata.FileHash | None]:
     """Return the files of the distribution installed in `home`, with their checksums, if any."""
     marker = f"{PACKAGE}/__init__.py"
     for found in metadata.distributions(name=PACKAGE):
-        files = {file.as_posix(): file.hash for file in found.files or ()}
+        files = {
+            file.as_posix(): file.hash for file in found.files or () if file.parts[0] == PACKAGE
+        }
         if marker in files and Path(str(found.locate_file(marker))).resolve() == home / marker:
             return files
     return {}
@@ -186,8 +174,8 @@ def _file_names(files: Sequence[str]) -> str:
 @MACHINE.check("package", lambda _: package_facts(Path.cwd()))
 def _judge_package(f: DoctorFacts) -> Iterator[Verdict]:
     """Yield a verdict for each fault, or one that reports none."""
-    if not (f.hiding or f.namesakes or f.altered or f.foreign):
-        state = "as installed; " if f.is_wheel else ""
+    if not (f.hiding or f.namesakes or f.altered):
+        state = "" if f.altered is None else "as installed; "
         yield ok(f"{state}no file of this folder shadows it")
     if f.hiding:
         yield warn(
@@ -205,12 +193,6 @@ def _judge_package(f: DoctorFacts) -> Iterator[Verdict]:
         yield fail(
             f"{_file_names(f.altered)} not as installed: another package or a user changed it",
             f"{_INSTALL_AGAIN}; make your own changes in a checkout (pip install -e).",
-        )
-    if f.foreign:
-        yield warn(
-            f"{_file_names(f.foreign)} in penstock's folders but not of penstock",
-            "Move it elsewhere if it is yours, otherwise delete it: Python can import it as a part "
-            "of penstock.",
         )
 
 
@@ -255,8 +237,9 @@ def _torch(_: DoctorFacts) -> dict[str, Any]:
     if facts.version is None or facts.error is not None:
         return {**found, "torch": facts}
     torch: Any = importlib.import_module("torch")
-    usable = torch.version.cuda is not None and torch.cuda.is_available()
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() * usable)]
+    is_usable = torch.version.cuda is not None and torch.cuda.is_available()
+    numbers = range(torch.cuda.device_count() if is_usable else 0)
+    gpus = [torch.cuda.get_device_properties(number) for number in numbers]
     return found | {
         "torch": replace(facts, version=torch.__version__, cuda=torch.version.cuda),
         "torch_threads": torch.get_num_threads(),
@@ -776,10 +759,8 @@ def _judge_limit(f: DoctorFacts) -> Verdict:
 
 @CACHE.check("inodes")
 def _judge_inodes(f: DoctorFacts) -> Verdict:
-    if f.free_files is None:
-        return ok("not limited")
-    if f.free_files >= FEW_FREE_FILES:
-        return ok(f"{f.free_files:,} free")
+    if f.free_files is None or f.free_files >= FEW_FREE_FILES:
+        return ok("not limited" if f.free_files is None else f"{f.free_files:,} free")
     remedy = "A blob is a file: delete small files on this disk, or choose another."
     return warn(f"{f.free_files:,} free", remedy)
 
@@ -815,12 +796,9 @@ def _judge_leftovers(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("jobs")
-def _judge_jobs(f: DoctorFacts) -> Verdict | None:
-    return None if f.jobs else ok("none uses this cache now")
-
-
-@CACHE.check("job")
-def _judge_each_job(f: DoctorFacts) -> Iterator[Verdict]:
+def _judge_jobs(f: DoctorFacts) -> Iterator[Verdict]:
+    if not f.jobs:
+        yield ok("none uses this cache now")
     for job in f.jobs:
         share, wanted = job["share_bytes"], job["wanted_bytes"]
         processes = count(job["processes"], "process")

@@ -244,7 +244,7 @@ def test_the_doctor_sees_live_jobs_and_a_reboot(root: Path) -> None:
     checks = {
         check.name: check for check in CACHE.findings(DoctorFacts(**facts, **folder_facts(root)))
     }
-    assert (checks["job"].status, "larger max_bytes" in checks["job"].remedy) == ("warn", True)
+    assert (checks["jobs"].status, "larger max_bytes" in checks["jobs"].remedy) == ("warn", True)
     membership.leave()
     with_job.close()
     (root / "boot").write_text("another boot")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Space = namedtuple("Space", "total free")
 GPU = "H100 (80.0 GiB)"
-PACKAGES: dict[str, Any] = dict(is_wheel=True, foreign=[], altered=[], namesakes={}, hiding=[])
+PACKAGES: dict[str, Any] = dict(altered=[], namesakes={}, hiding=[])
 A_FOLDER: dict[str, Any] = dict(
     path="/data",
     exists=True,
@@ -229,8 +229,8 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
         (broken(unverified=3), "boot", "ok", "3 blobs"),
         (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
         (broken(dead_jobs=2, strays=1), "leftovers", "warn", "2 dead jobs, 1 stray file"),
-        (broken(jobs=[JOB]), "job", "ok", "8 processes, share 1.0 GiB"),
-        (broken(jobs=[JOB | {"share_bytes": 2**29}]), "job", "warn", "50 % stays"),
+        (broken(jobs=[JOB]), "jobs", "ok", "8 processes, share 1.0 GiB"),
+        (broken(jobs=[JOB | {"share_bytes": 2**29}]), "jobs", "warn", "50 % stays"),
     ],
 )
 def test_each_fault_of_a_cache_is_reported_with_its_remedy(

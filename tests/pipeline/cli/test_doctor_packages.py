@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,7 @@ import pytest
 from penstock.pipeline.cli import MACHINE, DoctorFacts, Finding, package_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
 
 def install(home: Path, name: str, files: Mapping[str, str]) -> None:
@@ -51,7 +51,7 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-CLEAN: dict[str, Any] = dict(is_wheel=True, foreign=[], altered=[], namesakes={}, hiding=[])
+CLEAN: dict[str, Any] = dict(altered=[], namesakes={}, hiding=[])
 
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
@@ -75,21 +75,20 @@ def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
     assert statuses(facts) == ["ok"]
 
 
-@pytest.mark.parametrize("name", ["cache/redis.py", "readers/sub/x.py", "old.pyc"])
-def test_a_file_next_to_ours_is_named(site: Path, empty: Path, name: str) -> None:
-    file = site / "penstock" / name
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("# mine")])
+def test_a_changed_or_missing_file_is_named(
+    site: Path, empty: Path, change: Callable[[Path], object]
+) -> None:
+    change(site / "penstock" / "cache" / "a.py")
     facts = package_facts(empty, home=site)
-    assert facts["foreign"] == [f"penstock/{name}"]
-    (check,) = findings(facts)
-    assert check.status == "warn"
-    assert name in check.found
+    assert facts["altered"] == ["penstock/cache/a.py"]
+    assert statuses(facts) == ["fail"]
 
 
-def test_a_linked_folder_is_named(site: Path, empty: Path) -> None:
-    (site / "penstock" / "more").symlink_to(empty)
-    assert package_facts(empty, home=site)["foreign"] == ["penstock/more"]
+def test_a_checkout_has_no_record(empty: Path) -> None:
+    facts = package_facts(empty, home=empty)
+    assert facts == CLEAN | {"altered": None}
+    assert statuses(facts) == ["ok"]
 
 
 def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Path) -> None:
@@ -97,8 +96,7 @@ def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Pat
     facts = package_facts(empty, home=site)
     assert facts["namesakes"] == {"Web.Pen": True}
     assert facts["altered"] == ["penstock/__init__.py"]
-    assert facts["foreign"] == ["penstock/web.py"]
-    assert statuses(facts) == ["fail", "fail", "warn"]
+    assert statuses(facts) == ["fail", "fail"]
     assert "pip uninstall Web.Pen" in findings(facts)[0].remedy
 
 
@@ -125,8 +123,8 @@ def test_a_module_in_the_current_folder_hides_ours(site: Path, empty: Path, name
 
 
 def test_many_files_are_counted(site: Path, empty: Path) -> None:
-    for number in range(7):
-        (site / "penstock" / f"x{number}.py").touch()
+    for name in LAYERS:
+        (site / "penstock" / name / "a.py").unlink()
     (check,) = findings(package_facts(empty, home=site))
-    assert "7 files" in check.found
-    assert "and 4 more" in check.found
+    assert "4 files" in check.found
+    assert "and 1 more" in check.found

@@ -143,16 +143,16 @@ def doctor(
 def _findings(
     folder: Path | None, nodes: list[Peers], url: str | None, options: dict[str, Any]
 ) -> Iterator[Finding]:
-    from penstock.pipeline.cli import doctor_machine
+    from penstock.pipeline.cli.doctor_machine import machine_findings
 
-    yield from doctor_machine.machine_findings(folder)
+    yield from machine_findings(folder)
     if nodes or url is not None:
-        from penstock.pipeline.cli import doctor_network
+        from penstock.pipeline.cli.doctor_network import peer_facts, peer_findings, store_findings
 
-        for facts in doctor_network.peer_facts(nodes) if nodes else ():
-            yield from doctor_network.peer_findings(facts)
+        for facts in peer_facts(nodes):
+            yield from peer_findings(facts)
         if url is not None:
-            yield from doctor_network.store_findings(url, options)
+            yield from store_findings(url, options)
 
 
 def _print(found: list[Finding]) -> None:

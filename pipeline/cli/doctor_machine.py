@@ -42,7 +42,7 @@ from penstock.cache.base import (
     usable_cores,
 )
 from penstock.cache.disk import FolderLayout, UncountedError, admin, boot_id, is_damage
-from penstock.pipeline.cli.doctor_table import Table, Verdict, count, fail, ok, warn
+from penstock.pipeline.cli.doctor_table import CheckTable, Verdict, count, fail, ok, warn
 from penstock.pipeline.plan import World
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.cli.doctor_table import DoctorFacts, Finding
 
 
-MACHINE, FOLDER, CACHE = Table(), Table(), Table()
+MACHINE, FOLDER, CACHE = CheckTable(), CheckTable(), CheckTable()
 
 
 def machine_findings(folder: Path | None) -> Iterator[Finding]:

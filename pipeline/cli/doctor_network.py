@@ -45,8 +45,8 @@ from penstock.cache.peers import (
 )
 from penstock.cache.stores import open_store
 from penstock.pipeline.cli.doctor_table import (
+    CheckTable,
     DoctorFacts,
-    Table,
     Verdict,
     count,
     fail,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from penstock.cache.peers import PeerSecret
     from penstock.pipeline.cli.doctor_table import Finding
 
-STORE, PEER = Table(), Table()
+STORE, PEER = CheckTable(), CheckTable()
 
 # --- a store -------------------------------------------------------------------------------------
 

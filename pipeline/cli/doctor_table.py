@@ -1,6 +1,6 @@
 """Judge facts by a table of checks, each with a name, a probe and a verdict with its remedy.
 
-A check is one function that judges facts; `Table.check` adds it to a table, with its name and the
+A check is one function that judges facts; `CheckTable.check` adds it to a table, with its name and the
 function that collects what it needs. Tests judge invented facts.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace as DoctorFacts
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 Status = Literal["ok", "warn", "fail"]
+DoctorFacts = SimpleNamespace
+"""The facts of a machine, a folder, a store or another node, by name."""
 
 
 class Verdict(NamedTuple):
@@ -61,15 +63,15 @@ class _Check(NamedTuple):
     is_gate: bool
 
 
-class Table:
+class CheckTable:
     """Checks in the order in which faults would stop a job."""
 
     def __init__(self, checks: Sequence[_Check] = ()) -> None:
         self._checks = list(checks)
 
-    def only(self, name: str) -> Table:
+    def only(self, name: str) -> CheckTable:
         """Return a table with the checks of one name."""
-        return Table([check for check in self._checks if check.name == name])
+        return CheckTable([check for check in self._checks if check.name == name])
 
     def check(
         self, name: str, probe: Probe | None = None, *, is_gate: bool = False

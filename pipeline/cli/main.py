@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import pkgutil
 import sys
 import warnings
@@ -19,7 +20,6 @@ from rich.console import Console
 
 from penstock.cache import ConfigError, PenstockError, PenstockWarning, end_interrupted
 from penstock.cache.base import machine_remedy
-from penstock.pipeline import cli
 from penstock.pipeline.cli.commands import EXAMPLES, app
 from penstock.version import __version__
 
@@ -30,9 +30,9 @@ __all__ = ["EXAMPLES", "app", "main"]
 
 INTERRUPTED = 130
 
-for _found in pkgutil.iter_modules(cli.__path__):
+for _found in pkgutil.iter_modules([os.path.dirname(__file__)]):
     if _found.name.endswith("_command"):
-        importlib.import_module(f"{cli.__name__}.{_found.name}")
+        importlib.import_module(f"{__package__}.{_found.name}")
 
 
 @app.callback(invoke_without_command=True)

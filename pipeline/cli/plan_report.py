@@ -30,7 +30,7 @@ from penstock.pipeline.plan.sizing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -345,20 +345,23 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
         raise ConfigError(
             f"--plot: got {setup.data.samples:,} samples, less than two global batches of one node."
         )
-    nodes = [one.setup.job.nodes for one in found]
+    nodes, last = [one.setup.job.nodes for one in found], found[-1]
     figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")
     axes = figure.subplots()
     # A wide line below a narrow one stays visible if both are equal.
-    axes.plot(
-        nodes, [one.later.au for one in found], color=_LATER, lw=4, marker="o", ms=7, alpha=0.9
-    )
-    axes.plot(nodes, [one.first.au for one in found], color=_FIRST, lw=1.8, marker="s", ms=5)
-    _remote_lines(axes, setup, found)
+    later = [one.later.au for one in found]
+    label = f"later epochs, at last limited by: {last.later.limit}"
+    axes.plot(nodes, later, color=_LATER, lw=4, marker="o", ms=7, alpha=0.9, label=label)
+    first = [one.first.au for one in found]
+    label = f"first epoch, at last limited by: {last.first.limit}"
+    axes.plot(nodes, first, color=_FIRST, lw=1.8, marker="s", ms=5, label=label)
+    for number, which, style in _fed_nodes(setup, found):
+        if NODES[0] <= number <= NODES[-1]:
+            label = f"the store feeds {number:,.3g} nodes with {which}"
+            axes.axvline(number, color=_LINE, lw=1.2, ls=style, label=label)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
-    axes.set_xlim(nodes[0] / 1.25, max(nodes[-1], 2) * 1.9)
-    axes.set_ylim(0, 114)
-    _name_ends(axes, found[-1])
+    axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
+    axes.set_ylim(0, 105)
     axes.set_xlabel(f"nodes of {setup.job.gpus} GPUs", fontsize=9, color=_INK)
     axes.set_ylabel("accelerator utilisation (AU), %", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
@@ -366,54 +369,19 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
     axes.tick_params(labelsize=9, colors=_INK, length=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9, labelcolor=_INK)
     figure.suptitle(title, fontsize=10, color=_INK, x=0.01, ha="left")
     return figure
 
 
-def _name_ends(axes: Any, last: Forecast) -> None:
-    """Label each line with its name and its limit at its end; move labels apart if both end
-    alike."""
-    near = abs(last.later.au - last.first.au) < 12
-    ends = (("later epochs", last.later, _LATER, 14), ("first epoch", last.first, _FIRST, -14))
-    for name, epoch, colour, apart in ends:
-        up = apart if near else 0
-        axes.annotate(
-            f"{name},\nlimit: {epoch.limit}",
-            (last.setup.job.nodes, max(epoch.au, 5 if up >= 0 else 9)),
-            xytext=(10, up),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=colour,
-        )
-
-
-def _remote_lines(axes: Any, setup: ClusterSetup, found: list[Forecast]) -> None:
-    """Mark the numbers of nodes that the store's bandwidth feeds: in an epoch that fetches all
-    bytes, and in one that fetches only those that the caches don't keep."""
-    store = setup.store
-    if store is None:
+def _fed_nodes(setup: ClusterSetup, found: list[Forecast]) -> Iterator[tuple[float, str, str]]:
+    """Yield the numbers of nodes that the store's bandwidth feeds, each with the bytes that it
+    feeds them and a line style."""
+    if setup.store is None:
         return
-    most = store.bytes_per_s / found[0].bytes_per_s
-    lines = [("with all of their bytes", most, ":")]
+    most = setup.store.bytes_per_s / found[0].bytes_per_s
+    yield most, "all of their bytes", ":"
     partly = next((one for one in found if one.setup.job.nodes >= setup.job.nodes), found[-1])
     if 0 < partly.kept < 1:
-        share = (
-            f"with the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes' caches don't keep"
-        )
-        lines.append((share, most / (1 - partly.kept), "--"))
-    for name, nodes, style in lines:
-        if not NODES[0] <= nodes <= NODES[-1]:
-            continue
-        is_left = style == ":" and nodes > NODES[3]  # away from the other line
-        axes.axvline(nodes, color=_LINE, lw=1.2, ls=style)
-        axes.annotate(
-            f"the store feeds {nodes:,.3g} nodes\n{name}",
-            (nodes, 108.5 if style == ":" else 88),
-            xytext=(-4 if is_left else 4, 0),
-            textcoords="offset points",
-            fontsize=8,
-            color=_LINE,
-            ha="right" if is_left else "left",
-            va="center",
-        )
+        share = f"the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes' caches don't keep"
+        yield most / (1 - partly.kept), share, "--"

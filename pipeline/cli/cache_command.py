@@ -22,7 +22,7 @@ from rich.table import Table
 from penstock.cache import ConfigError, PenstockError, WriteError
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
-from penstock.pipeline.cli.commands import app, command
+from penstock.pipeline.cli.commands import command, root_app
 from penstock.pipeline.cli.doctor_table import count
 from penstock.pipeline.cli.progress_bars import ByteProgress
 
@@ -37,7 +37,7 @@ cache_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-app.add_typer(cache_app)
+root_app.add_typer(cache_app)
 
 # typer doesn't check readability, because our own error names the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]

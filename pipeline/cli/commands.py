@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-app = typer.Typer(
+root_app = typer.Typer(
     name="penstock",
     help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets; measure "
     "and plan the input side of a job.",
@@ -27,17 +27,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-EXAMPLES: dict[str, tuple[str, ...]] = {}
+examples_by_command: dict[str, tuple[str, ...]] = {}
 """The examples that each command's help ends with. A test parses all of them and runs those that
 need neither a store nor minutes: `photos` is an image folder, `cached` a cache folder; pack and
 index make the rest."""
 
 
 def command(
-    words: str, *examples: str, to: typer.Typer = app
+    words: str, *examples: str, to: typer.Typer = root_app
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a command by its words, such as "cache ls". to: the group of the command."""
-    EXAMPLES[words] = examples
+    examples_by_command[words] = examples
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         # Help breaks lines by the terminal, and typer breaks examples at blank lines.

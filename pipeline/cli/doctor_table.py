@@ -1,7 +1,7 @@
 """Judge facts by a table of checks, each with a name, a probe and a verdict with its remedy.
 
-A check is one function that judges facts; `CheckTable.check` adds it to a table, with its name and the
-function that collects what it needs. Tests judge invented facts.
+A check is a function that judges facts; `CheckTable.check` adds it to a table, with its name and
+the function that collects what it needs. Tests judge invented facts.
 """
 
 from __future__ import annotations

@@ -20,19 +20,19 @@ from rich.console import Console
 
 from penstock.cache import ConfigError, PenstockError, PenstockWarning, end_interrupted
 from penstock.cache.base import machine_remedy
-from penstock.pipeline.cli.commands import EXAMPLES, app
+from penstock.pipeline.cli.commands import examples_by_command, root_app
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["EXAMPLES", "app", "main"]
 
 INTERRUPTED = 130
 
 for _found in pkgutil.iter_modules([os.path.dirname(__file__)]):
     if _found.name.endswith("_command"):
         importlib.import_module(f"{__package__}.{_found.name}")
+
+app, EXAMPLES = root_app, examples_by_command
 
 
 @app.callback(invoke_without_command=True)

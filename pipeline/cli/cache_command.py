@@ -261,13 +261,6 @@ def _errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _with(what: str, number: int, *, of: int | None = None) -> str:
-    """Format a count with a note, or alone if it is 0. of: the total that it is a part of."""
-    if not number:
-        return f"{of or 0:,}"
-    return f"{number:,}, {what}" if of is None else f"{of:,}, {number:,} {what}"
-
-
 def _print_summary(summary: CacheSummary) -> None:
     rows = [
         ("limit", format_size(summary.max_bytes)),
@@ -276,9 +269,9 @@ def _print_summary(summary: CacheSummary) -> None:
         ("pinned", format_size(summary.pinned_bytes)),
         ("disk", f"{format_size(summary.free_bytes)} free"),
         ("blobs", f"{summary.blobs:,}"),
-        ("fills", _with("of dead processes", summary.dead_fills, of=summary.fills)),
-        ("dropped", _with("still mapped by a process", summary.trash)),
-        ("unverified", _with("from before the last boot", summary.unverified)),
+        ("fills", f"{summary.fills:,}, {summary.dead_fills:,} of dead processes"),
+        ("dropped", f"{summary.trash:,}, still mapped by a process"),
+        ("unverified", f"{summary.unverified:,}, from before the last boot"),
     ]
     rows += [
         ("dataset", f"{label or 'unknown'}: {format_size(size_bytes)}")

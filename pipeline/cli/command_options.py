@@ -148,6 +148,7 @@ class IndexedOptions(DatasetOptions):
 
     def description(self) -> dict[str, Any]:
         """Return the arguments of `open_index`. Raises ConfigError."""
+        # A dataclass with slots is another class than the one that super() without arguments finds.
         return super(IndexedOptions, self).description() | {"index": self.index_folder}
 
 

@@ -126,13 +126,9 @@ def _overlaid(pixels: NDArray[np.uint8], mask: NDArray[Any]) -> NDArray[np.uint8
     """Blend the classes of a mask into an image."""
     if mask.shape != pixels.shape[:2]:
         return pixels
-    blended = pixels.astype(np.float32)
-    for number in np.unique(mask).tolist():
-        if number:
-            where = mask == number
-            color = np.array(class_color(int(number) & 255), np.float32)
-            blended[where] = (1 - _MASK_SHARE) * blended[where] + _MASK_SHARE * color
-    return np.rint(blended).astype(np.uint8)
+    colors = np.array([class_color(number) for number in range(256)], np.float32)
+    blended = np.rint((1 - _MASK_SHARE) * pixels + _MASK_SHARE * colors[mask & 255])
+    return np.where((mask != 0)[..., None], blended, pixels).astype(np.uint8)
 
 
 def _rows(values: NDArray[Any] | None, length: int) -> list[list[float]]:

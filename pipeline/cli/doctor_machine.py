@@ -36,6 +36,7 @@ from penstock.cache import ConfigError, PlanError, StalledError
 from penstock.cache.base import (
     StrangeFileError,
     allowed_cores,
+    file_system,
     format_size,
     is_network,
     machine_cores,
@@ -497,14 +498,10 @@ def _judge_world(f: DoctorFacts) -> Verdict:
 # --- a folder ------------------------------------------------------------------------------------
 
 SMALL_FREE_BYTES = 2**30
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p")
 
 
-def folder_facts(path: Path, *, mounts: str | None = None) -> dict[str, Any]:
-    """Collect the facts of a folder. mounts: replaces the text of /proc/self/mountinfo.
-
-    kind: of its file system, such as ext4; "" if unknown.
-    """
+def folder_facts(path: Path) -> dict[str, Any]:
+    """Collect the facts of a folder. kind: of its file system, such as ext4; "" if unknown."""
     exists = path.exists()
     space = os.statvfs(path) if exists else None
     return {
@@ -515,33 +512,9 @@ def folder_facts(path: Path, *, mounts: str | None = None) -> dict[str, Any]:
         "free_bytes": space.f_bavail * space.f_frsize if space else 0,
         "total_bytes": space.f_blocks * space.f_frsize if space else 0,
         "free_files": space.f_favail if space and space.f_files else None,
-        "kind": file_system_kind(path, _mounts() if mounts is None else mounts) if exists else "",
+        "kind": file_system(str(path)) if exists else "",
+        "network": is_network(str(path)),
     }
-
-
-def file_system_kind(path: Path, mounts: str) -> str:
-    """Return the kind of the file system that holds a path, by the longest mount point above it.
-
-    mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
-    escapes, the first word after " - " the kind. A later line hides an earlier one.
-    """
-    place, kind, longest = os.path.realpath(path), "", -1
-    for line in mounts.splitlines():
-        left, dash, right = line.partition(" - ")
-        words = left.split()
-        if not dash or len(words) < 5 or not right.split():
-            continue
-        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
-        if f"{place}/".startswith(f"{mount.rstrip('/')}/") and len(mount) >= longest:
-            kind, longest = right.split()[0], len(mount)
-    return kind
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:
-        return ""
 
 
 @FOLDER.check("folder", lambda f: folder_facts(f.path), is_gate=True)
@@ -576,7 +549,7 @@ def _judge_space(f: DoctorFacts) -> Verdict:
 
 @FOLDER.check("file system")
 def _judge_file_system(f: DoctorFacts) -> Verdict:
-    if f.kind in _NETWORK:
+    if f.network and not f.kind.startswith("fuse"):
         return warn(
             f.kind,
             "A mapped file that is truncated kills the process: use "
@@ -601,8 +574,7 @@ def cache_facts(path: Path) -> dict[str, Any]:
     """Collect the facts of a cache folder.
 
     problem: the reason why it can't be used, with its remedy; None if it can. owner, user: user ids
-    of the folder and of this process; mode: permission bits. network: True on a network file
-    system. max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and
+    of the folder and of this process; mode: permission bits. max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and
     dropped files. unverified: blobs that weren't checked since the last boot. dead_fills,
     dead_jobs, strays, leftover_bytes: what `penstock cache gc` would remove. jobs: live jobs on one
     dataset each. label: its URL without credentials; wanted_bytes: the bytes that they read in an
@@ -618,7 +590,6 @@ def cache_facts(path: Path) -> dict[str, Any]:
         "owner": folder.st_uid,
         "user": os.geteuid(),
         "mode": folder.st_mode & 0o7777,
-        "network": is_network(root),
         "max_bytes": None,
         "jobs": [],
         **dict.fromkeys(numbers, 0),

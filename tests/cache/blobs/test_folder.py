@@ -62,6 +62,36 @@ def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
         admin.stat(tmp_path / "blobs")
 
 
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:25 / /data rw shared:2 - nfs4 server:/x rw
+31 30 0:26 / /data/my\\040disk rw - xfs /dev/sdb rw
+32 22 0:27 / /data/over rw - ext4 /dev/sdc rw
+33 22 0:28 / /data/over rw - tmpfs none rw
+not a line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/me", "ext4"),
+        ("/data", "nfs4"),
+        ("/data/x/y", "nfs4"),
+        ("/database", "ext4"),
+        ("/data/my disk/x", "xfs"),
+        ("/data/over", "tmpfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_longest_mount(
+    path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS)
+    monkeypatch.setattr("penstock.cache.base.folders._MOUNTS", str(tmp_path / "mounts"))
+    assert file_system(path) == kind
+
+
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_system("/proc") == "proc"
     monkeypatch.setattr("penstock.cache.base.folders.file_system", lambda _: "nfs4")

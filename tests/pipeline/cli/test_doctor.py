@@ -20,7 +20,6 @@ from penstock.pipeline.cli import (
     DoctorFacts,
     Finding,
     ModuleFacts,
-    file_system_kind,
     hiding,
     probe_store,
     store_facts,
@@ -45,6 +44,7 @@ A_FOLDER: dict[str, Any] = dict(
     total_bytes=2**41,
     free_files=10**6,
     kind="ext4",
+    network=False,
 )
 HEALTHY: dict[str, Any] = dict(
     python="3.11.7",
@@ -77,7 +77,6 @@ A_CACHE: dict[str, Any] = A_FOLDER | dict(
     owner=0,
     user=0,
     mode=0o700,
-    network=False,
     max_bytes=2**40,
     used_bytes=2**39,
     blobs=12,
@@ -194,8 +193,8 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         (broken(writable=False), "folder", "warn", "--out"),
         (broken(free_bytes=2**20), "space", "warn", "free some space"),
         (broken(free_files=0), "space", "fail", "inodes"),
-        (broken(kind="nfs4"), "file system", "warn", "pread"),
-        (broken(kind="fuse.s3fs"), "file system", "warn", "cache="),
+        (broken(kind="nfs4", network=True), "file system", "warn", "pread"),
+        (broken(kind="fuse.s3fs", network=True), "file system", "warn", "cache="),
         (broken(kind="tmpfs"), "file system", "warn", "restart"),
     ],
 )
@@ -411,32 +410,6 @@ def test_a_real_store_that_ignores_ranges_is_reported(served: Server) -> None:
         check.name: check for check in on_store(store_facts(served.url + "/bucket/set", QUICK))
     }
     assert found["ranges"].status == "fail"
-
-
-MOUNTS = """\
-22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
-30 22 0:25 / /data rw shared:2 - nfs4 server:/x rw
-31 30 0:26 / /data/my\\040disk rw - xfs /dev/sdb rw
-32 22 0:27 / /data/over rw - ext4 /dev/sdc rw
-33 22 0:28 / /data/over rw - tmpfs none rw
-not a line
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/home/me", "ext4"),
-        ("/data", "nfs4"),
-        ("/data/x/y", "nfs4"),
-        ("/database", "ext4"),
-        ("/data/my disk/x", "xfs"),
-        ("/data/over", "tmpfs"),
-    ],
-)
-def test_the_file_system_is_that_of_the_longest_mount(path: str, kind: str) -> None:
-    assert file_system_kind(Path(path), MOUNTS) == kind
 
 
 def test_files_that_hide_our_package_are_found(tmp_path: Path) -> None:

@@ -574,11 +574,12 @@ def cache_facts(path: Path) -> dict[str, Any]:
     """Collect the facts of a cache folder.
 
     problem: the reason why it can't be used, with its remedy; None if it can. owner, user: user ids
-    of the folder and of this process; mode: permission bits. max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and
-    dropped files. unverified: blobs that weren't checked since the last boot. dead_fills,
-    dead_jobs, strays, leftover_bytes: what `penstock cache gc` would remove. jobs: live jobs on one
-    dataset each. label: its URL without credentials; wanted_bytes: the bytes that they read in an
-    epoch; share_bytes: the part of them that the cache may keep.
+    of the folder and of this process; mode: permission bits. max_bytes: its limit, None before the
+    first job; used_bytes: of blobs, fills and dropped files. unverified: blobs that weren't checked
+    since the last boot. dead_fills, dead_jobs, strays, leftover_bytes: what `penstock cache gc`
+    would remove. jobs: live jobs on one dataset each. label: its URL without credentials;
+    wanted_bytes: the bytes that they read in an epoch; share_bytes: the part of them that the cache
+    may keep.
     """
     root = os.path.abspath(path)
     folder = os.stat(root)

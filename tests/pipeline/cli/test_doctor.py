@@ -17,9 +17,12 @@ from penstock.pipeline.cli import (
     FOLDER,
     MACHINE,
     STORE,
+    CheckTable,
     DoctorFacts,
     Finding,
     ModuleFacts,
+    Verdict,
+    fail,
     hiding,
     probe_store,
     store_facts,
@@ -119,6 +122,28 @@ def on_store(facts: dict[str, Any]) -> list[Finding]:
 def broken(**changes: Any) -> dict[str, Any]:
     """The differences from a healthy machine."""
     return changes
+
+
+def test_a_check_is_one_function() -> None:
+    table = CheckTable()
+
+    @table.check("disk", lambda _: {"free_bytes": 7})
+    def judge_disk(facts: DoctorFacts) -> Iterator[Verdict]:
+        yield from [fail(f"{facts.free_bytes} free", "Buy one.")] * 2
+
+    @table.check("power", is_gate=True)
+    def judge_power(facts: DoctorFacts) -> Verdict | None:
+        return fail("off", "Switch it on.") if facts.free_bytes else None
+
+    @table.check("light")
+    def judge_light(_: DoctorFacts) -> Verdict:
+        raise AssertionError("a failed gate ends the table")
+
+    found = list(table.findings(table.gather()))
+    disk = Finding(name="disk", status="fail", found="7 free", remedy="Buy one.")
+    power = Finding(name="power", status="fail", found="off", remedy="Switch it on.")
+    assert found == [disk, disk, power]
+    assert list(table.only("power").findings(DoctorFacts(free_bytes=0))) == []
 
 
 def test_a_healthy_machine_has_no_remedy() -> None:

@@ -583,8 +583,7 @@ def cache_facts(path: Path) -> dict[str, Any]:
     """
     root = os.path.abspath(path)
     folder = os.stat(root)
-    numbers = ("used_bytes", "blobs", "unverified")
-    numbers += ("dead_fills", "dead_jobs", "strays", "leftover_bytes")
+    numbers = ("used_bytes", "blobs", "unverified", "dead_fills", "dead_jobs", "strays")
     found: dict[str, Any] = {
         "problem": None,
         "remedy": "",
@@ -592,6 +591,7 @@ def cache_facts(path: Path) -> dict[str, Any]:
         "user": os.geteuid(),
         "mode": folder.st_mode & 0o7777,
         "max_bytes": None,
+        "leftover_bytes": 0,
         "jobs": [],
         **dict.fromkeys(numbers, 0),
     }

@@ -270,7 +270,7 @@ def test_a_newer_format_is_refused(root: Path, capsys: pytest.CaptureFixture[str
         assert "format 999" in shown(capsys, "cache", name, root, code=2)
     assert "format 999" in shown(capsys, "cache", "clear", root, "-y", code=2)
     facts = cache_facts(root)
-    assert "format 999" in (facts.problem or "")
+    assert "format 999" in (facts["problem"] or "")
     assert [c.status for c in CACHE.findings(DoctorFacts(**facts, **folder_facts(root)))] == [
         "fail"
     ]

@@ -439,12 +439,12 @@ def test_a_real_store_that_ignores_ranges_is_reported(served: Server) -> None:
 
 def test_files_that_hide_our_package_are_found(tmp_path: Path) -> None:
     (tmp_path / "cache.py").touch()
-    assert hiding(tmp_path) == ()
+    assert hiding(tmp_path) == []
     (tmp_path / "penstock.py").touch()
     (tmp_path / "penstock").mkdir()
     (tmp_path / "penstock/__init__.py").touch()
     assert sorted(Path(found).name for found in hiding(tmp_path)) == ["__init__.py", "penstock.py"]
-    assert hiding(Path(__file__).resolve().parents[3]) == ()
+    assert hiding(Path(__file__).resolve().parents[3]) == []
 
 
 def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

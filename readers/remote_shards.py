@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base import joined_traffic
+from penstock.cache.base import summed
 
 if TYPE_CHECKING:
     import threading
@@ -188,7 +188,7 @@ class RemoteShards:
 
     def traffic(self) -> Traffic:
         """Return the traffic of all remotes, for all their users."""
-        return joined_traffic([remote.traffic() for remote in self.remotes])
+        return summed([remote.traffic() for remote in self.remotes])
 
     @property
     def max_connections(self) -> int:

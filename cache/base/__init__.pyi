@@ -2,8 +2,8 @@ from . import file_map as file_map
 from .blob import Blob as Blob, BlobSource as BlobSource, BlobSpans as BlobSpans
 from .blob import READ_MODE as READ_MODE, ReadMode as ReadMode, Segment as Segment
 from .blob import blob_key as blob_key
-from .counters import Traffic as Traffic, TrafficMeter as TrafficMeter
-from .counters import joined_traffic as joined_traffic
+from .counters import Traffic as Traffic, TrafficMeter as TrafficMeter, counter as counter
+from .counters import gauge as gauge, growth as growth, summed as summed
 from .store import FetchPolicy as FetchPolicy
 from .file_map import FileMap as FileMap, map_file as map_file
 from .folders import Folder as Folder, OTHERS_WRITE as OTHERS_WRITE

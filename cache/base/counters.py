@@ -1,49 +1,79 @@
-"""Count the bytes and requests of the remote, the bytes that the cache served, and failures."""
+"""Declare tables of counters, add them up and subtract them; count the traffic of a cache.
+
+A table is a dataclass whose fields are declared by `counter` and `gauge`. All that follows from a
+field (its export, its description, its sum and its growth) is derived from that declaration.
+"""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+
+Table = TypeVar("Table")
+
+
+def counter(text: str, *, default: Any = 0) -> Any:
+    """Declare a field that only grows. text: what it counts, for users."""
+    return field(default=default, metadata={"text": text, "grows": True})
+
+
+def gauge(text: str, *, default: Any = 0) -> Any:
+    """Declare a field that may also fall, or that isn't a number. text: its meaning, for users."""
+    return field(default=default, metadata={"text": text, "grows": False})
+
+
+def summed(tables: Iterable[Table]) -> Table:
+    """Add up all fields of at least one table."""
+    each = list(tables)
+    if len(each) == 1:
+        return each[0]
+    names = [row.name for row in fields(each[0])]  # type: ignore[arg-type]
+    return type(each[0])(**{name: sum(getattr(table, name) for table in each) for name in names})
+
+
+def growth(now: Table, earlier: Table) -> Table:
+    """Return a table of the time after `earlier`: counters are subtracted, also those of tables in
+    its fields. All other values are those of now."""
+    changed: dict[str, Any] = {}
+    for row in fields(now):  # type: ignore[arg-type]
+        value, before = getattr(now, row.name), getattr(earlier, row.name)
+        if value is None or before is None:
+            continue
+        if row.metadata.get("grows"):
+            changed[row.name] = value - before
+        elif is_dataclass(value):
+            changed[row.name] = growth(value, before)
+    return replace(now, **changed)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The counts of one process since it opened its dataset.
+    """The counts of one process since it opened its dataset."""
 
-    bytes_remote: data and metadata received from the store. bytes_peers: data received from other
-    nodes' caches. bytes_filled: those of both that were written to the cache. bytes_passed: data
-    delivered without being cached. bytes_disk: bytes of samples that were read from the local disk.
-    hits, misses: samples whose bytes were, or were not, on the local disk when they were requested.
-    requests: requests to the store. retries: those repeated after a failure. hedges: those sent a
-    second time because the first was late. throttled: those answered with 429 or 503. failed: those
-    that failed. remote_wait_s: time that reading threads waited for the remote. request_s: mean
-    time of a request, 0.0 without one. peer_requests: requests to other nodes. peer_failed: those
-    without an answer or with a wrong one. refetched: blobs dropped and fetched again because their
-    bytes were wrong. evicted: blobs that this process removed from the cache.
-    """
-
-    bytes_remote: int = 0
-    bytes_filled: int = 0
-    bytes_passed: int = 0
-    bytes_disk: int = 0
-    hits: int = 0
-    misses: int = 0
-    requests: int = 0
-    retries: int = 0
-    hedges: int = 0
-    throttled: int = 0
-    failed: int = 0
-    remote_wait_s: float = 0.0
-    request_s: float = 0.0
-    bytes_peers: int = 0
-    peer_requests: int = 0
-    peer_failed: int = 0
-    refetched: int = 0
-    evicted: int = 0
+    bytes_remote: int = counter("bytes received from the store, metadata included")
+    bytes_filled: int = counter(
+        "bytes received from the store and other nodes that were written to the cache"
+    )
+    bytes_passed: int = counter("bytes delivered without being cached")
+    bytes_disk: int = counter("encoded bytes read from local files, cached files included")
+    hits: int = counter("samples whose bytes were on the local disk when requested")
+    misses: int = counter("samples whose bytes weren't on the local disk when requested")
+    requests: int = counter("requests to the store")
+    retries: int = counter("requests that were repeated after a failure")
+    hedges: int = counter("second requests because the first was late")
+    throttled: int = counter("requests that were answered with 429 or 503")
+    failed: int = counter("requests that failed")
+    remote_wait_s: float = counter("time that reading threads waited for the store", default=0.0)
+    request_s: float = counter("time of all requests that succeeded", default=0.0)
+    bytes_peers: int = counter("bytes received from other nodes' caches")
+    peer_requests: int = counter("requests to other nodes")
+    peer_failed: int = counter("requests to other nodes without a good answer")
+    refetched: int = counter("objects fetched again because their bytes were wrong")
+    evicted: int = 0  # always 0: evictions belong to the cache, which several datasets share
 
     @property
     def hit_ratio(self) -> float:
@@ -51,16 +81,7 @@ class Traffic:
         return self.hits / total if (total := self.hits + self.misses) else 1.0
 
 
-def joined_traffic(several: Sequence[Traffic]) -> Traffic:
-    """Add up the traffic of at least one counter."""
-    if len(several) == 1:
-        return several[0]
-    total = {name: sum(getattr(each, name) for each in several) for name in _NAMES}
-    timed = sum(each.requests * each.request_s for each in several)
-    return Traffic(**total, request_s=timed / max(1, total["requests"]))
-
-
-_NAMES = frozenset(field.name for field in fields(Traffic)) - {"request_s"}
+_ZEROS: dict[str, Any] = {row.name: row.default for row in fields(Traffic)}
 
 
 class TrafficMeter:
@@ -68,9 +89,7 @@ class TrafficMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[str, float] = dict.fromkeys(_NAMES, 0)
-        self._request_s = 0.0
-        self._timed = 0
+        self._counts: dict[str, float] = dict(_ZEROS)
 
     def add(self, **counts: float) -> None:
         """Add to fields of Traffic by name."""
@@ -78,17 +97,9 @@ class TrafficMeter:
             for name, count in counts.items():
                 self._counts[name] += count
 
-    def request(self, seconds: float) -> None:
-        """Add the time of one request that succeeded."""
-        with self._lock:
-            self._request_s += seconds
-            self._timed += 1
-
     def snapshot(self) -> Traffic:
         """Return the counts so far."""
         with self._lock:
             counts = dict(self._counts)
-            mean = self._request_s / self._timed if self._timed else 0.0
-        wait_s = counts.pop("remote_wait_s")
-        numbers = {name: int(count) for name, count in counts.items()}
-        return Traffic(**numbers, remote_wait_s=wait_s, request_s=mean)
+        # Numpy's numbers become Python's.
+        return Traffic(**{name: type(_ZEROS[name])(count) for name, count in counts.items()})

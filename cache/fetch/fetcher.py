@@ -158,8 +158,7 @@ class Dispatcher:
         self, call: Call, attempt: Attempt, answer: Any, seconds: float
     ) -> tuple[Call, Attempt] | None:
         size_bytes = answer.size_bytes if isinstance(answer, Answer) else 0
-        self._meter.add(bytes_remote=size_bytes)
-        self._meter.request(seconds)
+        self._meter.add(bytes_remote=size_bytes, request_s=seconds)
         with self._lock:
             is_first = self.scheduler.succeeded(
                 call, attempt, time.monotonic(), size_bytes=size_bytes, seconds=seconds

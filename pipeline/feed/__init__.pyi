@@ -22,7 +22,7 @@ from .resident_memory import memory_budget as memory_budget, resident_bytes as r
 from .resident_memory import share_of_rank as share_of_rank
 from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
-from .runner import sample_bytes_of as sample_bytes_of
+from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of
 from .shard_fills import FillQueue as FillQueue, Filler as Filler, WalkBudget as WalkBudget
 from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
 from .tensors import tensor_of as tensor_of

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
-from penstock.cache.base import usable_cores
+from penstock.cache.base import summed, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
@@ -148,7 +148,7 @@ def _build(
 
         decoding = make_decoding(dataset, options, order, mapped, recipes, threads=threads)
         if decoding.resident is not None:
-            meter.resident = decoding.graphs.resident_facts
+            meter.resident = decoding.resident.facts
     pipeline = _pipeline(dataset, options, order, channel, mapped, recipes, mapper, decoding, meter)
     try:
         prefetch = _prefetch(dataset, options, order, pipeline.reader.crops, channel)
@@ -166,21 +166,13 @@ def _build(
         options,
         fields=mapped.reads,
         are_slow=pipeline.reader.payloads.are_slow,
-        is_plain=not pipeline.graphs and mapper is None,
+        has_images=bool(pipeline.graphs),
+        map_threads=None if mapper is None else mapper.threads,
     )
-    map_threads = mapper.threads if mapper is not None else 0
-    units_threads = scale.threads if dataset.contents.units is not None else 0
-    # Without images DALI gets nothing: one batch waits in its place, the others are read ahead.
-    depth = options.depth if pipeline.graphs else 1
     runner = PipelineRunner(
         pipeline,
         position,
-        depth=depth,
-        read_threads=max(scale.threads, map_threads),
-        least_ahead=max(map_threads, units_threads, READ_AHEAD + options.depth - depth),
-        most_ahead=scale.most_ahead - depth,
-        turn=scale.turn,
-        is_joined=scale.is_joined,
+        scale,
         decodes_ahead=options.device.type == "cpu"
         and (bool(pipeline.graphs) or options.pin_memory),
         prefetch=prefetch,
@@ -247,7 +239,7 @@ def _pipeline(
             bad_samples=bad_samples,
             probe=meter.probe,
             resident=None if decoding is None else decoding.resident,
-            transform=mapper,
+            maps=mapper,
             crops=crops,
             boxes=boxes,
             blocks=Blocks(allocate=memory),
@@ -287,7 +279,7 @@ def _mapper(
     from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
 
     timeout_s = options.timeout or STALL_TIMEOUT_S
-    mapper = Mapper(mapped.maps, mapped.schema, seed=seed, names=dataset.names, timeout_s=timeout_s)
+    mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
     meter.map = mapper.facts
     return mapper
 
@@ -320,7 +312,6 @@ def _prefetch(
 
     return Prefetch(
         remote,
-        dataset,
         order,
         world=options.world,
         least_ahead=options.depth + READ_AHEAD,
@@ -349,7 +340,6 @@ def _watch_chunks(
         return None
     from penstock.pipeline.plan import live_share, open_units, shards_of_a_rank, unit_count
     from penstock.pipeline.report import ChunkFacts
-    from penstock.readers.formats import sum_counts
 
     for store in stores:
         store.share(world.local_size * len(stores))
@@ -371,7 +361,7 @@ def _watch_chunks(
         _log_chunk_memory(source.url, units=mixed, needed=needed, memory=memory, files=files)
 
     def facts() -> ChunkFacts:
-        counts = sum_counts(store.counts() for store in stores)
+        counts = summed(store.counts() for store in stores)
         return ChunkFacts(
             counts=counts, open_chunks=mixed, window=settings.window, file_bytes=files
         )

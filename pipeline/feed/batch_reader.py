@@ -5,9 +5,9 @@ This runs on the reading threads. They decode texts, bytes and masks; DALI decod
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.cache.base import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
     from penstock.pipeline.feed.batch import Output
+    from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import RankSlots, Step
     from penstock.readers import Encoded, Source
@@ -35,35 +36,15 @@ if TYPE_CHECKING:
     Decode = Callable[[Encoded], Any]
 
 
-class Transform(Protocol):
-    """A change to samples after reading and decoding all but images, on any thread.
-
-    is_random: True if a sample's result may differ between epochs.
-    """
-
-    @property
-    def is_random(self) -> bool: ...
-
-    def close(self) -> None:
-        """Release processes and other resources. Safe to call twice."""
-
-    def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
-        """Return new columns; each value depends only on its sample, the sample's id and the epoch.
-
-        bad: rows that are known to be bad, with empty columns; newly found ones are added, with
-        reasons.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReader:
     """Reads the samples of a batch and substitutes for bad ones, on any thread.
 
     recipes: by image field. payloads: decodes encoded columns other than images. resident: keeps
-    decoded images in memory; None if every sample is read each time. transform: changes samples
-    after reading; None to leave them unchanged. crops: draws the parts of arrays to read; None to
-    read whole arrays. fields: to read; None for those of the dataset. boxes: finds bad boxes that
-    no index has checked; None if there are none. blocks: memory for large arrays. probe: samples
+    decoded images in memory; None if every sample is read each time. maps: calls the recipe's
+    Maps; None without any. crops: draws the parts of arrays to read; None to read whole arrays.
+    fields: to read; None for those of the dataset. boxes: finds bad boxes that no index has
+    checked; None if there are none. blocks: memory for large arrays. probe: samples
     the batches that were read. bad_headers: `penstock.augment.bad_headers`; None without images.
     """
 
@@ -74,7 +55,7 @@ class BatchReader:
     bad_samples: BadSamples
     probe: ReadProbe = field(default_factory=ReadProbe)
     resident: ResidentImages | None = None
-    transform: Transform | None = None
+    maps: Mapper | None = None
     fields: tuple[str, ...] | None = None
     crops: ArrayDraws | None = None
     boxes: ValueChecks | None = None
@@ -131,32 +112,29 @@ class BatchReader:
             return None
         self.probe.sample(None)
         bounds = [0, *accumulate(len(each.rows) for each in slots)]
+        outputs: Sequence[Output | None] | None
         outputs = None if finish is None else finish(content, bounds)
         if outputs is None:
-            parts = content.parts(bounds)
-            return [
-                Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
-                for step, each, part in zip(steps, slots, parts, strict=True)
-            ]
-        sample_bytes, batches = content.bytes_read / max(1, len(content)), list[Batch]()
-        for step, each, output, (a, b) in zip(steps, slots, outputs, pairwise(bounds), strict=True):
-            own = ids[a:b]
-            part = SampleBatch(ids=own, columns={}, bytes_read=int(sample_bytes * (b - a)))
-            batches.append(
-                Batch(
-                    step=step, slots=each, own=own, content=part, bad={}, valid=None, output=output
-                )
+            outputs = [None] * len(steps)
+        else:
+            content = replace(content, columns={}, present={})
+        return [
+            Batch(
+                step=step, slots=each, own=part.ids, content=part, bad={}, valid=None, output=output
             )
-        return batches
+            for step, each, part, output in zip(
+                steps, slots, content.parts(bounds), outputs, strict=True
+            )
+        ]
 
     def close(self) -> None:
-        """Close the transform and free unused memory; later reads may fail.
+        """End the processes of Maps and free unused memory; later reads may fail.
 
         Batches that exist keep their memory. Safe to call twice.
         """
         self.blocks.close()
-        if self.transform is not None:
-            self.transform.close()
+        if self.maps is not None:
+            self.maps.close()
 
     def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
@@ -222,7 +200,7 @@ class BatchReader:
     def _lasts(self) -> bool:
         """True if a sample that is bad when it is read is bad in every epoch."""
         is_cropped = self.crops is not None and self.crops.is_random
-        return not is_cropped and (self.transform is None or not self.transform.is_random)
+        return not is_cropped and (self.maps is None or not self.maps.is_random)
 
     def _read_once(
         self,
@@ -243,8 +221,8 @@ class BatchReader:
             content = self._read_files(ids, bad, rows, self.crops.before(ids, epoch))
             content = self.crops.after(content, epoch, bad)
         content = self.payloads(content, bad)
-        if self.transform is not None:
-            content = self.transform(content, epoch=epoch, bad=bad)
+        if self.maps is not None:
+            content = self.maps(content, epoch=epoch, bad=bad)
         return content
 
     def _read_files(
@@ -300,7 +278,7 @@ def _emptied(content: SampleBatch, rows: list[int]) -> SampleBatch:
 class Payloads:
     """Decodes encoded columns other than images, on any thread.
 
-    are_slow: decoding takes longer than reading and checking; are_none: there are no such columns.
+    are_slow: decoding takes longer than reading and checking.
     """
 
     def __init__(self, types: Mapping[str, FieldType], *, max_pixels: int = MAX_PIXELS) -> None:
@@ -310,7 +288,6 @@ class Payloads:
             for name, type in types.items()
             if type.is_encoded and not type.is_image
         }
-        self.are_none = not self._decoders
         self.are_slow = any(type.is_slow for type in types.values())
         kinds = [type for type in types.values() if type.number is None]
         self._names_fields = len(kinds) > 1

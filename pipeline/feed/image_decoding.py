@@ -23,7 +23,7 @@ from penstock.augment import (
     soft_targets,
 )
 from penstock.cache import ConfigError
-from penstock.pipeline.plan import PARTNERS_ELSEWHERE
+from penstock.pipeline.feed.resident_memory import make_resident
 from penstock.readers import ANY_SIZE
 from penstock.readers.fieldtypes import BoxUnits, DenseColumn, EncodedColumn, ListColumn
 
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.augment import CheckedRecipe, FieldRecipes, ImageMoves, Mix
+    from penstock.augment import FieldRecipes, ImageMoves, Mix
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import JobOrder, PlanSettings, Walk
-    from penstock.pipeline.report import ResidentFacts
+    from penstock.pipeline.plan import JobOrder
     from penstock.readers import EncodedBatch, ImageRange, Source
     from penstock.readers.fieldtypes import SampleBatch, Schema
 
@@ -138,14 +137,6 @@ class ImageGraphs:
             field: _decode(graph, content, draws[field], field)
             for field, graph in self._graphs.items()
         }
-
-    def resident_facts(self) -> ResidentFacts:
-        """Return the facts of the only graph, which is fed from memory."""
-        from penstock.pipeline.feed.resident_images import ResidentGraph
-
-        (graph,) = self._graphs.values()
-        assert isinstance(graph, ResidentGraph)
-        return graph.facts()
 
     def drain(self) -> None:
         """Drop the batches in flight."""
@@ -256,122 +247,6 @@ def make_mixed(schema: Schema, options: LoaderOptions, recipes: FieldRecipes) ->
     return MixedFields(image=image, label=label, classes=classes)
 
 
-def make_resident(
-    dataset: Source,
-    options: LoaderOptions,
-    frozen: PlanSettings,
-    images: Mapping[str, CheckedRecipe],
-    mapped: MappedFields,
-    *,
-    walk: Walk,
-    threads: int,
-) -> ResidentImages | None:
-    """Make the store of decoded images in memory; None if none are kept.
-
-    Raises ConfigError if `resident=True` can't be fulfilled.
-    """
-    mode, world, device = options.resident, options.world, options.device
-    if mode is False:
-        return None
-    why_not = _not_resident(images, mapped, dataset.contents.images)
-    if why_not is not None:
-        if mode is True:
-            raise ConfigError(why_not)
-        return None
-    ((image, recipe),) = images.items()
-    from penstock.pipeline.feed.resident_images import ResidentImages
-    from penstock.pipeline.feed.resident_memory import memory_budget, resident_bytes, share_of_rank
-
-    room = memory_budget(
-        mode,
-        device=device,
-        world=world,
-        recipe=recipe,
-        batch_size=options.per_rank,
-        depth=options.depth,
-    )
-    max_bytes = resident_bytes(
-        mode,
-        room,
-        dataset,
-        recipe,
-        image=image,
-        share=max(
-            share_of_rank(frozen, global_batch=size, world=world) for size in walk.schedule.sizes
-        ),
-        cuda=device.type == "cuda",
-        fed_samples=options.per_rank * options.depth,
-    )
-    if max_bytes is None:
-        return None
-    return ResidentImages(
-        recipe,
-        image=image,
-        samples=dataset.contents.id_end,
-        max_bytes=max_bytes,
-        threads=threads,
-        device=device,
-        deterministic=options.deterministic,
-    )
-
-
-def _not_resident(
-    images: Mapping[str, CheckedRecipe], mapped: MappedFields, ranges: Mapping[str, ImageRange]
-) -> str | None:
-    """Return the reason why no decoded images can be kept in memory; None if they can."""
-    if len(images) != 1:
-        return (
-            f"resident=True keeps decoded images of one field in memory, and "
-            f"fields={mapped.fields!r} has {len(images) or 'none'}. Drop resident=, or select one "
-            "image field of the dataset."
-        )
-    (image,) = images
-    if mapped.crops:
-        return (
-            f"resident=True keeps samples in memory, and {next(iter(mapped.crops.values())).op} "
-            "reads another part of them in each epoch. Drop one of the two."
-        )
-    if image in mapped.encoded_images:
-        return (
-            "resident=True keeps decoded images in memory, and a Map takes the encoded bytes of "
-            f'"{image}". Drop one of the two.'
-        )
-    if ranges[image] == ANY_SIZE:
-        return (
-            "resident=True keeps decoded images in memory, and the sizes of this dataset's images "
-            "aren't known before they are read. Drop resident=, or pack the dataset."
-        )
-    return None
-
-
-def make_graphs(
-    recipes: FieldRecipes,
-    options: LoaderOptions,
-    threads: int,
-    resident: ResidentImages | None,
-    *,
-    ranges: Mapping[str, ImageRange],
-    elsewhere: int = PARTNERS_ELSEWHERE,
-) -> ImageGraphs:
-    """Build the graphs that decode a loader's batches.
-
-    threads: of all graphs together, but at least one each. ranges: sizes of the images, by field.
-    elsewhere: the most samples of other ranks that are read as partners if the recipe mixes.
-    """
-    shares = thread_shares(threads, {field: ranges[field] for field in recipes.images})
-    graphs: dict[str, Graph | ResidentGraph] = {}
-    try:
-        for field, recipe in recipes.images.items():
-            batch = options.per_rank
-            if options.world.size > 1 and recipe.mixing:
-                batch += elsewhere
-            graphs[field] = _make_graph(recipe, options, shares[field], resident, batch=batch)
-    except BaseException:
-        ImageGraphs(graphs).close()
-        raise
-    return ImageGraphs(graphs)
-
-
 def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, int]:
     """Return the decode threads of each field's graph, in proportion to its pixels, rounded up.
 
@@ -389,31 +264,40 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
-def _make_graph(
-    recipe: CheckedRecipe,
+def _make_graphs(
+    recipes: FieldRecipes,
     options: LoaderOptions,
-    threads: int,
     resident: ResidentImages | None,
+    shares: Mapping[str, int],
     *,
-    batch: int,
-) -> Graph | ResidentGraph:
-    def make(*, from_memory: bool = False) -> Graph:
-        plan = GraphPlan(
-            recipe,
-            batch_size=batch,
-            threads=threads,
-            device_id=options.device.index,
-            deterministic=options.deterministic,
-            pixels=from_memory,
-            resident=from_memory,
-        )
-        return Graph(plan)
+    elsewhere: int,
+) -> ImageGraphs:
+    """Build the graphs that decode a loader's batches.
 
-    if resident is None:
-        return make()
-    from penstock.pipeline.feed.resident_images import ResidentGraph
+    shares: decode threads by field. elsewhere: the most samples of other ranks that are read as
+    partners if the recipe mixes.
+    """
+    graphs: dict[str, Graph | ResidentGraph] = {}
+    try:
+        for field, recipe in recipes.images.items():
+            mixes = options.world.size > 1 and bool(recipe.mixing)
+            plan = GraphPlan(
+                recipe,
+                batch_size=options.per_rank + (elsewhere if mixes else 0),
+                threads=shares[field],
+                device_id=options.device.index,
+                deterministic=options.deterministic,
+            )
+            if resident is None:
+                graphs[field] = Graph(plan)
+            else:
+                from penstock.pipeline.feed.resident_images import ResidentGraph
 
-    return ResidentGraph(resident, from_memory=make(from_memory=True), make_from_bytes=make)
+                graphs[field] = ResidentGraph(resident, plan)
+    except BaseException:
+        ImageGraphs(graphs).close()
+        raise
+    return ImageGraphs(graphs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,18 +320,16 @@ def make_decoding(
     threads: int,
 ) -> ImageDecoding:
     """Build the parts that decode, augment and mix images. Raises ConfigError."""
-    seed, contents = order.settings.seed, dataset.contents
+    contents, samples = dataset.contents, int(dataset.contents.sizes.sum())
     mixed = make_mixed(mapped.schema, options, recipes)
-    resident = make_resident(
-        dataset, options, order.settings, recipes.images, mapped, walk=order.walk, threads=threads
-    )
-    elsewhere = order.partners_elsewhere(options.world)
+    resident = make_resident(dataset, options, order, recipes.images, mapped, threads=threads)
+    shares = thread_shares(threads, {field: contents.images[field] for field in recipes.images})
     return ImageDecoding(
         draws=BatchDraws(
-            recipes=recipes, seed=seed, units=BoxUnits(enough=min(8, int(contents.sizes.sum())))
+            recipes=recipes, seed=order.settings.seed, units=BoxUnits(enough=min(8, samples))
         ),
-        graphs=make_graphs(
-            recipes, options, threads, resident, ranges=contents.images, elsewhere=elsewhere
+        graphs=_make_graphs(
+            recipes, options, resident, shares, elsewhere=order.partners_elsewhere(options.world)
         ),
         mixed=mixed,
         resident=resident,

@@ -5,7 +5,7 @@ This is separate from `map_calls`, so that a job without a `Map` doesn't load th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.augment import FieldRecipes
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 class MappedFields:
     """The fields that batches have after the Maps of a recipe.
 
-    maps: in order. schema: of samples after the Maps; it also has
-    fields that aren't selected. fields: of a batch, those that Maps add at the end. reads: the
-    dataset's fields that are read for them. augment: the recipe without Maps. crops: of arrays, by
-    field; only the cropped parts are read. salts: of the draws, by field.
+    schema: of samples after the Maps; it also has fields that aren't selected. fields: of a batch,
+    those that Maps add at the end. reads: the dataset's fields that are read for them. maps: in
+    order. augment: the recipe without Maps. crops: of arrays, by field; only the cropped parts are
+    read. salts: of the draws, by field.
     """
 
-    maps: tuple[PlacedMap, ...]
     schema: Schema
     fields: tuple[str, ...]
     reads: tuple[str, ...]
-    augment: FieldLists | None
-    crops: Mapping[str, ArrayCrop]
-    salts: Mapping[str, int]
+    maps: tuple[PlacedMap, ...] = ()
+    augment: FieldLists | None = None
+    crops: Mapping[str, ArrayCrop] = field(default_factory=dict)
+    salts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def encoded_images(self) -> list[str]:
@@ -54,15 +54,8 @@ def mapped_fields(dataset: Source, options: LoaderOptions) -> MappedFields:
     """
     schema = dataset.schema
     if options.augment is None:
-        return MappedFields(
-            maps=(),
-            schema=schema,
-            fields=dataset.fields,
-            reads=stored_fields(dataset.fields, schema),
-            augment=None,
-            crops={},
-            salts={},
-        )
+        reads = stored_fields(dataset.fields, schema)
+        return MappedFields(schema=schema, fields=dataset.fields, reads=reads)
     from penstock.augment import by_field, check_maps, entry_salts, split_maps
 
     recipes, salts = by_field(options.augment), entry_salts(options.augment)
@@ -80,7 +73,7 @@ def mapped_fields(dataset: Source, options: LoaderOptions) -> MappedFields:
     made: dict[str, None] = {}
     read = [*dataset.fields]
     for each in placed:
-        read += [field for field in each.takes if base_name(field) not in made]
+        read += [name for name in each.takes if base_name(name) not in made]
         made |= dict.fromkeys(each.returns)
     unread = [name for name in made if name in dataset.schema and name not in read]
     if unread:

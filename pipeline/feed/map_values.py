@@ -65,11 +65,6 @@ def _private(values: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def sample_generators(keys: NDArray[np.uint64]) -> list[np.random.Generator]:
-    """Return a random generator per sample. keys: shape (n,)."""
-    return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
-
-
 _SHOWN = 80
 
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.pipeline.feed.shard_fills import Filler, NodeShare
-from penstock.pipeline.plan import LookAhead, Needs, room_for_fills, shards_of_ranks, widening
+from penstock.pipeline.plan import LookAhead, room_for_fills, widening
 from penstock.pipeline.report import TierFacts
 from penstock.readers.fieldtypes import stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment import ArrayDraws
     from penstock.cache import JobStore
-    from penstock.pipeline.feed.peer_links import PeerLinks
     from penstock.pipeline.plan import Cursor, JobOrder, World
     from penstock.readers import RemoteShards, Source
 
@@ -52,7 +51,6 @@ class Prefetch:
     def __init__(
         self,
         remote: RemoteShards,
-        source: Source,
         order: JobOrder,
         *,
         world: World,
@@ -61,33 +59,16 @@ class Prefetch:
         fills: bool = True,
     ) -> None:
         """store: this loader's part of the job's store. fills: also fill whole shards."""
-        plan, walk = order.plan(), order.walk
+        plan = order.plan()
         self._remote = remote
-        self._share = NodeShare(
-            remote, source.contents, plan, batches=walk.schedule.sizes, world=world
-        )
+        self._share = NodeShare(remote, order, plan, world, store=store)
         self._look_ahead = LookAhead(least=least_ahead, connections=remote.max_connections)
         self._least = least_ahead
         self._seen = remote.traffic()
         self._delivered_at: float | None = None
-        self._peers = make_peer_links(remote, order, world, store)
         self._filler: Filler | None = None
-        if self._share.is_cached and fills:
-            self._filler = Filler(
-                remote,
-                source,
-                self._share,
-                needs=Needs(plan, walk, first=world.rank, end=world.rank + 1, world=world.size),
-                mine=shards_of_ranks(
-                    plan,
-                    walk.schedule.sizes,
-                    first=world.rank,
-                    end=world.rank + 1,
-                    world=world.size,
-                ),
-                endless=order.settings.shuffle,
-                epoch_steps=walk.usual_steps,
-            )
+        if remote.caches and fills:
+            self._filler = Filler(remote, self._share, order, plan, world)
 
     @property
     def first_ahead(self) -> int:
@@ -102,9 +83,7 @@ class Prefetch:
     def seek(self, cursor: Cursor) -> None:
         """Prepare for batches from a cursor on. The first call joins the cache."""
         self._delivered_at = None
-        if self._peers is not None:
-            self._peers.begin(cursor.epoch)
-        self._share.join()
+        self._share.join(cursor.epoch)
         if self._filler is not None:
             self._filler.seek(cursor)
 
@@ -135,8 +114,8 @@ class Prefetch:
 
     def fill(self, size_bytes: int, *, epoch: int) -> None:
         """Continue fills after a batch of an epoch was consumed. size_bytes: of the batch."""
-        if self._peers is not None:
-            self._peers.set_epoch(epoch)
+        if self._share.peers is not None:
+            self._share.peers.set_epoch(epoch)
         if self._filler is not None:
             self._filler.count_batch(size_bytes, self._seen)
 
@@ -156,19 +135,3 @@ class Prefetch:
         if self._filler is not None:
             self._filler.close()
         self._share.leave()
-        if self._peers is not None:
-            self._peers.close()
-
-
-def make_peer_links(
-    remote: RemoteShards, order: JobOrder, world: World, store: JobStore | None
-) -> PeerLinks | None:
-    """Make the links to the job's other nodes; None if no cache uses peers.
-
-    store: the part of the job's store that all loaders of this dataset and order share.
-    """
-    if all(cache.peers is None for cache in remote.caches):
-        return None
-    from penstock.pipeline.feed.peer_links import PeerLinks  # not needed on a single node
-
-    return PeerLinks(remote, order, world=world, store=store)

@@ -14,7 +14,7 @@ import torch
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -124,19 +124,15 @@ class Ragged:
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Ragged:
         """Move all tensors to a device, as `torch.Tensor.to` does."""
-        shapes = self.shapes
-        return Ragged(
-            self.values.to(device, non_blocking=non_blocking),
-            self.offsets.to(device, non_blocking=non_blocking),
-            None if shapes is None else shapes.to(device, non_blocking=non_blocking),
-            self.longest,
-        )
+        return self._mapped(lambda each: each.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Ragged:
         """Copy all tensors to page-locked memory, as `torch.Tensor.pin_memory` does."""
-        shapes = None if self.shapes is None else self.shapes.pin_memory()
-        values, offsets = self.values.pin_memory(), self.offsets.pin_memory()
-        return Ragged(values, offsets, shapes, self.longest)
+        return self._mapped(torch.Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Ragged:
+        shapes = None if self.shapes is None else change(self.shapes)
+        return Ragged(change(self.values), change(self.offsets), shapes, self.longest)
 
     def __repr__(self) -> str:
         many = "" if self.shapes is None else f", shapes {tuple(self.shapes.shape)}"

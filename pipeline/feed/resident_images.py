@@ -23,13 +23,12 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import RUN_SAMPLES, DecodedBatch, FullImageDecoder, GraphPlan, resident_tensor
-from penstock.cache import PenstockError
+from penstock.augment import DecodedBatch, FullImageDecoder, Graph, GraphPlan, resident_tensor
 from penstock.cache.base import format_size
 from penstock.pipeline.report import ResidentFacts
 from penstock.readers.fieldtypes import (
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from penstock.augment import CheckedRecipe, Draws, Graph
+    from penstock.augment import Draws
     from penstock.readers import EncodedBatch
     from penstock.readers.fieldtypes import Column
 
@@ -143,23 +142,12 @@ class ResidentImages:
 
     idle_batches = 64
 
-    def __init__(
-        self,
-        recipe: CheckedRecipe,
-        *,
-        image: str,
-        samples: int,
-        max_bytes: int,
-        threads: int,
-        device: torch.device,
-        deterministic: bool,
-    ) -> None:
-        """image: the field. samples: larger than each id. max_bytes: the limit for pixels. threads:
-        of the decoder."""
-        self._recipe, self._image = recipe, image
-        self._samples, self._max_bytes, self._threads = samples, max_bytes, threads
-        self._device, self._deterministic = device, deterministic
-        self._channels = recipe.decode.channels
+    def __init__(self, plan: GraphPlan, *, image: str, samples: int, max_bytes: int) -> None:
+        """plan: of the decoder. image: the field. samples: larger than each id. max_bytes: the
+        limit for pixels."""
+        self._plan, self._image = plan, image
+        self._samples, self._max_bytes = samples, max_bytes
+        self._channels = plan.recipe.decode.channels
         self._filling = threading.Lock()
         self._decoder: FullImageDecoder | None = None
         self._arena: Any = None
@@ -169,7 +157,7 @@ class ResidentImages:
         self._others = KeptColumns(samples=samples)
         self._wrapped: dict[int, Any] = {}  # on CUDA, because wrapping again is expensive
         self._kept, self._used, self._fill_s = 0, 0, 0.0
-        self._idle = 0
+        self._idle = self._hits = self._hit_bytes = 0
         self._is_full = self._closed = False
 
     def read(self, ids: NDArray[np.int64], bad: dict[int, str], read: Read) -> SampleBatch:
@@ -200,7 +188,7 @@ class ResidentImages:
     def images(self, ids: NDArray[np.int64]) -> list[Any]:
         """Return images by sample id for a graph with resident=True; None for absent ones."""
         begins = self._begin[ids].tolist()
-        if self._device.type == "cuda":
+        if self._plan.is_cuda:
             return [self._wrapped.get(sample_id) for sample_id in ids.tolist()]
         arena, channels, images = self._arena, self._channels, list[Any]()
         for begin, (height, width) in zip(begins, self._dims[ids].tolist(), strict=True):
@@ -211,14 +199,20 @@ class ResidentImages:
             images.append(arena[begin:end].reshape(height, width, channels))
         return images
 
-    def facts(self, *, hits: int, bytes_memory: int) -> ResidentFacts:
+    def count_hits(self, count: int, size_bytes: int) -> None:
+        """Count samples that were fed from memory, and the bytes of their images."""
+        self._hits += count
+        self._hit_bytes += size_bytes
+
+    def facts(self) -> ResidentFacts:
+        """Return what is kept, and what was fed from memory so far."""
         return ResidentFacts(
             samples=self._kept,
             size_bytes=self._used,
             max_bytes=self._max_bytes,
             fill_s=self._fill_s,
-            hits=hits,
-            bytes_memory=bytes_memory,
+            hits=self._hits,
+            bytes_memory=self._hit_bytes,
         )
 
     def close(self) -> None:
@@ -244,7 +238,7 @@ class ResidentImages:
                 return
             self._idle = 0
             began = time.perf_counter()
-            decoder = self._decoder or self._make_decoder()
+            decoder = self._decoder or FullImageDecoder(self._plan)
             self._decoder = None  # an interrupt leaves the decoder in an undefined state
             try:
                 self._decode(decoder, content, rows)
@@ -302,16 +296,16 @@ class ResidentImages:
             begins.append(self._used)
             self._used += image.numel()
             part = self._arena[begins[-1] : self._used]
-            if self._device.type == "cuda":
+            if self._plan.is_cuda:
                 part.view(image.shape).copy_(image, non_blocking=True)
             else:
                 part[:] = image.numpy().reshape(-1)
-        if self._device.type == "cuda":
+        if self._plan.is_cuda:
             # The next run reuses the images' memory, and graphs read the arena without waiting.
             self._stream.synchronize()
         for (row, image), begin in zip(run, begins, strict=True):
             sample_id = int(batch.ids[row])
-            if self._device.type == "cuda":
+            if self._plan.is_cuda:
                 part = self._arena[begin : begin + image.numel()].view(image.shape)
                 self._wrapped[sample_id] = resident_tensor(part)
             self._dims[sample_id] = batch.dims[row]
@@ -325,9 +319,10 @@ class ResidentImages:
         import torch
 
         try:
-            if self._device.type == "cuda":
-                self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=self._device)
-                self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            if self._plan.is_cuda:
+                device = f"cuda:{self._plan.device_id}"
+                self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=device)
+                self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             else:
                 self._arena = np.empty(self._max_bytes, np.uint8)
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -340,19 +335,9 @@ class ResidentImages:
             return False
         return True
 
-    def _make_decoder(self) -> FullImageDecoder:
-        plan = GraphPlan(
-            self._recipe,
-            batch_size=RUN_SAMPLES,
-            threads=self._threads,
-            device_id=self._device.index,
-            deterministic=self._deterministic,
-        )
-        return FullImageDecoder(plan)
-
     def _on_stream(self) -> Any:
         """Make a stream of our own current; the thread's may be the training step's."""
-        if self._device.type != "cuda":
+        if not self._plan.is_cuda:
             return contextlib.nullcontext()
         import torch
 
@@ -366,123 +351,89 @@ class ResidentImages:
                 self._decoder = None
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchRows:
-    """A batch that was fed: the number of its samples, and the rows that each graph got."""
-
-    samples: int
-    shares: list[tuple[Graph, list[int]]]
-
-
 class ResidentGraph:
     """A Graph for batches whose images may be in memory. One thread may call it."""
 
-    def __init__(
-        self, images: ResidentImages, *, from_memory: Graph, make_from_bytes: Callable[[], Graph]
-    ) -> None:
-        """from_memory: the graph for resident samples; make_from_bytes: builds the graph for
-        encoded ones."""
-        self._images, self._from_memory = images, from_memory
-        self._make_from_bytes = make_from_bytes
+    def __init__(self, images: ResidentImages, plan: GraphPlan) -> None:
+        """plan: of a graph for encoded samples."""
+        self._images, self._plan = images, plan
+        self._from_memory = Graph(replace(plan, pixels=True, resident=True))
         self._from_bytes: Graph | None = None
-        self._batches: deque[_BatchRows] = deque()
-        self._hits = self._hit_bytes = 0
-
-    @property
-    def in_flight(self) -> int:
-        """Batches that were fed and not collected yet."""
-        return len(self._batches)
+        # The number of samples of each batch that was fed, and the rows that each graph got.
+        self._batches: deque[tuple[int, list[tuple[Graph, list[int]]]]] = deque()
 
     def feed(
         self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
     ) -> None:
         """Feed a batch, as `Graph.feed` does."""
         marks = dict(bad or {})
-        shares = self._by_graph(batch, marks)
-        for graph, rows, share in shares:
-            few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
-            graph.feed(share, _draws_of(draws, rows, batch), bad=few)
-        self._batches.append(
-            _BatchRows(len(batch.ids), [(graph, rows) for graph, rows, _ in shares])
-        )
+        shares = self._by_graph(batch, draws, marks)
+        for graph, rows, part, few in shares:
+            known = {place: marks[row] for place, row in enumerate(rows) if row in marks}
+            graph.feed(part, few, bad=known)
+        self._batches.append((len(batch.ids), [(graph, rows) for graph, rows, _, _ in shares]))
 
     def _by_graph(
-        self, batch: EncodedBatch, marks: Mapping[int, str]
-    ) -> list[tuple[Graph, list[int], EncodedBatch]]:
+        self, batch: EncodedBatch, draws: Draws, marks: Mapping[int, str]
+    ) -> list[tuple[Graph, list[int], EncodedBatch, Draws]]:
         """Divide a batch among the graphs. Bad rows aren't decoded and go with resident ones."""
         images = self._images.images(batch.ids)
         missing = [row for row, image in enumerate(images) if image is None and row not in marks]
         others = set(missing)
         resident = [row for row in range(len(images)) if row not in others]
         hits = [row for row in resident if row not in marks and not len(batch.encoded[row])]
-        self._hits += len(hits)
-        self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
+        size_bytes = int(self._images.decoded_bytes(batch.dims[hits]).sum())
+        self._images.count_hits(len(hits), size_bytes)
         shares = []
         if resident or not missing:
             encoded = [NO_BYTES if images[row] is None else images[row] for row in resident]
-            shares.append((self._from_memory, resident, _subset(batch, resident, encoded)))
+            shares.append((self._from_memory, resident, *_part(batch, draws, resident, encoded)))
         if missing:
-            self._from_bytes = self._from_bytes or self._make_from_bytes()
+            self._from_bytes = self._from_bytes or Graph(self._plan)
             encoded = [batch.encoded[row] for row in missing]
-            shares.append((self._from_bytes, missing, _subset(batch, missing, encoded)))
+            shares.append((self._from_bytes, missing, *_part(batch, draws, missing, encoded)))
         return shares
 
     def outputs_marked(self) -> DecodedBatch:
-        """Wait for the oldest batch, as `Graph.outputs_marked` does."""
-        if not self._batches:
-            return self._from_memory.outputs_marked()  # which raises the error
-        split = self._batches.popleft()
-        shares: list[tuple[list[int], DecodedBatch]] = []
-        failure: PenstockError | None = None
-        for graph, rows in split.shares:  # even after a failure, so that all graphs stay in step
-            try:
-                shares.append((rows, graph.outputs_marked()))
-            except PenstockError as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return _joined(split.samples, shares)
+        """Wait for the oldest batch, as `Graph.outputs_marked` does. If one graph raises, the other
+        may be a batch ahead of it; call drain() before the next batch."""
+        samples, fed = self._batches.popleft()
+        return _joined(samples, [(rows, graph.outputs_marked()) for graph, rows in fed])
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """Decode samples at once, as `Graph.decode` does."""
-        shares = [
-            (rows, graph.decode(share, _draws_of(draws, rows, batch)))
-            for graph, rows, share in self._by_graph(batch, {})
-        ]
-        return _joined(len(batch.ids), shares)
+        shares = self._by_graph(batch, draws, {})
+        decoded = [(rows, graph.decode(part, few)) for graph, rows, part, few in shares]
+        return _joined(len(batch.ids), decoded)
 
-    def facts(self) -> ResidentFacts:
-        """Return what is kept, and what was fed from memory so far."""
-        return self._images.facts(hits=self._hits, bytes_memory=self._hit_bytes)
+    @property
+    def _graphs(self) -> list[Graph]:
+        return [each for each in (self._from_memory, self._from_bytes) if each is not None]
 
     def drain(self) -> None:
         """Drop the batches in flight."""
         self._batches.clear()
-        for graph in (self._from_memory, self._from_bytes):
-            if graph is not None:
-                graph.drain()
+        for graph in self._graphs:
+            graph.drain()
 
     def close(self) -> None:
         """Release the graphs, then the memory that they were fed from."""
         self._batches.clear()
         try:
-            for graph in (self._from_memory, self._from_bytes):
-                if graph is not None:
-                    graph.close()
+            for graph in self._graphs:
+                graph.close()
         finally:
             self._images.close()
 
 
-def _subset(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
+def _part(
+    batch: EncodedBatch, draws: Draws, rows: list[int], encoded: list[Any]
+) -> tuple[EncodedBatch, Draws]:
+    """Return the samples of some rows with these bytes or pixels, and their draws."""
     if len(rows) == len(batch.ids):
-        return replace(batch, encoded=encoded)
-    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
-
-
-def _draws_of(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
-    if len(rows) == len(batch.ids):
-        return draws
-    return {name: values[rows] for name, values in draws.items()}
+        return replace(batch, encoded=encoded), draws
+    few = {name: values[rows] for name, values in draws.items()}
+    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows]), few
 
 
 def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:

@@ -16,17 +16,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.augment import HELD_RUNS, RUN_PIXELS, RUNS_IN_FLIGHT
+from penstock.augment import HELD_RUNS, RUN_PIXELS, RUN_SAMPLES, RUNS_IN_FLIGHT, GraphPlan
 from penstock.cache import ConfigError
 from penstock.cache.base import available_memory_bytes, format_size
+from penstock.readers import ANY_SIZE
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Mapping
 
     from penstock.augment import CheckedRecipe
-    from penstock.pipeline.options import ResidentMode
-    from penstock.pipeline.plan import PlanSettings, World
-    from penstock.readers import Source
+    from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.feed.resident_images import ResidentImages
+    from penstock.pipeline.options import LoaderOptions
+    from penstock.pipeline.plan import JobOrder, PlanSettings, World
+    from penstock.readers import ImageRange, Source
 
 AUTO_SHARE_CPU = 0.10
 AUTO_MAX_BYTES_CPU = 2 * 2**30
@@ -53,36 +56,29 @@ class MemoryBudget:
     reason: str
 
 
-def memory_budget(
-    mode: ResidentMode,
-    *,
-    device: torch.device,
-    world: World,
-    recipe: CheckedRecipe,
-    batch_size: int,
-    depth: int,
-) -> MemoryBudget:
+def memory_budget(options: LoaderOptions, recipe: CheckedRecipe) -> MemoryBudget:
     """Return the memory that the limits at the top of this module allow now."""
-    if device.type != "cuda":
-        free = available_memory_bytes()
-        share = ASKED_SHARE if mode is True else AUTO_SHARE_CPU
-        most = int(free * share) // world.local_size
-        reason = (
-            f"{share:.0%} of the {format_size(free)} that this process may allocate, divided among "
-            f"{world.local_size} rank(s) of this node"
-        )
-        if mode is True or most <= AUTO_MAX_BYTES_CPU:
-            return MemoryBudget(most_bytes=most, reason=reason)
-        return MemoryBudget(most_bytes=AUTO_MAX_BYTES_CPU, reason="the limit of resident='auto'")
-    import torch
+    device, is_asked = options.device, options.resident is True
+    if device.type == "cuda":
+        import torch
 
-    free, _ = torch.cuda.mem_get_info(device)
-    needed = dali_needs_bytes(recipe, batch_size=batch_size, depth=depth)
-    share = ASKED_SHARE if mode is True else AUTO_SHARE_CUDA
+        free, _ = torch.cuda.mem_get_info(device)
+        needed = dali_needs_bytes(recipe, batch_size=options.per_rank, depth=options.depth)
+        share = ASKED_SHARE if is_asked else AUTO_SHARE_CUDA
+        return MemoryBudget(
+            most_bytes=max(0, int((free - needed) * share)),
+            reason=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
+            f"{format_size(needed)} that decoding needs",
+        )
+    free, ranks = available_memory_bytes(), options.world.local_size
+    share = ASKED_SHARE if is_asked else AUTO_SHARE_CPU
+    most = int(free * share) // ranks
+    if not is_asked and most > AUTO_MAX_BYTES_CPU:
+        return MemoryBudget(most_bytes=AUTO_MAX_BYTES_CPU, reason="the limit of resident='auto'")
     return MemoryBudget(
-        most_bytes=max(0, int((free - needed) * share)),
-        reason=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
-        f"{format_size(needed)} that decoding needs",
+        most_bytes=most,
+        reason=f"{share:.0%} of the {format_size(free)} that this process may allocate, divided "
+        f"among {ranks} rank(s) of this node",
     )
 
 
@@ -136,32 +132,103 @@ def decoded_bytes(
     return total
 
 
+def make_resident(
+    dataset: Source,
+    options: LoaderOptions,
+    order: JobOrder,
+    images: Mapping[str, CheckedRecipe],
+    mapped: MappedFields,
+    *,
+    threads: int,
+) -> ResidentImages | None:
+    """Make the store of decoded images in memory; None if none are kept.
+
+    Raises ConfigError if `resident=True` can't be fulfilled.
+    """
+    if options.resident is False:
+        return None
+    if (reason := _why_not(images, mapped, dataset.contents.images)) is not None:
+        if options.resident is True:
+            raise ConfigError(reason)
+        return None
+    ((image, recipe),) = images.items()
+    max_bytes = resident_bytes(
+        options,
+        memory_budget(options, recipe),
+        dataset,
+        recipe,
+        image=image,
+        share=max(
+            share_of_rank(order.settings, global_batch=size, world=options.world)
+            for size in order.walk.schedule.sizes
+        ),
+    )
+    if max_bytes is None:
+        return None
+    from penstock.pipeline.feed.resident_images import ResidentImages
+
+    plan = GraphPlan(
+        recipe,
+        batch_size=RUN_SAMPLES,
+        threads=threads,
+        device_id=options.device.index,
+        deterministic=options.deterministic,
+    )
+    return ResidentImages(plan, image=image, samples=dataset.contents.id_end, max_bytes=max_bytes)
+
+
+def _why_not(
+    images: Mapping[str, CheckedRecipe], mapped: MappedFields, ranges: Mapping[str, ImageRange]
+) -> str | None:
+    """Return the reason why no decoded images can be kept in memory; None if they can."""
+    if len(images) != 1:
+        return (
+            f"resident=True keeps decoded images of one field in memory, and "
+            f"fields={mapped.fields!r} has {len(images) or 'none'}. Drop resident=, or select one "
+            "image field of the dataset."
+        )
+    (image,) = images
+    if mapped.crops:
+        op = next(iter(mapped.crops.values())).op
+        other = f"{op} reads another part of the samples in each epoch"
+    elif image in mapped.encoded_images:
+        other = f'a Map takes the encoded bytes of "{image}"'
+    elif ranges[image] == ANY_SIZE:
+        return (
+            "resident=True keeps decoded images in memory, and the sizes of this dataset's images "
+            "aren't known before they are read. Drop resident=, or pack the dataset."
+        )
+    else:
+        return None
+    return f"resident=True keeps decoded images in memory, and {other}. Drop one of the two."
+
+
 def resident_bytes(
-    mode: ResidentMode,
+    options: LoaderOptions,
     room: MemoryBudget,
     source: Source,
     recipe: CheckedRecipe,
     *,
     image: str,
     share: float,
-    cuda: bool,
-    fed_samples: int = 0,
 ) -> int | None:
     """Return the bytes for the pixels that a rank keeps; None if none are kept.
 
-    share: of the samples, those that this rank reads. fed_samples: samples of all batches in DALI,
-    which copies their whole images on CUDA. Raises ConfigError if resident=True doesn't fit.
+    share: of the samples, those that this rank reads. On CUDA, DALI also copies the whole images of
+    all batches that it works on. Raises ConfigError if resident=True doesn't fit.
     """
+    cuda, is_asked = options.device.type == "cuda", options.resident is True
     overhead = source.contents.id_end * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
     left = room.most_bytes - overhead
     spare = SPARE if share < 1 else 1.0
-    fed = SPARE * fed_samples / source.contents.samples if cuda else 0.0  # of all images
+    fed_samples = options.per_rank * options.depth if cuda else 0
+    fed = SPARE * fed_samples / source.contents.samples  # of all images
     total = decoded_bytes(
         source,
         image=image,
         channels=recipe.decode.channels,
         most=left / (min(1.0, share * spare) + fed),
-        only_near=mode == "auto",
+        only_near=not is_asked,
     )
     needed = 0 if total is None else min(total, int(total * share * spare))
     if total is not None and needed + int(total * fed) <= left:
@@ -171,7 +238,7 @@ def resident_bytes(
             room.reason,
         )
         return needed
-    if mode is True:
+    if is_asked:
         assert total is not None
         raise ConfigError(
             f"resident=True: the decoded images of this rank take more than "

@@ -1,10 +1,9 @@
 """Schedule the stages of batches on threads, in the order of the walk, and deliver the batches.
 
-Reading threads work ahead (`ReadAhead`), DALI decodes their batches (`BatchDecoder`), and the
-training loop receives the finished ones (`PipelineRunner`). `ReadScale` chooses the number of
-reading threads, the batches that a thread reads in one turn, and the batches that may wait. The
-runner owns the threads and the graphs. It doesn't reference the facade, so the facade's finalizer
-can stop it.
+Reading threads work ahead (`ReadAhead`). `PipelineRunner` feeds their batches to DALI, and the
+training loop receives the finished ones. `ReadScale` chooses the number of reading threads, the
+batches that a thread reads in one turn, and the batches that may wait. The runner owns the threads
+and the graphs. It doesn't reference the facade, so the facade's finalizer can stop it.
 
 The runner continues into the next epoch by itself, so the first batch of an epoch is ready at once.
 If the user moves elsewhere, it drops the batches in flight and starts there.
@@ -78,32 +77,18 @@ class ReadAhead:
         self,
         pipeline: BatchPipeline,
         position: Position,
+        scale: ReadScale,
         *,
         pool: Workers,
-        depth: int,
         prefetch: Prefetch | None,
         timeout_s: float,
-        least_ahead: int = 0,
-        most_ahead: int | None = None,
-        turn: int = 1,
-        together: int = 1,
-        is_joined: bool = True,
     ) -> None:
-        """pool: the reading threads. depth: batches in DALI at once. least_ahead, most_ahead: the
-        least and the most batches of a local dataset that are read ahead. turn: batches that a
-        thread reads at once; 1 with a prefetch, which counts batches. together: turns of a local
-        dataset that are started at once, when so many are missing. is_joined: the batches of a turn
-        are read by one read, else one by one."""
-        self._pipeline = pipeline
-        self._position = position
-        self._pool = pool
-        self._depth, self._least_ahead, self._most_ahead = depth, least_ahead, most_ahead
-        self._prefetch = prefetch
-        self._timeout_s = timeout_s
-        self._turn, self._together = turn, together
-        self._prepare = pipeline.prepare_all if is_joined else pipeline.prepare_each
+        """pool: the reading threads."""
+        self._pipeline, self._position, self._scale = pipeline, position, scale
+        self._pool, self._prefetch, self._timeout_s = pool, prefetch, timeout_s
+        self._prepare = pipeline.prepare_all if scale.is_joined else pipeline.prepare_each
         # One for each thread, and one that is delivered. Turns of large arrays take more memory.
-        self._least_turns = pool.count + 1 if is_joined else 2
+        self._least_turns = pool.count + 1 if scale.is_joined else 2
         self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
         self._rest: deque[Batch | Exception] = deque()  # the rest of the latest turn
         self._wanted = 0  # batches to read ahead if the next epoch were requested
@@ -112,19 +97,19 @@ class ReadAhead:
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. `stop` must have been called after an earlier start."""
-        ahead = self._depth + max(READ_AHEAD, self._least_ahead)
-        ahead += self._together - 1
-        if self._most_ahead is not None:
-            ahead = min(ahead, max(1, self._most_ahead))
-        if self._turn > 1:
-            ahead = max(self._least_turns, ahead // self._turn)
-        self._wanted, self._few = 0, ahead - min(self._together, (ahead + 1) // 2)
+        scale = self._scale
+        ahead = scale.depth + max(READ_AHEAD, scale.least_ahead) + scale.together - 1
+        if scale.most_ahead is not None:
+            ahead = min(ahead, max(1, scale.most_ahead))
+        if scale.turn > 1:
+            ahead = max(self._least_turns, ahead // scale.turn)
+        self._wanted, self._few = 0, ahead - min(scale.together, (ahead + 1) // 2)
         if self._prefetch is not None:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
         self._stream = Ordered(
             self._prepare,
-            _turns(self._pipeline.order(cursor), self._turn),
+            _turns(self._pipeline.order(cursor), scale.turn),
             pool=self._pool,
             ahead=ahead,
             timeout_s=self._timeout_s,
@@ -234,113 +219,6 @@ def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
         yield turn
 
 
-class BatchDecoder:
-    """Decodes and finishes batches one after the other, across epochs.
-
-    One thread at a time may call it: the runner's if batches are decoded ahead, otherwise the
-    training loop's. Another one may call `cancel` while `next_batch` waits for a read.
-    """
-
-    def __init__(self, pipeline: BatchPipeline, read_ahead: ReadAhead, *, depth: int) -> None:
-        """depth: batches in DALI at once."""
-        self._pipeline = pipeline
-        self._read_ahead = read_ahead
-        self._depth = depth
-        self._in_dali: deque[Batch] = deque()  # the oldest first
-        self._failure: Exception | None = None
-        self._stopping = threading.Event()
-
-    @property
-    def is_reading(self) -> bool:
-        """True if next_batch() waits for a read."""
-        return self._read_ahead.is_waiting
-
-    def start(self, cursor: Cursor) -> None:
-        """Begin to read at a cursor. `stop` must have been called after an earlier start."""
-        self._stopping = threading.Event()  # a thread that hangs in a read keeps the old event
-        self._read_ahead.start(cursor)
-
-    def begin_epoch(self, start: Cursor) -> None:
-        """Read the batches that were held back until their epoch was requested."""
-        self._read_ahead.begin_epoch(start, decoding=len(self._in_dali))
-
-    def next_batch(self) -> Batch:
-        """Return the next batch, decoded. `replenish` and `BatchPipeline.finish` follow. Raises the
-        error of its reading or decoding."""
-        if self._pipeline.graphs is None:
-            stopping, began = self._stopping, time.perf_counter()
-            read = self._read_ahead.pop()
-            if stopping.is_set():
-                raise ClosedError("This batch was cancelled.")
-            assert read is not None, "no step is left"
-            read.read_wait_s = time.perf_counter() - began
-            return read
-        read_wait_s = self._refill(wait=True)
-        if not self._in_dali:
-            failure, self._failure = self._failure, None
-            raise failure or AssertionError("no step is left")
-        waiting = time.perf_counter()
-        batch = self._in_dali[0]
-        self._pipeline.decode(batch)
-        self._in_dali.popleft()
-        batch.read_wait_s, batch.decode_wait_s = read_wait_s, time.perf_counter() - waiting
-        self._refill(wait=False)
-        return batch
-
-    def replenish(self, batch: Batch) -> None:
-        """Start further reads after a batch was decoded.
-
-        The reading threads that wake up compete for the GIL with this one, which may hold it up for
-        the interpreter's switch interval, 5 ms. So DALI comes first, and on the training loop's
-        thread all other work on the batch.
-        """
-        self._read_ahead.replenish(batch, decoding=len(self._in_dali))
-
-    def _refill(self, *, wait: bool) -> float:
-        """Feed batches that were read to DALI, and return the seconds waited for them.
-
-        It waits only if `wait` is set and DALI has no batch. Raises ClosedError if it was stopped
-        in the meantime; the thread must then change nothing any more.
-        """
-        stopping, waited_s = self._stopping, 0.0
-        while len(self._in_dali) < self._depth and self._failure is None:
-            if (self._in_dali or not wait) and not self._read_ahead.is_ready:
-                break
-            began = time.perf_counter()
-            batch, failure = None, None
-            try:
-                batch = self._read_ahead.pop()
-            except Exception as error:  # raised later, when its own batch is due
-                failure = error
-            if stopping.is_set():
-                raise ClosedError("This batch was cancelled.")
-            if batch is None:
-                self._failure = failure
-                break
-            waited_s += time.perf_counter() - began
-            self._pipeline.begin_decode(batch)
-            self._in_dali.append(batch)
-        return waited_s
-
-    def cancel(self, *, timeout_s: float | None) -> None:
-        """Cancel all reads, as `ReadAhead.cancel`; a waiting next_batch() then changes nothing."""
-        self._stopping.set()
-        self._read_ahead.cancel(timeout_s=timeout_s)
-
-    def stop(self) -> None:
-        """Drop the batches in flight. `cancel` comes first, and no next_batch() may run."""
-        self._read_ahead.stop()
-        self._failure = None
-        self._in_dali.clear()
-        if self._pipeline.graphs is not None:
-            self._pipeline.graphs.drain()
-
-    def close(self) -> None:
-        """Release the graphs. `stop` comes first."""
-        if self._pipeline.graphs is not None:
-            self._pipeline.graphs.close()
-
-
 class PipelineRunner:
     """Runs a pipeline for one user: it begins at a position and moves it with every batch.
 
@@ -356,45 +234,31 @@ class PipelineRunner:
         self,
         pipeline: BatchPipeline,
         position: Position,
+        scale: ReadScale,
         *,
-        depth: int,
-        read_threads: int,
         decodes_ahead: bool,
         prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
-        least_ahead: int = 0,
-        most_ahead: int | None = None,
-        turn: int = 1,
-        is_joined: bool = True,
     ) -> None:
-        """depth: batches in DALI at once. decodes_ahead: decode one more batch ahead. least_ahead,
-        most_ahead: the least and the most batches of a local dataset that are read ahead. turn,
-        is_joined: as for `ReadAhead`."""
+        """decodes_ahead: decode one more batch ahead."""
         self._pipeline = pipeline
         self._position = position
         self.prefetch = prefetch
         self._timeout_s = timeout_s
         self._close_until_s = math.inf  # when close() stops waiting
-        self.read_threads = read_threads
+        self.read_threads = scale.threads
         # DALI keeps all cores busy: a thread that waits for one would delay the feeding of DALI.
         self._workers = partial(Workers, lets_others_finish=not pipeline.graphs)
-        self._readers = self._workers(read_threads, name="read")
+        self._readers = self._workers(scale.threads, name="read")
         self._decoder = self._workers(1, name="decode")
-        self._decodes_ahead = decodes_ahead
-        read_ahead = ReadAhead(
-            pipeline,
-            position,
-            pool=self._readers,
-            depth=depth,
-            prefetch=prefetch,
-            timeout_s=timeout_s,
-            least_ahead=least_ahead,
-            most_ahead=most_ahead,
-            turn=turn,
-            is_joined=is_joined,
-            together=1 if pipeline.graphs or turn > 1 else STARTED_TOGETHER,
+        self._decodes_ahead, self._depth = decodes_ahead, scale.depth
+        self._reads = ReadAhead(
+            pipeline, position, scale, pool=self._readers, prefetch=prefetch, timeout_s=timeout_s
         )
-        self._decoding = BatchDecoder(pipeline, read_ahead, depth=depth)
+        self._in_dali: deque[Batch] = deque()  # the oldest first
+        self._failure: Exception | None = None  # of the read that comes after them
+        self._stopping = threading.Event()
+        self._waited_s = 0.0  # for the reads of the current batch
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead
         self._next: Cursor | None = None  # where the next batch in flight begins
         self._closed = False
@@ -415,15 +279,20 @@ class PipelineRunner:
         if cursor == self._next:
             if cursor.position == 0:
                 if self._decodes_ahead:  # on the decoding thread, after the batch that it decodes
-                    self._decoder.submit(self._decoding.begin_epoch, cursor)
+                    self._decoder.submit(self._begin_epoch, cursor)
                 else:
-                    self._decoding.begin_epoch(cursor)
+                    self._begin_epoch(cursor)
             return
         self._stop()
-        self._decoding.start(cursor)
+        self._stopping = threading.Event()  # a thread that hangs in a read keeps the old event
+        self._reads.start(cursor)
         self._next = cursor
         if self._decodes_ahead:
             self._decode_ahead()
+
+    def _begin_epoch(self, start: Cursor) -> None:
+        """Read the batches that were held back until their epoch was requested."""
+        self._reads.begin_epoch(start, decoding=len(self._in_dali))
 
     def check(self) -> None:
         """Raise the error for which a rank asked all ranks to stop, if there is one.
@@ -457,7 +326,7 @@ class PipelineRunner:
         if self._decodes_ahead:
             batch = self._decoded_ahead()
         else:
-            batch = self._decoding.next_batch()
+            batch = self._decode()
             if batch.output is None:
                 self._pipeline.finish(batch)
         then = batch.step.then
@@ -467,7 +336,7 @@ class PipelineRunner:
             batch, wait_s=time.perf_counter() - began, begins_epoch=self._position.begins_epoch
         )
         if not self._decodes_ahead:
-            self._decoding.replenish(batch)
+            self._reads.replenish(batch, decoding=len(self._in_dali))
         if self._pipeline.endless or then.epoch == cursor.epoch:
             if self._decodes_ahead:
                 self._decode_ahead()
@@ -478,13 +347,68 @@ class PipelineRunner:
     def _decode_ahead(self) -> None:
         # Set before the task begins: if an interrupt comes in between, _stop() waits for the task.
         self._ahead = Outcome()
-        self._decoder.submit(self._decode, self._decoding, outcome=self._ahead)
+        self._decoder.submit(self._finished, None, outcome=self._ahead)
 
-    def _decode(self, decoding: BatchDecoder) -> Batch:
-        """Decode and finish the next batch, on the thread that decodes ahead."""
-        batch = decoding.next_batch()
-        decoding.replenish(batch)
+    def _finished(self, _: None) -> Batch:
+        """Decode and finish the next batch, on the thread that decodes ahead.
+
+        The reading threads that wake up compete for the GIL with this one, which may hold it up for
+        the interpreter's switch interval, 5 ms. So DALI comes first, and on the training loop's
+        thread all other work on the batch.
+        """
+        batch = self._decode()
+        self._reads.replenish(batch, decoding=len(self._in_dali))
         self._pipeline.finish(batch)
+        return batch
+
+    def _decode(self) -> Batch:
+        """Return the next batch, decoded. Raises the error of its reading or decoding, and
+        ClosedError if it was cancelled; the thread must then change nothing any more.
+        """
+        self._waited_s = 0.0
+        if self._pipeline.graphs is None:
+            read = self._pop()
+            assert read is not None, "no step is left"
+            read.read_wait_s = self._waited_s
+            return read
+        self._feed(wait=True)
+        if not self._in_dali:
+            failure, self._failure = self._failure, None
+            raise failure or AssertionError("no step is left")
+        waiting = time.perf_counter()
+        batch = self._in_dali[0]
+        self._pipeline.decode(batch)
+        self._in_dali.popleft()
+        batch.read_wait_s, batch.decode_wait_s = self._waited_s, time.perf_counter() - waiting
+        self._feed(wait=False)
+        return batch
+
+    def _feed(self, *, wait: bool) -> None:
+        """Feed batches that were read to DALI. It waits only if `wait` is set and DALI has none."""
+        while len(self._in_dali) < self._depth and self._failure is None:
+            if (self._in_dali or not wait) and not self._reads.is_ready:
+                break
+            stopping = self._stopping
+            try:
+                batch = self._pop()
+            except Exception as error:
+                if stopping.is_set():
+                    raise
+                self._failure = error  # raised later, when its own batch is due
+                break
+            if batch is None:
+                break
+            self._pipeline.begin_decode(batch)
+            self._in_dali.append(batch)
+
+    def _pop(self) -> Batch | None:
+        """Wait for the next batch that was read; None after the last one. Raises the error of its
+        reading, and ClosedError if it was cancelled."""
+        stopping, began = self._stopping, time.perf_counter()
+        batch = self._reads.pop()
+        if stopping.is_set():
+            raise ClosedError("This batch was cancelled.")
+        self._waited_s += time.perf_counter() - began
         return batch
 
     def _decoded_ahead(self) -> Batch:
@@ -514,13 +438,18 @@ class PipelineRunner:
         self._next = None
         ahead = self._ahead
         runs = ahead is not None and not ahead.cancel()
-        self._decoding.cancel(timeout_s=self._patience_s)
+        self._stopping.set()
+        self._reads.cancel(timeout_s=self._patience_s)
         if ahead is not None and runs and not self._wait_for(ahead):
             # The thread waits for a read that hangs. It ends with that read and changes nothing.
             self._decoder.close(timeout_s=0)
             self._decoder = self._workers(1, name="decode")
         self._ahead = None  # only now: after an interrupt, the next stop has to wait for it
-        self._decoding.stop()
+        self._reads.stop()
+        self._failure = None
+        self._in_dali.clear()
+        if self._pipeline.graphs is not None:
+            self._pipeline.graphs.drain()
 
     def _wait_for(self, ahead: Outcome[Batch]) -> bool:
         """Wait for the batch that is decoded ahead; return False if it hangs in a read.
@@ -530,7 +459,7 @@ class PipelineRunner:
         patience_s = self._timeout_s if self._patience_s is None else self._patience_s
         if ahead.wait(patience_s):
             return True
-        if self._decoding.is_reading:
+        if self._reads.is_waiting:
             return False
         # It is decoding, and no other thread may use the graph until it has finished.
         patience_s = self._timeout_s + self.decode_spare_s
@@ -567,8 +496,9 @@ class PipelineRunner:
                 self.prefetch.close()
             is_quiet |= self._decoder.close(timeout_s=0 if is_ours else self._patience_s)
             self._readers.close(timeout_s=self._patience_s)
-            if is_quiet:  # otherwise DALI hangs or decodes, and releasing it would hang, too
-                self._decoding.close()
+            # Otherwise DALI hangs or decodes, and releasing it would hang, too.
+            if is_quiet and self._pipeline.graphs is not None:
+                self._pipeline.graphs.close()
 
 
 # Reading threads. For a mapped pack, one thread checks 4 GB/s of warm pages and reads cold ones
@@ -607,15 +537,20 @@ AHEAD_BYTES = 2**30
 class ReadScale:
     """The scale of a loader's reading.
 
-    threads: reading threads. turn: batches that a thread reads at once. is_joined: by one read.
-    most_ahead: the most batches that wait or are being read, without the one that is always being
-    read.
+    threads: reading threads. depth: batches in DALI at once. least_ahead, most_ahead: the least and
+    the most batches of a local dataset that wait or are being read, without the one that is always
+    being read. turn: batches that a thread reads at once; 1 with a prefetch, which counts batches.
+    is_joined: they are read by one read. together: turns of a local dataset that are started at
+    once, when so many are missing.
     """
 
     threads: int
-    turn: int
-    is_joined: bool
-    most_ahead: int
+    depth: int
+    least_ahead: int = 0
+    most_ahead: int | None = None
+    turn: int = 1
+    is_joined: bool = True
+    together: int = 1
 
     @classmethod
     def of(
@@ -625,13 +560,15 @@ class ReadScale:
         *,
         fields: Iterable[str],
         are_slow: bool,
-        is_plain: bool,
+        has_images: bool,
+        map_threads: int | None,
     ) -> ReadScale:
         """Choose the scale for the fields that are read.
 
         are_slow: a reading thread decodes some fields, which takes longer than reading them.
-        is_plain: batches are only read: there are neither images nor Maps.
+        map_threads: threads that keep all processes of Maps busy; None without Maps.
         """
+        is_plain = not has_images and map_threads is None  # batches are only read
         fields = [*fields]
         sample_bytes = sample_bytes_of(dataset, fields)
         batch_bytes = max(1.0, sample_bytes * options.per_rank)
@@ -657,12 +594,25 @@ class ReadScale:
                     _dense_bytes(dataset.schema[name]) for name in fields if name in dataset.schema
                 ):
                     threads = min(DENSE_READ_THREADS, options.world.threads(usable_cores()))
-        return cls(threads=threads, turn=turn, is_joined=is_joined, most_ahead=most_ahead)
+        # Without images DALI gets nothing: one batch waits in its place, the others are read ahead.
+        depth = options.depth if has_images else 1
+        units_threads = threads if contents.units is not None else 0
+        return cls(
+            threads=max(threads, map_threads or 0),
+            depth=depth,
+            least_ahead=max(map_threads or 0, units_threads, READ_AHEAD + options.depth - depth),
+            most_ahead=most_ahead - depth,
+            turn=turn,
+            is_joined=is_joined,
+            together=1 if has_images or turn > 1 else STARTED_TOGETHER,
+        )
 
 
 def _turn(batch_bytes: float, most_ahead: int) -> int:
-    """Return the number of batches of a size that a thread reads at once. most_ahead: as in
-    `ReadScale`; there are two turns."""
+    """Return the number of batches of a size that a thread reads at once.
+
+    most_ahead: batches that may wait or be read; there are two turns.
+    """
     batch_bytes = max(1.0, batch_bytes)
     small = min(MOST_IN_A_TURN, int(TURN_BYTES / batch_bytes))
     large = min(MOST_LARGE_IN_A_TURN, int(LARGE_TURN_BYTES / batch_bytes), most_ahead // 2)

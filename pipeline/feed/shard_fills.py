@@ -25,6 +25,7 @@ import numpy as np
 from penstock.cache import PenstockError, PenstockWarning, Workers
 from penstock.cache.base import format_size
 from penstock.pipeline.plan import (
+    Needs,
     Pace,
     check_room,
     node_ranks,
@@ -34,15 +35,16 @@ from penstock.pipeline.plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from penstock.cache import Outcome
+    from penstock.cache import JobStore, Outcome
     from penstock.cache.base import Traffic
     from penstock.cache.disk import DiskCache
-    from penstock.pipeline.plan import Cursor, JobPlan, Needs, World
-    from penstock.readers import Contents, RemoteJobs, RemoteShards, Source
+    from penstock.pipeline.feed.peer_links import PeerLinks
+    from penstock.pipeline.plan import Cursor, JobOrder, JobPlan, World
+    from penstock.readers import RemoteJobs, RemoteShards
 
 log = logging.getLogger("penstock")
 
@@ -50,45 +52,45 @@ log = logging.getLogger("penstock")
 class NodeShare:
     """The shards that this node reads, and those that its cache keeps for one loader.
 
-    From join() to leave() it is a job of the cache, like other loaders of the same dataset.
+    From join() to leave() it is a job of the cache, like other loaders of the same dataset, and
+    linked to the job's other nodes if a cache has peers.
 
     shards: those that this node's ranks read in an epoch, int64, shape (n,). node_bytes: their
-    size. batches: sizes of the job's global batches. Raises ConfigError if a cache's limit is below
-    the size of one shard.
+    size. Raises ConfigError if a cache's limit is below the size of one shard.
     """
 
     def __init__(
         self,
         remote: RemoteShards,
-        contents: Contents,
+        order: JobOrder,
         plan: JobPlan,
-        *,
-        batches: Sequence[int],
         world: World,
+        *,
+        store: JobStore | None = None,
+        asks_peers: bool = True,
     ) -> None:
-        self._remote = remote
-        first, end = node_ranks(world)
+        """store: the part of the job's store that all loaders of this dataset and order share."""
+        self._remote, self._contents = remote, order.source.contents
+        batches, (first, end) = order.walk.schedule.sizes, node_ranks(world)
         self.shards = shards_of_ranks(plan, batches, first=first, end=end, world=world.size)
-        self._sizes = contents.shard_bytes[self.shards]
+        self._sizes = self._contents.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
         self._mine: RemoteJobs | None = None
         for cache in remote.caches:
-            self._check_room(
-                cache,
-                contents,
-                plan,
-                share=(end - first) / world.size,
-                reports=world.is_first_on_node,
-            )
+            self._check_room(cache, plan, (end - first) / world.size, world.is_first_on_node)
+        self.peers: PeerLinks | None = None
+        if asks_peers and any(cache.peers is not None for cache in remote.caches):
+            from penstock.pipeline.feed.peer_links import PeerLinks  # not needed on a single node
 
-    def _check_room(
-        self, cache: DiskCache, contents: Contents, plan: JobPlan, *, share: float, reports: bool
-    ) -> None:
+            self.peers = PeerLinks(remote, order, world=world, store=store)
+
+    def _check_room(self, cache: DiskCache, plan: JobPlan, share: float, reports: bool) -> None:
         """Log the bytes of the order's open windows, and warn if they hardly fit into the cache.
 
         share: of the job's ranks, those on this node. reports: this process logs and warns for the
         node. Raises ConfigError if the cache's limit is below the size of one shard.
         """
+        contents = self._contents
         kept = self._remote.kept_by(cache)
         sizes = self._sizes[np.isin(self.shards, kept)]
         node_bytes, shard_bytes = int(sizes.sum()), contents.shard_bytes[kept]
@@ -121,13 +123,10 @@ class NodeShare:
             if words := small_cache_warning(cache.max_bytes, node_bytes):
                 warnings.warn(words, PenstockWarning, stacklevel=6)
 
-    @property
-    def is_cached(self) -> bool:
-        """True if there is a cache."""
-        return bool(self._remote.caches)
-
-    def join(self) -> None:
-        """Become a job of the cache, unless it is one already."""
+    def join(self, epoch: int) -> None:
+        """Become a job of the cache, unless it is one already, and begin to ask other nodes."""
+        if self.peers is not None:
+            self.peers.begin(epoch)
         if self._mine is None:
             self._mine = self._remote.join(self.shards, self._sizes)
 
@@ -150,6 +149,8 @@ class NodeShare:
         mine, self._mine = self._mine, None
         if mine is not None:
             mine.leave()
+        if self.peers is not None:
+            self.peers.close()
 
 
 # Steps that the walk for fills may advance per delivered batch. It so stays ahead of the consumer
@@ -342,29 +343,21 @@ class FillSource:
 class Filler:
     """Fills the pinned shards that a rank will read, paced, in the order of first need.
 
-    mine: shards that this rank reads in any epoch. epoch_steps: the most steps that the walk may be
-    ahead. refresh_s, least_refresh_s: other jobs come and go, so the kept shards are read again
-    once per epoch, but at intervals between these limits. choice_s: the source of a shard is chosen
-    again only after this time, because the holdings of nodes change slowly.
+    refresh_s: the kept shards are read again after this time, because other jobs come and go.
+    choice_s: the source of a shard is chosen again only after this time, because the holdings of
+    nodes change slowly.
     """
 
     refresh_s = 5.0
-    least_refresh_s = 1.0
     choice_s = 1.0
 
     def __init__(
-        self,
-        remote: RemoteShards,
-        source: Source,
-        share: NodeShare,
-        *,
-        needs: Needs,
-        mine: NDArray[np.int64],
-        endless: bool,
-        epoch_steps: int,
+        self, remote: RemoteShards, share: NodeShare, order: JobOrder, plan: JobPlan, world: World
     ) -> None:
-        self._remote, self._source, self._share = remote, source, share
-        self._shard_bytes = source.contents.shard_bytes
+        self._remote, self._source, self._share = remote, order.source, share
+        self._shard_bytes = order.source.contents.shard_bytes
+        walk, (first, end, size) = order.walk, (world.rank, world.rank + 1, world.size)
+        mine = shards_of_ranks(plan, walk.schedule.sizes, first=first, end=end, world=size)
         mean_bytes = int(self._shard_bytes.mean())
         # The first windows open at once. More than a quarter of the data would be a download.
         held, most = remote.in_flight_bytes(mean_bytes)
@@ -377,14 +370,18 @@ class Filler:
             each.counted_bytes = each.received(remote.traffic())
         self._pool = Workers(self._most_running * len(self.sources), name="fill")
         self._stop = threading.Event()
-        self.queue = FillQueue(needs, mine=mine, endless=endless, may_walk=self._may_walk)
+        self.queue = FillQueue(
+            Needs(plan, walk, first=first, end=end, world=size),
+            mine=mine,
+            endless=order.settings.shuffle,
+            may_walk=self._may_walk,
+        )
         # Protects what count_batch() and the tasks share. It is held for moments only.
         self._lock = threading.Lock()
-        self._budget = WalkBudget(epoch_steps)
+        self._budget = WalkBudget(walk.usual_steps)
         self._choices: dict[int, FillSource | None] = {}
         self._choices_until = 0.0
         self._refresh_at = time.monotonic() + self.refresh_s
-        self._batches = 0  # delivered since the last refresh
         self._retry_at, self._retry_s = 0.0, _RETRY_S
         self._idle = False  # nothing is left to fill
         self._is_full = False  # the cache has no room until other jobs give up theirs
@@ -405,8 +402,7 @@ class Filler:
             for each in self.sources:
                 each.count_batch(size_bytes, traffic)
             self._budget.count_batch()
-            self._batches += 1
-            is_due, is_idle = self._is_due(now), self._idle
+            is_due, is_idle = now >= self._refresh_at, self._idle
             due = [
                 each
                 for each in self.sources
@@ -417,12 +413,6 @@ class Filler:
                 each.running.popleft().result()
             if each in due and len(each.running) < self._most_running:
                 each.running.append(self._pool.submit(self._work, each))
-
-    def wait(self, *, timeout_s: float) -> None:
-        """Wait until the tasks that run now have ended. Raises their errors."""
-        for each in self.sources:
-            for task in list(each.running):
-                task.result(timeout=timeout_s)
 
     def close(self) -> None:
         """Stop the running fills. Safe to call twice."""
@@ -437,19 +427,11 @@ class Filler:
         with self._lock:
             return self._budget.take()
 
-    def _is_due(self, now: float) -> bool:
-        """Return True if the kept shards have to be read again."""
-        has_read_epoch = self._batches >= self._budget.epoch_steps
-        early_s = self.refresh_s - self.least_refresh_s if has_read_epoch else 0
-        return now >= self._refresh_at - early_s
-
     def _work(self, source: FillSource) -> None:
         with self._lock:
-            due = self._is_due(time.monotonic())
+            due = (now := time.monotonic()) >= self._refresh_at
             if due:
-                self._refresh_at = time.monotonic() + self.refresh_s
-                self._batches = 0
-                self._is_full = False
+                self._refresh_at, self._is_full = now + self.refresh_s, False
         kept = self._share.keeps
         if self.queue.pin(
             lambda shards: [shard for shard in shards if kept(shard)],

@@ -18,6 +18,7 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,7 +40,6 @@ from penstock.cache import (
     run_tasks,
     worker_name,
 )
-from penstock.pipeline.feed.prefetch import make_peer_links
 from penstock.pipeline.feed.shard_fills import NodeShare
 from penstock.pipeline.options import (
     DEFAULT_ORDER,
@@ -223,108 +223,93 @@ class ShareFills:
         contents: Contents,
         remote: RemoteShards,
         share: NodeShare,
-        *,
-        processes: int,
-        dry_run: bool,
+        order: WarmRequest,
         progress: Callable[[WarmState], None] | None,
     ) -> None:
-        """processes: of this node, among which the shards are divided; each reports its own.
-        dry_run: fetch nothing. progress: called from several threads."""
+        """progress: called from several threads."""
         self._shard_bytes, self._remote, self._share = contents.shard_bytes, remote, share
         self.kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
         self._kept_bytes = int(self._shard_bytes[self.kept].sum())
-        self._processes, self._dry_run, self._progress = processes, dry_run, progress
+        self._order, self._progress = order, progress
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._fetched_bytes = self._there_bytes = self._failed_bytes = 0
-        self._count: dict[_FillOutcome, int] = {"fetched": 0, "there": 0, "no room": 0, "failed": 0}
+        self._objects, self._bytes = Counter[_FillOutcome](), Counter[_FillOutcome]()
         self._failed: list[tuple[str, str]] = []
 
     def result(self, seconds: float) -> WarmResult:
         """Return the result. seconds: duration of the fills."""
         return WarmResult(
-            bytes=self._fetched_bytes,
-            objects=self._count["fetched"],
+            bytes=self._bytes["fetched"],
+            objects=self._objects["fetched"],
             seconds=seconds,
-            skipped=self._count["there"],
+            skipped=self._objects["there"],
             failed=tuple(self._failed),
             node_bytes=self._share.node_bytes,
             kept_bytes=self._kept_bytes,
-            left_out=len(self._share.shards) - len(self.kept) + self._count["no room"],
+            left_out=len(self._share.shards) - len(self.kept) + self._objects["no room"],
         )
 
-    def run(self, shards: Iterator[int], *, workers: int, stop: threading.Event) -> None:
-        """Fill shards in order, `workers` at a time, until `stop` is set."""
-        self._stop = stop
+    def run(self, shards: Iterator[int], stop: threading.Event) -> None:
+        """Fill shards in order, several at a time, until `stop` is set."""
+        self._stop, workers = stop, self._order.workers
         pool = Workers(workers, name="warm")
         # A large shard may take any time; its requests have limits of their own.
         no_limit_s = threading.TIMEOUT_MAX
-        fills = Ordered(
-            self._fill_and_count, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s
-        )
+        fills = Ordered(self._fill, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s)
         try:
             for _ in fills:
-                if self._stop.is_set():
+                if stop.is_set():
                     break
         except BaseException:
-            self._stop.set()  # before the pool is closed, which waits for fills that have begun
+            stop.set()  # before the pool is closed, which waits for fills that have begun
             raise
         finally:
             pool.close(timeout_s=LEAVE_TIMEOUT_S)  # a request that hangs ends by itself
 
-    def _fill_and_count(self, shard: int) -> None:
-        outcome = self._fill(shard)
-        if outcome is not None:
-            with self._lock:
-                self._count[outcome] += 1
-
-    def _fill(self, shard: int) -> _FillOutcome | None:
-        """Fill a shard; None if it was stopped."""
+    def _fill(self, shard: int) -> None:
+        """Fill a shard and count the outcome, unless it was stopped."""
         if self._stop.is_set():
-            return None
-        size_bytes = int(self._shard_bytes[shard])
-        if self._remote.is_whole(shard):
-            self._report(there_bytes=size_bytes)
-            return "there"
-        if self._dry_run:
-            self._report(fetched_bytes=size_bytes)
-            return "fetched"
-        came = 0
+            return
+        size_bytes, came = int(self._shard_bytes[shard]), 0
 
         def progress(got: int) -> None:
             nonlocal came
             came += got
-            self._report(fetched_bytes=got)
+            self._count("fetched", got)
 
-        try:
-            fetched = self._remote.fill(shard, progress=progress, stop=self._stop)
-        except ClosedError:
-            raise
-        except PenstockError as error:
-            if self._stop.is_set():
-                return None
-            self._failed.append((self._remote.uri(shard), str(error)))
-            self._report(failed_bytes=size_bytes - came)
-            return "failed"
-        if self._stop.is_set() and not self._remote.is_whole(shard):
-            return None
-        if fetched < 0:
-            return "no room"
-        self._report(there_bytes=size_bytes - came)  # another process fetched the rest
-        return "fetched" if came else "there"
+        if self._remote.is_whole(shard):
+            self._count("there", size_bytes, is_end=True)
+        elif self._order.dry_run:
+            self._count("fetched", size_bytes, is_end=True)
+        else:
+            try:
+                fetched = self._remote.fill(shard, progress=progress, stop=self._stop)
+            except ClosedError:
+                raise
+            except PenstockError as error:
+                if not self._stop.is_set():
+                    self._failed.append((self._remote.uri(shard), str(error)))
+                    self._count("failed", size_bytes - came, is_end=True)
+                return
+            if self._stop.is_set() and not self._remote.is_whole(shard):
+                return
+            if fetched < 0:
+                self._count("no room", 0, is_end=True)
+                return
+            self._count("there", size_bytes - came, is_end=not came)  # of another process
+            if came:
+                self._count("fetched", 0, is_end=True)
 
-    def _report(
-        self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0
-    ) -> None:
+    def _count(self, outcome: _FillOutcome, size_bytes: int, *, is_end: bool = False) -> None:
+        """Count bytes, and report the progress. is_end: this is the outcome of a shard."""
         with self._lock:
-            self._fetched_bytes += fetched_bytes
-            self._there_bytes += there_bytes
-            self._failed_bytes += failed_bytes
+            self._bytes[outcome] += size_bytes
+            self._objects[outcome] += is_end
             state = WarmState(
-                wanted_bytes=self._kept_bytes // self._processes,
-                fetched_bytes=self._fetched_bytes,
-                there_bytes=self._there_bytes,
-                failed_bytes=self._failed_bytes,
+                wanted_bytes=self._kept_bytes // self._order.process[1],
+                fetched_bytes=self._bytes["fetched"],
+                there_bytes=self._bytes["there"],
+                failed_bytes=self._bytes["failed"],
                 left_out_bytes=self._share.node_bytes - self._kept_bytes,
             )
         if self._progress is not None:
@@ -344,30 +329,27 @@ def warm_node(
     contents = dataset.contents
     remote = _checked_remote(dataset)
     job, start = order.job(dataset, world)
-    batches = job.walk.schedule.sizes
-    share = NodeShare(remote, contents, job.plan(), batches=batches, world=world)
-    peers = None
-    if not order.dry_run:
-        store = JobStore.of_group()
-        peers = make_peer_links(remote, job, world, None if store is None else store.under("warm"))
+    store = None if order.dry_run else JobStore.of_group()
+    share = NodeShare(
+        remote,
+        job,
+        job.plan(),
+        world,
+        store=None if store is None else store.under("warm"),
+        asks_peers=not order.dry_run,
+    )
     number, count = order.process
     try:
-        if peers is not None:
-            peers.begin(start.epoch)
-        share.join()
-        fills = ShareFills(
-            contents, remote, share, processes=count, dry_run=order.dry_run, progress=progress
-        )
+        share.join(start.epoch)
+        fills = ShareFills(contents, remote, share, order, progress)
         first, end = node_ranks(world)
         needs = Needs(job.plan(), job.walk, first=first, end=end, world=world.size)
         shards = _in_order(needs, fills.kept, start=start)
         mine = itertools.islice(shards, number, None, count)
-        own = mine if peers is None else _own_first(remote, mine)
-        fills.run(own, workers=order.workers, stop=stop or threading.Event())
+        own = mine if share.peers is None else _own_first(remote, mine)
+        fills.run(own, stop or threading.Event())
     finally:
         share.leave()
-        if peers is not None:
-            peers.close()
     return fills.result(time.perf_counter() - began)
 
 
@@ -556,11 +538,9 @@ def warm_nodes(
     if count > _MOST_NODES:
         raise ConfigError(f"nodes: got {count}, wanted at most {_MOST_NODES}.")
     size = count if world is None else world.size
-    if size % count:
-        raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")
-    serialized, ranks = SerializedSource.of(dataset), size // count
-    worlds = [World(node * ranks, size, local_rank=0, local_size=ranks) for node in range(count)]
-    tasks = [(world, partial(warm_task, serialized, order, world)) for world in worlds]
+    worlds = [node_world(size, nodes=count, node_rank=node) for node in range(count)]
+    serialized = SerializedSource.of(dataset)
+    tasks = [(each, partial(warm_task, serialized, order, each)) for each in worlds]
     run: Any = _PinnedExecutor(executor, hosts) if hosts else executor
     results: list[WarmResult] = []
     for _, (worker, result) in run_tasks(run, tasks, what="nodes", total=count):
@@ -582,15 +562,11 @@ def warm_nodes(
 
 def _total(results: Sequence[WarmResult]) -> WarmResult:
     """Add up the results of nodes that were warmed at the same time."""
+    added = ("bytes", "objects", "skipped", "node_bytes", "kept_bytes", "left_out")
     return WarmResult(
-        bytes=sum(each.bytes for each in results),
-        objects=sum(each.objects for each in results),
+        **{name: sum(getattr(each, name) for each in results) for name in added},
         seconds=max(each.seconds for each in results),
-        skipped=sum(each.skipped for each in results),
         failed=tuple(failure for each in results for failure in each.failed),
-        node_bytes=sum(each.node_bytes for each in results),
-        kept_bytes=sum(each.kept_bytes for each in results),
-        left_out=sum(each.left_out for each in results),
     )
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.report.remedies import changes_for, waits_for_disk
+from penstock.pipeline.report import remedies
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from penstock.pipeline.report.remedies import Change
     from penstock.pipeline.report.run_facts import Cause, Ceilings, Limit, LoaderFacts, Rate, Stage
 
@@ -32,17 +34,6 @@ _HELD_GIL = 0.3
 _DECODE_SHARE = 0.5
 # The run waits for a stage if its rate is this close to the stage's ceiling.
 _NEAR_CEILING = 0.8
-
-_STAGE_OF_LIMIT: dict[Limit, Stage] = {
-    "disk": "read",
-    "remote": "remote",
-    "cache": "remote",
-    # A run also augments, so it never reaches the rate of decoding alone.
-    "decode": "augment",
-    "augment": "augment",
-    "copy": "copy",
-}
-"""The stage with whose ceiling a run's rate is compared."""
 
 
 def find_limit(facts: LoaderFacts) -> Limit:
@@ -93,28 +84,86 @@ def _limit_after_reading(facts: LoaderFacts) -> Limit:
     return "augment" if share is not None and share < _DECODE_SHARE else "decode"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What the verdict says of one limit.
+
+    subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
+    ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others
+    bound its gain. gain: the assumption behind a gain by a factor. waits_for: what the loop waits
+    for most of the time.
+    """
+
+    subject: str
+    changes: Callable[[LoaderFacts], Iterable[Change]]
+    stage: Stage | None = None
+    changed: tuple[Stage, ...] = ()
+    gain: str = "no other stage becomes the limit"
+    waits_for: str = ""
+
+
+_KINDS: dict[Limit, _Kind] = {
+    "model": _Kind(subject="The model is", changes=remedies.model_changes),
+    "python": _Kind(subject="The training loop's Python is", changes=remedies.python_changes),
+    "copy": _Kind(
+        subject="The copy to the device is",
+        changes=remedies.copy_changes,
+        stage="copy",
+        changed=("copy",),
+    ),
+    "augment": _Kind(
+        subject="Augmenting is",
+        changes=remedies.augment_changes,
+        stage="augment",
+        changed=("decode", "augment"),
+        gain="decoding is the limit then",
+    ),
+    "decode": _Kind(
+        subject="Decoding and augmenting is",
+        changes=remedies.decode_changes,
+        stage="augment",  # a run also augments, so it never reaches the rate of decoding alone
+        changed=("decode", "augment"),
+        gain="decoding stays the limit",
+    ),
+    "dataset": _Kind(subject="The dataset's own code is", changes=remedies.dataset_changes),
+    "map": _Kind(subject="Your function in the recipe is", changes=remedies.map_changes),
+    "disk": _Kind(
+        subject="Reading is",
+        changes=remedies.disk_changes,
+        stage="read",
+        changed=("read",),
+        waits_for="bytes from the disk",
+    ),
+    "remote": _Kind(
+        subject="The remote is",
+        changes=remedies.remote_changes,
+        stage="remote",
+        waits_for="bytes from the remote",
+    ),
+    "peers": _Kind(
+        subject="The link to the other nodes is",
+        changes=remedies.peer_changes,
+        waits_for="bytes from other nodes' caches",
+    ),
+    "cache": _Kind(
+        subject="The cache's size is",
+        changes=remedies.cache_changes,
+        stage="remote",
+        waits_for="bytes from the remote",
+    ),
+}
+
+
 def ceiling_of(limit: Limit, ceilings: Ceilings | None) -> tuple[Stage, Rate] | None:
     """Return the stage of a limit and its rate alone, of which `of_ceiling` is the share.
 
     None if that wasn't measured.
     """
-    stage = _STAGE_OF_LIMIT.get(limit)
+    stage = _KINDS[limit].stage if limit in _KINDS else None
     rate = ceilings.stages().get(stage) if stage is not None and ceilings is not None else None
     return (stage, rate) if stage is not None and rate is not None else None
 
 
-_CHANGED_STAGES: dict[Limit, tuple[Stage, ...]] = {
-    "disk": ("read",),
-    "decode": ("decode", "augment"),
-    "augment": ("decode", "augment"),
-    "copy": ("copy",),
-}
-"""Stages whose ceilings a change to the limit raises; the other stages bound its gain."""
-_GAIN_ASSUMPTIONS: dict[Limit, str] = {
-    "decode": "decoding stays the limit",
-    "augment": "decoding is the limit then",
-}
-"""The assumption behind a gain by a factor."""
 STAGE_WORDS: dict[Stage, str] = {
     "remote": "fetching",
     "read": "reading",
@@ -127,43 +176,32 @@ _THE_STEP = "the training step"
 _LEAST_STEP_SHARE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The rate of a run after a change.
+def predict(change: Change, limit: Limit, facts: LoaderFacts) -> tuple[float | None, str, str]:
+    """Predict the rate after a change; None if no measurement predicts it.
 
-    samples_per_s: None if no measurement predicts it. assumes: the conditions, to be read after an
-    "if". basis: the figures from which it follows.
+    Also returns the conditions, to be read after an "if", and the figures from which it follows.
     """
-
-    samples_per_s: float | None
-    assumes: str
-    basis: str
-
-
-def predict(change: Change, limit: Limit, facts: LoaderFacts) -> Prediction:
-    """Predict the rate after a change."""
     rate, bounds = facts.samples_per_s, _bounds(limit, facts)
     if change.factor is not None:
         wanted = rate * change.factor
         bound, name = min(bounds, default=(wanted, ""))
         if wanted <= bound:
-            rest = _GAIN_ASSUMPTIONS.get(limit, "no other stage becomes the limit")
-            return Prediction(wanted, f"{change.assumes} and {rest}", change.basis)
+            return wanted, f"{change.assumes} and {_KINDS[limit].gain}", change.basis
     elif change.removes and facts.ceilings is not None and bounds:
         bound, name = min(bounds)
     else:
-        return Prediction(None, "", change.basis)
+        return None, "", change.basis
     # A ceiling measured while other programs used the machine may lie below the run's rate.
     rest = "takes as long as before" if name == _THE_STEP else "reaches the rate that it has alone"
-    assumes = f"{change.assumes} and {name} {rest}"
+    basis = f"{change.basis}; then {name} would be the limit"
     if limit in ("model", "python"):
-        return Prediction(max(bound, rate), assumes, f"{name}, measured alone")
-    return Prediction(max(bound, rate), assumes, f"{change.basis}; then {name} would be the limit")
+        basis = f"{name}, measured alone"
+    return max(bound, rate), f"{change.assumes} and {name} {rest}", basis
 
 
 def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
     """Return the rates of what doesn't change, the other stages and the training step, by name."""
-    changed = _CHANGED_STAGES.get(limit, ())
+    changed = _KINDS[limit].changed
     ceilings = {} if facts.ceilings is None else facts.ceilings.stages()
     bounds: list[tuple[float, str]] = []
     for stage in STAGE_WORDS:
@@ -182,27 +220,6 @@ def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
 
 LEAST_PREDICTED_GAIN = 1.05
 """A verdict leaves out a smaller gain, which would read "1 times as many"."""
-
-_LIMIT_SUBJECTS: dict[Limit, str] = {
-    "model": "The model is",
-    "python": "The training loop's Python is",
-    "copy": "The copy to the device is",
-    "augment": "Augmenting is",
-    "decode": "Decoding and augmenting is",
-    "dataset": "The dataset's own code is",
-    "map": "Your function in the recipe is",
-    "disk": "Reading is",
-    "remote": "The remote is",
-    "peers": "The link to the other nodes is",
-    "cache": "The cache's size is",
-}
-
-_BYTE_SOURCES: dict[Limit, str] = {
-    "disk": "the disk",
-    "remote": "the remote",
-    "cache": "the remote",
-    "peers": "other nodes' caches",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,77 +251,68 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         return Diagnosis(
             limit=limit, verdict="Too early to judge: fewer than two batches were delivered."
         )
-    changes = changes_for(limit, facts)
-    change = max(changes, key=lambda each: (each.is_anomaly, each.factor or 0.0))
-    prediction = predict(change, limit, facts)
-    has_model = facts.trains or limit != "model"
-    subject = _LIMIT_SUBJECTS[limit] if has_model else "The loop that takes the batches is"
-    waits = f"{_describe_waits(limit, facts)}{_describe_ceiling(limit, facts)}"
+    kind, found = _KINDS[limit], ceiling_of(limit, facts.ceilings)
+    change = max(kind.changes(facts), key=lambda each: (each.is_anomaly, each.factor or 0.0))
+    rate, assumes, basis = predict(change, limit, facts)
+    of_ceiling = None if found is None else facts.samples_per_s / found[1].samples_per_s
+    if limit in ("model", "python"):
+        of_ceiling = 1 - facts.wait_share
+    subject = kind.subject
+    if limit == "model" and not facts.trains:
+        subject = "The loop that takes the batches is"
+    waits = f"{_describe_waits(limit, facts)}{_describe_ceiling(found, of_ceiling)}"
+    prediction = _describe_prediction(rate, assumes, basis, limit, facts)
+    parts = (f"{subject} the limit: {waits}.", change.why, change.advice, prediction)
     return Diagnosis(
         limit=limit,
         cause=change.cause,
-        of_ceiling=_of_ceiling(limit, facts),
+        of_ceiling=of_ceiling,
         advice=change.advice,
-        predicted_samples_per_s=prediction.samples_per_s,
-        assumes=prediction.assumes,
-        basis=prediction.basis,
-        verdict=" ".join(
-            part
-            for part in (
-                f"{subject} the limit: {waits}.",
-                change.why,
-                change.advice,
-                _describe_prediction(prediction, limit, facts),
-            )
-            if part
-        ),
+        predicted_samples_per_s=rate,
+        assumes=assumes,
+        basis=basis,
+        verdict=" ".join(part for part in parts if part),
     )
-
-
-def _of_ceiling(limit: Limit, facts: LoaderFacts) -> float | None:
-    if limit in ("model", "python"):
-        return 1 - facts.wait_share
-    found = ceiling_of(limit, facts.ceilings)
-    return facts.samples_per_s / found[1].samples_per_s if found is not None else None
 
 
 def _describe_waits(limit: Limit, facts: LoaderFacts) -> str:
     """Describe the share of the time that the training step waited, its rate, and the setup."""
     loop = "the training step" if facts.trains else "a loop that only takes batches"
     waited = f"{loop} waits {facts.wait_share:.1%} of the time"
-    at = f"{waited} at {facts.samples_per_s:,.0f} samples/s"
     if limit in ("model", "python"):
         return waited
-    if limit == "disk" and not waits_for_disk(facts):
-        return f"{at}, most of that for samples to be read"
-    if limit in _BYTE_SOURCES:
-        return f"{at}, most of that for bytes from {_BYTE_SOURCES[limit]}"
-    if limit == "map":
-        return f"{at}, most of that for {facts.map.name if facts.map else 'Map'}"
-    if limit == "dataset":
-        workers = f"with {facts.workers} workers" if facts.workers else "in the training process"
-        return f"{at}, read {workers}"
-    if facts.device.startswith("cuda"):
-        return f"{at} on the GPU"
-    threads = facts.decode_threads
-    return f"{at} with {threads} decode thread{'s' * (threads != 1)}"
+    waits_for = _KINDS[limit].waits_for
+    if limit == "disk" and not remedies.waits_for_disk(facts):
+        waits_for = "samples to be read"
+    elif limit == "map" and facts.map is not None:
+        waits_for = facts.map.name
+    if waits_for:
+        setup = f", most of that for {waits_for}"
+    elif limit == "dataset":
+        setup = ", read in the training process"
+        if facts.workers:
+            setup = f", read with {facts.workers} workers"
+    elif facts.device.startswith("cuda"):
+        setup = " on the GPU"
+    else:
+        threads = facts.decode_threads
+        setup = f" with {threads} decode thread{'s' * (threads != 1)}"
+    return f"{waited} at {facts.samples_per_s:,.0f} samples/s{setup}"
 
 
-def _describe_ceiling(limit: Limit, facts: LoaderFacts) -> str:
+def _describe_ceiling(found: tuple[Stage, Rate] | None, share: float | None) -> str:
     """Describe the run's rate as a share of its stage's rate alone; "" if that is unknown."""
-    found = ceiling_of(limit, facts.ceilings)
-    if found is None:
+    if found is None or share is None:
         return ""
-    stage, rate = found
-    share = facts.samples_per_s / rate.samples_per_s
-    alone = f"{STAGE_WORDS[stage]} alone"
+    alone, rate = f"{STAGE_WORDS[found[0]]} alone", found[1].samples_per_s
     if share > 1:  # for example because the machine was busier while the ceiling was measured
-        return f" ({alone} reached no more than {rate.samples_per_s:,.0f}/s)"
-    return f" ({share:.0%} of the {rate.samples_per_s:,.0f}/s that {alone} reached)"
+        return f" ({alone} reached no more than {rate:,.0f}/s)"
+    return f" ({share:.0%} of the {rate:,.0f}/s that {alone} reached)"
 
 
-def _describe_prediction(prediction: Prediction, limit: Limit, facts: LoaderFacts) -> str:
-    rate, assumes, basis = prediction.samples_per_s, prediction.assumes, prediction.basis
+def _describe_prediction(
+    rate: float | None, assumes: str, basis: str, limit: Limit, facts: LoaderFacts
+) -> str:
     if rate is None:
         return ""
     if limit in ("model", "python"):

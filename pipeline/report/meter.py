@@ -9,8 +9,8 @@ from __future__ import annotations
 import resource
 import time
 from collections import deque
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.run_facts import (
         ChunkFacts,
         CoreSpeeds,
-        LoaderFacts,
         MapFacts,
         ResidentFacts,
         ShardFigures,
         TierFacts,
     )
     from penstock.pipeline.report.statistics import Statistics
+
+T = TypeVar("T")
 
 _WAITS_KEPT = 4096
 BLOCK_BYTES = 512
@@ -116,92 +117,76 @@ class Meter:
         """
         # Imported late: most loaders start and deliver without the modules of the verdict.
         from penstock.pipeline.report.diagnosis import diagnose
-        from penstock.pipeline.report.statistics import Statistics
+        from penstock.pipeline.report.run_facts import (
+            LoaderFacts,
+            MapFacts,
+            ResidentFacts,
+            TierFacts,
+        )
+        from penstock.pipeline.report.statistics import Statistics, read_rows
         from penstock.readers.formats import DecodedCounts
 
-        waits = np.array(self.waits or [0.0])
-        remote = self.remote() if self.remote is not None else None
-        resident = self.resident() if self.resident is not None else None
-        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
-        names = [{each.name for each in fields(kind)} for kind in (Traffic, Statistics)]
-        repeated = names[0] & names[1]  # counts of the cache that the statistics repeat
-        facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
-        diagnosis = diagnose(facts)
-        if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
-            facts = replace(facts, cores=self._cores())
-            diagnosis = diagnose(facts)
-        counts = facts.chunks.counts if facts.chunks is not None else DecodedCounts()
-        return Statistics(
-            samples=self.samples,
-            batches=self.batches,
-            first_batch_s=self.first_batch_s,
-            step_s=self.step_s,
-            wait_s=self.wait_s,
-            wait_share=facts.wait_share,
-            wait_p50_s=float(np.quantile(waits, 0.5)),
-            wait_p99_s=float(np.quantile(waits, 0.99)),
-            wait_read_s=self.wait_read_s,
-            wait_decode_s=self.wait_decode_s,
-            read_s=self.read_s,
-            load_s=self.load_s,
-            map_s=facts.map.seconds if facts.map else 0.0,
-            **{name: getattr(traffic, name) for name in repeated},
-            hit_ratio=traffic.hit_ratio,
-            bytes_memory=resident.bytes_memory if resident else 0,
-            resident_hits=resident.hits if resident else 0,
-            resident_bytes=resident.size_bytes if resident else 0,
-            decoded_bytes=counts.decoded_bytes,
-            delivered_bytes=counts.delivered_bytes,
-            chunks_decoded=counts.chunks,
-            chunks_again=counts.again,
-            chunks_memory_bytes=counts.most_memory_bytes,
-            chunks_disk_bytes=counts.most_disk_bytes,
-            cache_bytes=remote.kept_bytes if remote is not None else 0,
-            cache_max_bytes=remote.max_bytes if remote is not None else 0,
-            samples_per_s=facts.samples_per_s,
-            decode_threads=self.decode_threads,
-            bad=self.bad,
-            quarantine=self.quarantine,
-            left_out=self.left_out,
-            gil_late=facts.gil_late,
-            limit=diagnosis.limit,
-            cause=diagnosis.cause,
-            verdict=diagnosis.verdict,
-            facts=facts,
-            job=self.job() if self.job is not None and not briefly else None,
-        )
-
-    def _facts(self, remote: TierFacts | None, *, fill_s: float) -> LoaderFacts:
-        from penstock.pipeline.report.run_facts import LoaderFacts
-
+        remote, resident = _called(self.remote), _called(self.resident)
         late, late_s = self.probe.gil()
-        return LoaderFacts(
-            samples=self.counted_samples,
-            batches=max(0, self.batches - 1),
+        facts = LoaderFacts(
             step_s=self.step_s,
             wait_s=self.wait_s,
             wait_read_s=self.wait_read_s,
             wait_decode_s=self.wait_decode_s,
             read_s=self.read_s,
             load_s=self.load_s,
-            fill_s=fill_s,
-            elapsed_s=self.first_batch_s + self.step_s + self.wait_s,
             decode_threads=self.decode_threads,
             usable_cores=self.usable_cores,
             device=self.device,
             url=self.url,
+            decodes=self.decodes,
+            workers=self.workers,
+            samples=self.counted_samples,
+            batches=max(0, self.batches - 1),
+            fill_s=resident.fill_s if resident else 0.0,
+            elapsed_s=self.first_batch_s + self.step_s + self.wait_s,
             bytes_read=self.counted_bytes,
             disk_bytes=_disk_bytes() - self.disk_mark,
-            decodes=self.decodes,
             gil_late=late,
             gil_late_s=late_s,
-            workers=self.workers,
             remote=remote,
-            shards=self.shards() if self.shards is not None else None,
+            shards=_called(self.shards),
             images=self.probe.images(self.output) if self.output else None,
-            map=self.map() if self.map is not None else None,
-            chunks=self.chunks() if self.chunks is not None else None,
+            map=_called(self.map),
+            chunks=_called(self.chunks),
         )
+        diagnosis = diagnose(facts)
+        if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
+            facts = replace(facts, cores=self._cores())
+            diagnosis = diagnose(facts)
+        tables: dict[type | None, Any] = {
+            None: self,
+            LoaderFacts: facts,
+            Traffic: Traffic(bytes_disk=self.bytes_disk) if remote is None else remote.traffic,
+            TierFacts: remote,
+            ResidentFacts: resident,
+            DecodedCounts: None if facts.chunks is None else facts.chunks.counts,
+            MapFacts: facts.map,
+        }
+        return Statistics(
+            **read_rows(tables),
+            limit=diagnosis.limit,
+            cause=diagnosis.cause,
+            verdict=diagnosis.verdict,
+            facts=facts,
+            job=None if briefly else _called(self.job),
+            left_out=self.left_out,
+        )
+
+    @property
+    def wait_p50_s(self) -> float:
+        """The median of the latest waits."""
+        return float(np.quantile(np.array(self.waits or [0.0]), 0.5))
+
+    @property
+    def wait_p99_s(self) -> float:
+        """The 99 % quantile of the latest waits."""
+        return float(np.quantile(np.array(self.waits or [0.0]), 0.99))
 
     def _cores(self) -> CoreSpeeds:
         """Return the speeds of the cores, measured at most every `_CORES_EVERY_S`."""
@@ -209,3 +194,8 @@ class Meter:
         if self.cores is None or now >= self.cores_due_s:
             self.cores, self.cores_due_s = probes.core_speeds(), now + _CORES_EVERY_S
         return self.cores
+
+
+def _called(facts: Callable[[], T] | None) -> T | None:
+    """Return the facts of a feature; None if it isn't in use."""
+    return None if facts is None else facts()

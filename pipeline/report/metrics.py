@@ -9,25 +9,15 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cache import MissingDependencyError
-from penstock.pipeline.report.statistics import Statistics
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
+    from dataclasses import Field
     from wsgiref.simple_server import WSGIServer
 
     from penstock.pipeline.plan import World
-    from penstock.pipeline.report.job_statistics import JobStatistics
-
-# Fields that only grow; Prometheus gets all other numbers as gauges.
-_COUNTER_NAMES = """
-samples batches step_s wait_s wait_read_s wait_decode_s read_s load_s map_s bytes_disk decoded_bytes
-delivered_bytes chunks_decoded chunks_again bytes_remote bytes_peers bytes_filled bytes_passed hits
-misses requests retries hedges throttled refetched peer_requests peer_failed remote_wait_s bad
-"""
-_COUNTERS = frozenset(_COUNTER_NAMES.split())
-_HELP = "See penstock.Statistics.{}."
-_JOB_HELP = "See penstock.Statistics.job: {}."
+    from penstock.pipeline.report.statistics import Statistics
 
 
 class ReportingLoader(Protocol):
@@ -95,18 +85,22 @@ def log_tensorboard(loader: ReportingLoader, writer: Any, step: int) -> None:
     writer: a torch.utils.tensorboard.SummaryWriter, or an object with its add_scalar and add_text.
     """
     statistics = loader.statistics()
-    for name, value in _numbers(statistics):
-        writer.add_scalar(f"penstock/{name}", value, step)
+    for row, value in _numbers(statistics):
+        writer.add_scalar(f"penstock/{row.name}", value, step)
     writer.add_text("penstock/verdict", statistics.verdict, step)
     if statistics.job is not None:
         writer.add_text("penstock/job", str(statistics.job), step)
 
 
-def _numbers(statistics: Statistics) -> Iterator[tuple[str, float]]:
-    for field in fields(Statistics):
-        value = getattr(statistics, field.name)
-        if isinstance(value, int | float):
-            yield field.name, value
+def _numbers(statistics: Statistics) -> Iterator[tuple[Field[Any], float]]:
+    """Yield the numbers of the statistics, then the counters of the cache that they lack."""
+    remote, seen = statistics.facts.remote, set[str]()
+    for table in (statistics, *(() if remote is None else (remote.traffic,))):
+        for row in fields(table):
+            value = getattr(table, row.name)
+            if row.metadata and isinstance(value, int | float) and row.name not in seen:
+                seen.add(row.name)
+                yield row, value
 
 
 class _Collector:
@@ -128,38 +122,29 @@ class _Collector:
             "rank": str(self._loader.world.rank),
             "dataset": str(getattr(dataset, "url", type(dataset).__name__)),
         }
-        for name, value in _numbers(statistics):
-            kind = CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily
-            metric = kind(field_names(name), _HELP.format(name), labels=list(labels))
-            metric.add_metric(list(labels.values()), value)
-            yield metric
-        limit = GaugeMetricFamily(
-            "penstock_limit", "The stage that limits the job.", labels=[*labels, "limit"]
+        for row, value in _numbers(statistics):
+            kind = CounterMetricFamily if row.metadata["grows"] else GaugeMetricFamily
+            yield _metric(kind, field_names(row.name), row.metadata["text"], labels, value)
+        limit = {**labels, "limit": statistics.limit}
+        yield _metric(
+            GaugeMetricFamily, "penstock_limit", "the stage that limits the job", limit, 1
         )
-        limit.add_metric([*labels.values(), statistics.limit], 1)
-        yield limit
-        yield from _job_metrics(statistics.job, labels)
+        job = statistics.job
+        if job is None:
+            return
+        text = "processes of the job that have published their waits"
+        yield _metric(GaugeMetricFamily, "penstock_job_heard", text, labels, job.heard)
+        if job.slowest is not None:
+            who = {"slowest_rank": str(job.slowest.rank), "slowest_limit": job.slowest.limit}
+            name, text = "penstock_job_slowest_wait_share", "wait share of the slowest process"
+            yield _metric(GaugeMetricFamily, name, text, labels | who, job.slowest.wait_share)
 
 
-def _job_metrics(job: JobStatistics | None, labels: dict[str, str]) -> Iterator[Any]:
-    """Yield the number of processes that published their waits, and the slowest process."""
-    from prometheus_client.core import GaugeMetricFamily
-
-    if job is None:
-        return
-    heard = GaugeMetricFamily("penstock_job_heard", _JOB_HELP.format("heard"), labels=list(labels))
-    heard.add_metric(list(labels.values()), job.heard)
-    yield heard
-    if job.slowest is None:
-        return
-    slowest = GaugeMetricFamily(
-        "penstock_job_slowest_wait_share",
-        _JOB_HELP.format("slowest"),
-        labels=[*labels, "slowest_rank", "slowest_limit"],
-    )
-    rank, limit = str(job.slowest.rank), job.slowest.limit
-    slowest.add_metric([*labels.values(), rank, limit], job.slowest.wait_share)
-    yield slowest
+def _metric(kind: Any, name: str, text: str, labels: dict[str, str], value: float) -> Any:
+    """Return a family of one metric."""
+    metric = kind(name, text, labels=list(labels))
+    metric.add_metric(list(labels.values()), value)
+    return metric
 
 
 def field_names(field: str) -> str:

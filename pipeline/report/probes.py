@@ -21,6 +21,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.cache import Workers
 from penstock.cache.base import allowed_cores
 
@@ -119,20 +121,16 @@ class ReadProbe:
         from penstock.pipeline.report.run_facts import ImageFigures  # needed by statistics only
 
         pack_short = round(min(out) * _PACK_PER_OUTPUT)
-        pixels = [each.height * each.width for each in seen]
-        shorts = [min(each.height, each.width) for each in seen]
-        fewer = [
-            n * min(1.0, pack_short / short) ** 2 for n, short in zip(pixels, shorts, strict=True)
-        ]
-        count = len(seen)
+        pixels = np.array([each.height * each.width for each in seen])
+        shorts = np.array([min(each.height, each.width) for each in seen])
         return ImageFigures(
-            seen=count,
-            mean_bytes=sum(each.size_bytes for each in seen) / count,
-            mean_pixels=sum(pixels) / count,
-            progressive=sum(each.progressive for each in seen) / count,
+            seen=len(seen),
+            mean_bytes=float(np.mean([each.size_bytes for each in seen])),
+            mean_pixels=float(pixels.mean()),
+            progressive=float(np.mean([each.progressive for each in seen])),
             out_short=min(out),
             pack_short=pack_short,
-            mean_short_pixels=sum(fewer) / count,
+            mean_short_pixels=float((pixels * np.minimum(1.0, pack_short / shorts) ** 2).mean()),
         )
 
 
@@ -152,22 +150,20 @@ def core_speeds(*, seconds: float = _MEASURE_S) -> CoreSpeeds:
 
     numbers = allowed_cores()
     pool = Workers(len(numbers), name="cores")
+
+    def measured() -> CoreSpeeds:
+        running = [pool.submit(_core_work(seconds), core) for core in numbers]
+        return relative_speeds(numbers, [each.result() for each in running])
+
     try:
-        found = _measure_cores(pool, numbers, seconds)
+        found = measured()
         if min(found.speeds) < SLOW_CORE:
             threading.Event().wait(_PAUSE_S)
-            again = _measure_cores(pool, numbers, seconds).speeds
-            found = relative_speeds(
-                numbers, [max(*both) for both in zip(found.speeds, again, strict=True)]
-            )
+            both = zip(found.speeds, measured().speeds, strict=True)
+            found = relative_speeds(numbers, [max(*each) for each in both])
     finally:
         pool.close()
     return found
-
-
-def _measure_cores(pool: Workers, numbers: Sequence[int], seconds: float) -> CoreSpeeds:
-    running = [pool.submit(_core_work(seconds), core) for core in numbers]
-    return relative_speeds(numbers, [each.result() for each in running])
 
 
 def relative_speeds(numbers: Sequence[int], rates: Sequence[float]) -> CoreSpeeds:

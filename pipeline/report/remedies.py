@@ -9,15 +9,15 @@ diagnosis names that as the cause.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import format_size
 from penstock.pipeline.report.run_facts import SLOW_CORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from penstock.pipeline.report.run_facts import Cause, ImageFigures, Limit, LoaderFacts
+    from penstock.pipeline.report.run_facts import Cause, ImageFigures, LoaderFacts
 
 # A change that gains less isn't worth mentioning.
 LEAST_GAIN = 1.15
@@ -55,31 +55,25 @@ def map_changes(facts: LoaderFacts) -> Iterator[Change]:
     assert slowest is not None
     share = min(1.0, slowest.seconds / facts.load_s) if facts.load_s else 1.0
     each_ms = 1e3 * slowest.seconds / max(facts.samples, 1)
-    why = f"{slowest.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample"
     cores, processes = facts.usable_cores, slowest.processes
     batched = "" if slowest.batched else ", batched=True if it can take many samples at once"
+    is_short = 0 < processes < cores
+    where, advice = f"by {processes} processes on {cores} cores", f"Do it once{batched}: "
     if not processes:
-        yield Change(
-            cause="slow-map",
-            why=f"{why}, in the reading threads.",
-            advice=f"processes={max(2, cores)} would call it in processes of its own{batched}; or "
-            f"{_STORE_RESULTS}.",
-        )
-    elif processes < cores:
-        yield Change(
-            cause="slow-map",
-            why=f"{why}, by {processes} processes; {cores} cores are usable.",
-            advice=f"processes={cores} would help{batched}; or {_STORE_RESULTS}.",
-            factor=cores / processes,
-            basis=f"{cores} cores for {processes}",
-            assumes="the function computes, and the cores are free",
-        )
-    else:
-        yield Change(
-            cause="slow-map",
-            why=f"{why}, by {processes} processes on {cores} cores.",
-            advice=f"Do it once{batched}: {_STORE_RESULTS}.",
-        )
+        where = "in the reading threads"
+        advice = f"processes={max(2, cores)} would call it in processes of its own{batched}; or "
+    elif is_short:
+        where = f"by {processes} processes; {cores} cores are usable"
+        advice = f"processes={cores} would help{batched}; or "
+    yield Change(
+        cause="slow-map",
+        why=f"{slowest.name} takes {share:.0%} of the time for reading: {each_ms:.2g} ms a sample, "
+        f"{where}.",
+        advice=f"{advice}{_STORE_RESULTS}.",
+        factor=cores / processes if is_short else None,
+        basis=f"{cores} cores for {processes}" if is_short else "",
+        assumes="the function computes, and the cores are free" if is_short else "",
+    )
 
 
 # A smaller share of progressive images isn't reported unless their cost was measured.
@@ -135,16 +129,13 @@ def _more_threads(facts: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def _describe_share(share: float | None) -> str:
-    """Describe the share of decoding in the work."""
+def _of_decoding(share: float | None) -> tuple[str, str]:
+    """Return the basis of a gain by faster decoding, which is a share of the work, and what it
+    assumes if that wasn't measured."""
     if share is None:
-        return "at most: the time for augmenting wasn't measured"
-    return f"decoding is {share:.0%} of the work, measured"
-
-
-def _share_assumption(share: float | None) -> str:
-    """Return the assumption of a gain by faster decoding if its share wasn't measured."""
-    return "decoding is all of the work and " if share is None else ""
+        unknown = "at most: the time for augmenting wasn't measured"
+        return unknown, "decoding is all of the work and "
+    return f"decoding is {share:.0%} of the work, measured", ""
 
 
 def _speedup(time_share: float, *, of_work: float | None) -> float:
@@ -177,14 +168,15 @@ def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) 
     factor = _speedup(1 / cost, of_work=share)
     if factor < LEAST_GAIN:
         return
+    part, assumes = _of_decoding(share)
     baseline = "the same images as baseline ones" if measured.of_twins else "the baseline ones"
     yield replace(
         change,
         why=f"{finding} {measured.times:.2g} times as long to decode as {baseline} "
         f"({measured.images} measured).",
         factor=factor,
-        basis=f"{measured.times:.2g} times for each of them, measured; {_describe_share(share)}",
-        assumes=f"{_share_assumption(share)}the other images are like those inspected",
+        basis=f"{measured.times:.2g} times for each of them, measured; {part}",
+        assumes=f"{assumes}the other images are like those inspected",
     )
 
 
@@ -195,6 +187,7 @@ def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> I
         return
     is_oversized = ratio >= OVERSIZED
     kind = "oversized" if is_oversized else "larger than needed"
+    part, assumes = _of_decoding(share)
     yield Change(
         cause="oversized" if is_oversized else "slow-decode",
         why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels on average "
@@ -202,8 +195,8 @@ def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> I
         advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {images.pack_short}` keeps "
         "the detail that a crop of that size can show.",
         factor=factor,
-        basis=f"{ratio:.2g} times fewer pixels; {_describe_share(share)}",
-        assumes=f"{_share_assumption(share)}the time to decode is proportional to the pixels",
+        basis=f"{ratio:.2g} times fewer pixels; {part}",
+        assumes=f"{assumes}the time to decode is proportional to the pixels",
         is_anomaly=is_oversized,
     )
 
@@ -250,6 +243,11 @@ _LEAST_DISK_BYTES_PER_S = 1 << 18
 # (it doesn't count those of all network file systems). Threads that share cores sleep less.
 _LONG_SLEEP_S = 0.5e-3
 _OTHERS = "the rates of the other stages alone"
+_NO_FETCHING: dict[str, Any] = {
+    "removes": True,
+    "basis": _OTHERS,
+    "assumes": "nothing has to be fetched any more",
+}
 
 
 def reads_compute(facts: LoaderFacts) -> bool:
@@ -370,40 +368,20 @@ def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
     )
     yield from _tiny_shards(facts, fetched)
     yield from _decoded_again(facts)
-    if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
-        yield _no_fetching(
-            cause="throttled",
-            why=f"{fetched} The store throttled {traffic.throttled:,} of {traffic.requests:,} "
-            "requests.",
-            advice="A higher limit at the store, or `penstock warm` before the job, would help.",
-            is_anomaly=True,
-        )
-    elif not remote.max_bytes:
-        yield _no_fetching(
-            cause="no-cache",
-            why=fetched,
-            advice="cache=DiskCache(...) would keep the fetched bytes for the next epoch.",
-        )
-    else:
-        yield _no_fetching(
-            cause="slow-remote",
-            why=fetched,
-            advice="The fetched bytes stay in the cache for the next epoch; `penstock warm` before "
-            "the job would speed up the first.",
-        )
-
-
-def _no_fetching(*, cause: Cause, why: str, advice: str, is_anomaly: bool = False) -> Change:
-    """Return a change after which nothing has to be fetched any more."""
-    return Change(
-        cause=cause,
-        why=why,
-        advice=advice,
-        removes=True,
-        basis=_OTHERS,
-        assumes="nothing has to be fetched any more",
-        is_anomaly=is_anomaly,
+    is_throttled = traffic.throttled > _THROTTLED_SHARE * traffic.requests
+    cause: Cause = "slow-remote"
+    advice = (
+        "The fetched bytes stay in the cache for the next epoch; `penstock warm` before the job "
+        "would speed up the first."
     )
+    if is_throttled:
+        cause = "throttled"
+        advice = "A higher limit at the store, or `penstock warm` before the job, would help."
+        fetched += f" The store throttled {traffic.throttled:,} of {traffic.requests:,} requests."
+    elif not remote.max_bytes:
+        cause = "no-cache"
+        advice = "cache=DiskCache(...) would keep the fetched bytes for the next epoch."
+    yield Change(cause=cause, why=fetched, advice=advice, is_anomaly=is_throttled, **_NO_FETCHING)
 
 
 def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
@@ -417,12 +395,13 @@ def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
         if traffic.peer_failed
         else ""
     )
-    yield _no_fetching(
+    yield Change(
         cause="slow-peers",
         why=f"{format_size(traffic.bytes_peers)} came from other nodes' caches so far, "
         f"{rate:.2g} MB/s{failed}.",
         advice="The part of them that this node's cache keeps stays for the next epoch; "
         "`penstock warm` before the job would speed up the first.",
+        **_NO_FETCHING,
     )
 
 
@@ -451,21 +430,18 @@ def cache_changes(facts: LoaderFacts) -> Iterator[Change]:
     assert remote is not None
     # File system blocks and indexes take a little more room than the data.
     needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
-    yield _no_fetching(
+    yield Change(
         cause="small-cache",
         why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
         f"{format_size(remote.wanted_bytes)} that this node reads.",
         advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
         is_anomaly=True,
+        **_NO_FETCHING,
     )
 
 
-def changes_for(limit: Limit, facts: LoaderFacts) -> list[Change]:
-    """Return at least one change for a limit other than "nothing yet"."""
-    return list(_CHANGES[limit](facts))
-
-
-def _model(_: LoaderFacts) -> Iterator[Change]:
+def model_changes(_: LoaderFacts) -> Iterator[Change]:
+    """State that the input side is fast enough."""
     yield Change(
         cause="slow-model",
         advice="A faster input side would change nothing.",
@@ -474,7 +450,8 @@ def _model(_: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def _python(facts: LoaderFacts) -> Iterator[Change]:
+def python_changes(facts: LoaderFacts) -> Iterator[Change]:
+    """Propose to move Python code out of the training process."""
     yield Change(
         cause="gil",
         why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' attempts to take "
@@ -487,7 +464,8 @@ def _python(facts: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def _dataset(_: LoaderFacts) -> Iterator[Change]:
+def dataset_changes(_: LoaderFacts) -> Iterator[Change]:
+    """Propose changes if a torch dataset's own code is slow."""
     yield Change(
         cause="dataset-code",
         advice="A larger num_workers=, or a native dataset (`penstock pack`), whose images DALI "
@@ -495,23 +473,9 @@ def _dataset(_: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def _copy(_: LoaderFacts) -> Iterator[Change]:
+def copy_changes(_: LoaderFacts) -> Iterator[Change]:
+    """Propose to copy fewer bytes."""
     yield Change(
         cause="slow-copy",
         advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
     )
-
-
-_CHANGES: dict[Limit, Callable[[LoaderFacts], Iterator[Change]]] = {
-    "model": _model,
-    "python": _python,
-    "copy": _copy,
-    "augment": augment_changes,
-    "decode": decode_changes,
-    "dataset": _dataset,
-    "map": map_changes,
-    "disk": disk_changes,
-    "remote": remote_changes,
-    "peers": peer_changes,
-    "cache": cache_changes,
-}

@@ -7,8 +7,10 @@ stage reaches alone. `Limit` and `Cause` list the names that a verdict uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
+
+from penstock.cache.base import counter, gauge, growth
 
 if TYPE_CHECKING:
     from penstock.cache.base import Traffic
@@ -124,66 +126,50 @@ class Ceilings:
 SLOW_CORE = 0.67
 """A core below this share of the fastest core's speed is slow: one other program halves it."""
 
-_COUNTED_FIELDS = (
-    "samples",
-    "batches",
-    "step_s",
-    "wait_s",
-    "wait_read_s",
-    "wait_decode_s",
-    "read_s",
-    "load_s",
-    "fill_s",
-    "elapsed_s",
-    "bytes_read",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierFacts:
     """The store and the cache of a remote dataset, measured.
 
     traffic: since the dataset was opened. connections: the most that may be in use; request_p99_s:
-    of recent requests. wanted_bytes: bytes that this node reads in an epoch; kept_bytes: the part
-    of them that the cache keeps for the job; max_bytes: the cache's limit, 0 if the user gave no
-    cache.
+    of recent requests. wanted_bytes: bytes that this node reads in an epoch.
     """
 
     traffic: Traffic
     connections: int
     request_p99_s: float
     wanted_bytes: int
-    kept_bytes: int
-    max_bytes: int
+    kept_bytes: int = gauge(
+        "bytes that the cache keeps for this job of those that the node reads in an epoch"
+    )
+    max_bytes: int = gauge("the cache's limit; 0 without a cache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidentFacts:
     """The images that `resident=` keeps in memory.
 
-    samples, size_bytes: in memory; max_bytes: room for pixels. fill_s: wall-clock time that reading
-    threads spent on decoding whole images and copying them. hits: samples that came from memory
-    without being read; bytes_memory: bytes of their decoded images.
+    samples: in memory; max_bytes: room for pixels. fill_s: wall-clock time that reading threads
+    spent on decoding whole images and copying them.
     """
 
     samples: int
-    size_bytes: int
     max_bytes: int
     fill_s: float
-    hits: int
-    bytes_memory: int
+    size_bytes: int = gauge("size of the decoded images kept in memory (`resident=`)")
+    hits: int = counter("samples that came from memory without being read and decoded")
+    bytes_memory: int = counter("decoded bytes that came from memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapFacts:
-    """The time that the functions of a recipe's Maps take.
-
-    seconds: wall-clock time that reading threads spent on them, waits for processes included. name,
-    processes, batched: of the slowest Map.
-    """
+    """The time that the functions of a recipe's Maps take. name, processes, batched: of the slowest
+    Map."""
 
     name: str
-    seconds: float
+    seconds: float = counter(
+        "the part of load_s spent in functions of the recipe's Maps or waiting for their processes"
+    )
     processes: int
     batched: bool
 
@@ -251,37 +237,32 @@ class LoaderFacts:
     """The facts of one run of a loader. Times are seconds, without the first batch (see
     `penstock.Statistics`).
 
-    samples, batches: delivered. step_s: time outside the loader; wait_s: time in it; wait_read_s,
-    wait_decode_s: the parts of wait_s spent waiting for bytes and for DALI. read_s, load_s: CPU
-    time and wall-clock time of the reading threads; fill_s: the part of load_s spent on decoding
-    into memory (`resident=`). elapsed_s: all time, the first batch included.
     gil_late: share of the reading threads' late attempts to take Python's GIL; gil_late_s: their
     mean delay. decode_threads, usable_cores: of this rank. device: such as "cpu" or "cuda:0".
     workers: worker processes of a torch dataset; None for a native dataset. url: the dataset's, for
     messages. map: None without Maps. chunks: None if samples are decoded one by one. bytes_read:
-    bytes of the samples from all tiers, except of tables, which aren't counted. disk_bytes: bytes
-    that the system has read from disks for this process; None if unknown. trains: False for a loop
-    that only takes batches. decodes: True if DALI has images to decode.
+    doesn't count tables. disk_bytes: as the system counts them for this process; None if unknown.
+    trains: False for a loop that only takes batches. decodes: True if DALI has images to decode.
     """
 
-    samples: int
-    batches: int
-    step_s: float
-    wait_s: float
-    wait_read_s: float
-    wait_decode_s: float
-    read_s: float
-    load_s: float
-    elapsed_s: float
+    samples: int = counter("samples delivered")
+    batches: int = counter("batches delivered")
+    step_s: float = counter("time outside the loader")
+    wait_s: float = counter("time in the loader")
+    wait_read_s: float = counter("waiting for bytes")
+    wait_decode_s: float = counter("waiting for DALI")
+    read_s: float = counter("CPU time of the reading threads")
+    load_s: float = counter("wall-clock time of the reading threads")
+    elapsed_s: float = counter("all time, the first batch included")
     decode_threads: int
     usable_cores: int
     device: str
     url: str = ""
-    bytes_read: int = 0
-    disk_bytes: int | None = None
+    bytes_read: int = counter("bytes of the samples from all tiers")
+    disk_bytes: int | None = counter("bytes read from disks", default=None)
     trains: bool = True
     decodes: bool = True
-    fill_s: float = 0.0
+    fill_s: float = counter("time spent on decoding into memory", default=0.0)
     gil_late: float = 0.0
     gil_late_s: float = 0.0
     workers: int | None = None
@@ -308,19 +289,4 @@ class LoaderFacts:
 
         earlier: facts of the same loader.
         """
-        less = {name: getattr(self, name) - getattr(earlier, name) for name in _COUNTED_FIELDS}
-        remote = self.remote
-        if remote is not None and earlier.remote is not None:
-            now, then = remote.traffic, earlier.remote.traffic
-            names = [each.name for each in fields(now) if each.name != "request_s"]  # a mean
-            counts = {name: getattr(now, name) - getattr(then, name) for name in names}
-            remote = replace(remote, traffic=replace(now, **counts))
-        map = self.map
-        if map is not None and earlier.map is not None:
-            map = replace(map, seconds=map.seconds - earlier.map.seconds)
-        chunks = self.chunks
-        if chunks is not None and earlier.chunks is not None:
-            chunks = replace(chunks, counts=chunks.counts.since(earlier.chunks.counts))
-        if self.disk_bytes is not None and earlier.disk_bytes is not None:
-            less["disk_bytes"] = self.disk_bytes - earlier.disk_bytes
-        return replace(self, remote=remote, map=map, chunks=chunks, **less)
+        return growth(self, earlier)

@@ -37,7 +37,7 @@ from .format_registry import format_names as format_names, formats as formats
 from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format
 from .format_registry import shows_own_index as shows_own_index
-from .kept_chunks import DecodedCounts as DecodedCounts, sum_counts as sum_counts
+from .kept_chunks import DecodedCounts as DecodedCounts
 from .kept_chunks import KeptChunk as KeptChunk, KeptChunks as KeptChunks
 from .open_shard import MISSING as MISSING, NO_SPAN as NO_SPAN
 from .open_shard import OpenShard as OpenShard, Places as Places, STORAGES as STORAGES

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from penstock.cache.base import counter, gauge
 
+if TYPE_CHECKING:
     from penstock.readers.formats.chunk_files import ChunkFile
 
     Key = tuple[int, int]
@@ -56,43 +56,28 @@ class ReadTally:
 class DecodedCounts:
     """Counts of the decoded chunks of a dataset since it was opened.
 
-    decoded_bytes: of chunks, counted at each decoding. delivered_bytes: the part of them that was
-    read: a chunk's bytes per row, times the rows read. chunks: decodings. again: decodings of
-    chunks that were evicted before all of their rows were read. memory_bytes, disk_bytes: kept now,
-    in memory and in the cache folder. most_memory_bytes, most_disk_bytes: the most so far.
-    max_bytes: the limit of memory; 0 before the first chunk if the machine decides it.
+    A chunk's delivered bytes are its bytes per row, times the rows read. max_bytes is 0 before the
+    first chunk if the machine decides it.
     """
 
-    decoded_bytes: int = 0
-    delivered_bytes: int = 0
-    chunks: int = 0
-    again: int = 0
-    memory_bytes: int = 0
-    disk_bytes: int = 0
-    most_memory_bytes: int = 0
-    most_disk_bytes: int = 0
-    max_bytes: int = 0
+    decoded_bytes: int = counter("decoded bytes of chunks (Zarr, Parquet, …)")
+    delivered_bytes: int = counter(
+        "decoded bytes that went into samples; equal to decoded_bytes if each chunk was decoded "
+        "once and used completely"
+    )
+    chunks: int = counter("chunks decoded")
+    again: int = counter("chunks decoded again because there was no room to keep them")
+    memory_bytes: int = gauge("decoded bytes in memory now")
+    disk_bytes: int = gauge("decoded bytes in the cache folder now")
+    most_memory_bytes: int = gauge("the most decoded bytes that were kept in memory")
+    most_disk_bytes: int = gauge("the most decoded bytes that were kept in the cache")
+    max_bytes: int = gauge("the limit of decoded bytes in memory")
 
     @property
     def ratio(self) -> float:
         """Return the bytes decoded per byte delivered. It is 1.0 if each chunk is decoded once, and
         before the first."""
         return self.decoded_bytes / self.delivered_bytes if self.delivered_bytes else 1.0
-
-    def since(self, earlier: DecodedCounts) -> DecodedCounts:
-        """Return the counts of the time after `earlier`, of the same datasets."""
-        grown = {name: getattr(self, name) - getattr(earlier, name) for name in _GROWING}
-        return replace(self, **grown)
-
-
-_GROWING = ("decoded_bytes", "delivered_bytes", "chunks", "again")
-
-
-def sum_counts(several: Iterable[DecodedCounts]) -> DecodedCounts:
-    """Add up the counts of several datasets."""
-    each = list(several)
-    names = [field.name for field in fields(DecodedCounts)]
-    return DecodedCounts(**{name: sum(getattr(counts, name) for counts in each) for name in names})
 
 
 # As multiples of the rows taken while a window passes: a chunk whose rows were all taken is kept

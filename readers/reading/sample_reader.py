@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.cache.base import ReadMode, Traffic, TrafficMeter, joined_traffic
+from penstock.cache.base import ReadMode, Traffic, TrafficMeter, summed
 from penstock.readers.blocks import Blocks
 from penstock.readers.fieldtypes import PRESENT, DenseColumn, RaggedColumn, SampleBatch
 from penstock.readers.reading.batch_plan import BatchFields, BatchRows
@@ -55,7 +55,7 @@ class SampleReader:
     def traffic(self) -> Traffic:
         """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
         # Rows count as read from the disk: those of remote shards are fetched to it first.
-        return joined_traffic([*self.index.traffic(), self._local.snapshot()])
+        return summed([*self.index.traffic(), self._local.snapshot()])
 
     def read(
         self,

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 
 from penstock.augment import DecodedBatch
 from penstock.cache import NAME_PREFIX, ClosedError, Outcome, StalledError
-from penstock.pipeline.feed import Batch, BatchPipeline, ImageGraphs, PipelineRunner, Position
+from penstock.pipeline.feed import (
+    Batch,
+    BatchPipeline,
+    ImageGraphs,
+    PipelineRunner,
+    Position,
+    ReadScale,
+)
 from penstock.pipeline.plan import BatchSchedule, Cursor, Plan, RankOrder, Walk, World
 from penstock.pipeline.report import Meter
 from penstock.readers.fieldtypes import EncodedColumn, SampleBatch
@@ -165,8 +172,7 @@ class User:
         self.feed = PipelineRunner(
             pipeline,
             self.position,
-            depth=2,
-            read_threads=2,
+            ReadScale(threads=2, depth=2),
             decodes_ahead=ahead,
             prefetch=FakePrefetch() if remote else None,  # type: ignore[arg-type]
             timeout_s=timeout_s,

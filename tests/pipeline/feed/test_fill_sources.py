@@ -11,7 +11,7 @@ import numpy as np
 from penstock import Peers
 from penstock.cache.base import Traffic
 from penstock.pipeline.feed import Filler
-from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, Walk
+from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, Walk, World
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 SHARDS, SHARD_BYTES = 8, 1000
+WALK = Walk(samples=4 * SHARDS, schedule=BatchSchedule.constant(4), drop_last=True)
 
 
 class Scripted:
@@ -56,37 +57,28 @@ class Scripted:
         return 0 if stop.is_set() else SHARD_BYTES
 
 
-def filler_of(remote: Any, needs: Needs) -> Filler:
+def filler_of(remote: Any) -> Filler:
     source: Any = SimpleNamespace(
         contents=SimpleNamespace(shard_bytes=np.full(SHARDS, SHARD_BYTES)), give_back=int
     )
     share: Any = SimpleNamespace(
         node_bytes=SHARDS * SHARD_BYTES, keeps=lambda _: True, refresh=lambda: False
     )
-    return Filler(
-        remote,
-        source,
-        share,
-        needs=needs,
-        mine=np.arange(SHARDS),
-        endless=False,
-        epoch_steps=SHARDS,
-    )
+    order: Any = SimpleNamespace(source=source, walk=WALK, settings=SimpleNamespace(shuffle=False))
+    return Filler(remote, share, order, make_plan(), World(0, 1))
 
 
-def make_needs() -> Needs:
-    sizes = np.full(SHARDS, 4)
-    walk = Walk(samples=4 * SHARDS, schedule=BatchSchedule.constant(4), drop_last=True)
-    return Needs(Plan(sizes.tolist(), seed=3, lanes=1, window=1), walk, first=0, end=1, world=1)
+def make_plan() -> Plan:
+    return Plan([4] * SHARDS, seed=3, lanes=1, window=1)
 
 
 def test_shards_of_other_nodes_come_in_order_while_the_remote_gives_nothing() -> None:
-    needs = make_needs()
+    needs = Needs(make_plan(), WALK, first=0, end=1, world=1)
     order = [n for _, some in needs.shards(Cursor(0, 0), endless=False) for n in some.tolist()]
     order = list(dict.fromkeys(order))
     near, left = {order[2], order[5], order[6]}, {order[1], order[4]}
     remote: Any = Scripted(near=near, left=left)
-    filler = filler_of(remote, needs)
+    filler = filler_of(remote)
     try:
         filler.seek(Cursor(0, 0))
         filler.count_batch(10 * SHARD_BYTES, Traffic())
@@ -95,12 +87,19 @@ def test_shards_of_other_nodes_come_in_order_while_the_remote_gives_nothing() ->
             filler.count_batch(10 * SHARD_BYTES, Traffic())
         assert remote.filled == [n for n in order if n in near]
         remote.gives.set()
-        filler.wait(timeout_s=PATIENCE_S)
+        wait_for_fills(filler)
         assert remote.filled[len(near)] == order[0]
         assert not left & set(remote.filled)
     finally:
         remote.gives.set()
         filler.close()
+
+
+def wait_for_fills(filler: Filler) -> None:
+    """Wait until the tasks that run now have ended. Raises their errors."""
+    for each in filler.sources:
+        for task in list(each.running):
+            task.result(timeout=PATIENCE_S)
 
 
 class Shard(int):
@@ -118,14 +117,14 @@ def test_a_choice_that_another_thread_drops_still_counts_for_its_lookup(
 ) -> None:
     monkeypatch.setattr(Filler, "choice_s", 0.0)  # each search for a shard chooses again
     remote = Scripted(near=set(range(SHARDS)), left=set())
-    filler = filler_of(remote, make_needs())
+    filler = filler_of(remote)
     searches = 0
 
     def search() -> None:
         nonlocal searches
         searches += 1
         filler.count_batch(10 * SHARD_BYTES, Traffic())
-        filler.wait(timeout_s=PATIENCE_S)
+        wait_for_fills(filler)
 
     try:
         filler.seek(Cursor(0, 0))

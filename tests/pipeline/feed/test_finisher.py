@@ -17,14 +17,15 @@ from penstock.augment import (
     RUNS_IN_FLIGHT,
     DaliPipeline,
     FullImageDecoder,
+    GraphPlan,
     check_recipe,
     imagenet_eval,
 )
 from penstock.pipeline import DataLoader
 from penstock.pipeline.feed import ResidentImages, dali_needs_bytes, memory_budget, resident_bytes
 from penstock.pipeline.feed import resident_memory as resident_room
-from penstock.pipeline.plan import World
 from penstock.readers import Dataset, ImageRange
+from tests.pipeline.feed.resident.resident_loaders import room_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,20 +86,21 @@ def test_the_images_of_a_run_are_stored_before_the_next_run_is_decoded(
         sizes = dataset.index.sizes.tolist()
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
         store = ResidentImages(
-            check_recipe(EVAL, images=dataset.index.images["image"]),
+            GraphPlan(
+                check_recipe(EVAL, images=dataset.index.images["image"]),
+                batch_size=RUN_SAMPLES,
+                threads=2,
+            ),
             image="image",
             samples=len(dataset),
             max_bytes=10**8,
-            threads=2,
-            device=torch.device("cpu"),
-            deterministic=False,
         )
         stored: list[int] = []
         decode = FullImageDecoder.__call__
 
         def counted(self: FullImageDecoder, *arguments: Any) -> Iterator[Any]:
             for run in decode(self, *arguments):
-                stored.append(store.facts(hits=0, bytes_memory=0).samples)
+                stored.append(store.facts().samples)
                 yield run
 
         monkeypatch.setattr(FullImageDecoder, "__call__", counted)
@@ -130,15 +132,8 @@ def test_resident_images_are_fed_by_one_kernel() -> None:
 
 def room_on_cuda(free: int, monkeypatch: pytest.MonkeyPatch, *, batch: int, depth: int) -> int:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
-    found = memory_budget(
-        True,
-        device=torch.device("cuda", 0),
-        world=World(0, 1),
-        recipe=check_recipe(EVAL, images=ANY),
-        batch_size=batch,
-        depth=depth,
-    )
-    return found.most_bytes
+    options = room_options(True, device="cuda:0", per_rank=batch, depth=depth)
+    return memory_budget(options, check_recipe(EVAL, images=ANY)).most_bytes
 
 
 def test_the_rule_on_cuda_leaves_what_runs_and_batches_hold(
@@ -170,14 +165,12 @@ def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
         def fits(most: int, *, cuda: bool) -> bool:
             room = resident_room.MemoryBudget(most_bytes=most, reason="")
             found = resident_bytes(
-                "auto",
+                room_options("auto", device="cuda" if cuda else "cpu", per_rank=fed),
                 room,
                 dataset,
                 recipe,
                 image="image",
                 share=share,
-                cuda=cuda,
-                fed_samples=fed,
             )
             return found is not None
 

@@ -20,6 +20,7 @@ from penstock.cache.disk import DiskCache, admin
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed import Filler
 from penstock.readers import Dataset
+from tests.pipeline.feed.test_fill_sources import wait_for_fills
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ def test_nothing_is_filled_before_the_first_batch_was_handed_out(
         batches = iter(loader)
         assert not fills
         next(batches)
-        prefetch_of(loader)._filler.wait(timeout_s=30)
+        wait_for_fills(prefetch_of(loader)._filler)
         assert fills
         assert len(set(fills)) == len(fills)
 
@@ -237,8 +238,7 @@ def test_each_loader_of_a_dataset_has_a_share_of_its_own(remote: Dataset) -> Non
 def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Filler, "least_refresh_s", 0.0)  # the test's epochs are short
-    monkeypatch.setattr(Filler, "refresh_s", 0.0)
+    monkeypatch.setattr(Filler, "refresh_s", 0.0)  # the test's epochs are short
     places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
     limit = 768 * 2**10 + data_bytes(pack)
     caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]
@@ -250,7 +250,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
 
     def epoch(loader: DataLoader) -> None:
         for _ in loader:
-            prefetch_of(loader)._filler.wait(timeout_s=30)
+            wait_for_fills(prefetch_of(loader)._filler)
 
     def kept(dataset: Dataset) -> int:
         index = dataset.index

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.cache import Ordered, Workers
-from penstock.pipeline.feed import READ_AHEAD, Position, ReadAhead
+from penstock.pipeline.feed import READ_AHEAD, Position, ReadAhead, ReadScale
 from penstock.pipeline.feed import BatchPipeline as RealRoad
 from penstock.pipeline.plan import BatchSchedule, Cursor, Step, Walk
 
@@ -86,11 +86,10 @@ def read_ahead(
     ahead = ReadAhead(
         road,  # type: ignore[arg-type]
         position,
+        ReadScale(threads=pool.count, depth=DEPTH, turn=turn),
         pool=pool,
-        depth=DEPTH,
         prefetch=prefetch,  # type: ignore[arg-type]
         timeout_s=300,
-        turn=turn,
     )
     ahead.start(Cursor(0, 0))
     return ahead, road, position

@@ -358,10 +358,10 @@ def test_a_warm_up_is_left_out() -> None:
     left = whole.since(warm_up)
     assert (left.samples, left.batches, left.wait_s, left.step_s) == (900, 9, 5.0, 0.0)
     assert left.decode_threads == 2
-    earlier = replace(warm_up, remote=remote(requests=40, request_s=0.5))
-    later = replace(whole, remote=remote(requests=100, request_s=0.4)).since(earlier).remote
+    earlier = replace(warm_up, remote=remote(requests=40, request_s=20.0))
+    later = replace(whole, remote=remote(requests=100, request_s=44.0)).since(earlier).remote
     assert later is not None
-    assert (later.traffic.requests, later.traffic.request_s) == (60, 0.4)
+    assert (later.traffic.requests, later.traffic.request_s) == (60, 24.0)
     assert later.kept_bytes == 10**9
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import urllib.request
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.cache import MissingDependencyError
-from penstock.pipeline import DataLoader, World
-from penstock.pipeline.report import log_tensorboard, serve_metrics
+from penstock.cache.base import Traffic, growth, summed
+from penstock.pipeline import DataLoader, Statistics, World
+from penstock.pipeline.report import TierFacts, log_tensorboard, serve_metrics
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -48,6 +51,39 @@ def test_a_scrape_tells_what_the_statistics_tell(loader: DataLoader, pack: Path)
     assert after[f"penstock_disk_bytes_total{labels}"] == loader.statistics().bytes_disk
     assert after[f"penstock_hit_ratio{labels}"] == 1.0
     assert sum(name.startswith("penstock_limit") for name in after) == 1
+
+
+def test_each_counter_has_its_meaning_in_the_documentation() -> None:
+    for row in fields(Statistics):
+        assert f"{row.name}: " in (Statistics.__doc__ or "") or not row.metadata
+        assert not row.metadata or row.metadata["text"] in (Statistics.__doc__ or "")
+
+
+def test_a_counter_of_the_cache_is_exported_and_subtracted(
+    loader: DataLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all tables, `Traffic` alone names such a counter; its growth and export follow."""
+    written: dict[str, float] = {}
+    found = loader.statistics()
+    counts = {"failed": 7, "bytes_remote": 30}
+    remote = TierFacts(
+        traffic=Traffic(**counts),
+        connections=1,
+        request_p99_s=0.0,
+        wanted_bytes=0,
+        kept_bytes=0,
+        max_bytes=0,
+    )
+    later = replace(found, facts=replace(found.facts, remote=remote))
+    monkeypatch.setattr(loader, "statistics", lambda: later)
+    writer = SimpleNamespace(
+        add_scalar=lambda name, value, _: written.update({name: value}), add_text=lambda *_: None
+    )
+    log_tensorboard(loader, writer, 1)
+    assert written["penstock/failed"] == 7
+    assert growth(remote, replace(remote, traffic=Traffic(failed=3))).traffic.failed == 4
+    both = summed([remote.traffic, Traffic(failed=1)])
+    assert (both.failed, both.bytes_remote) == (8, 30)
 
 
 def test_closing_ends_the_server_and_its_thread(loader: DataLoader) -> None:

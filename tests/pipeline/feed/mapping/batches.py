@@ -76,9 +76,9 @@ def batch_of(ids: Sequence[int]) -> SampleBatch:
 
 def mapper(*maps: Map, seed: int = 3, **options: Any) -> Mapper:
     found, _ = split_maps(list(maps))
-    placed, schema = check_maps(found, SCHEMA)
+    placed, _ = check_maps(found, SCHEMA)
     names: Any = lambda ids: [f"sample-{i}.png" for i in ids]  # noqa: E731
-    return Mapper(placed, schema, seed=seed, names=names, **options)
+    return Mapper(placed, seed=seed, names=names, **options)
 
 
 def values_of(batch: SampleBatch, field: str) -> list[Any]:

@@ -27,7 +27,7 @@ def make(pack: Path) -> Any:
 
 
 def pids_of(loader: Any) -> list[int]:
-    return list(loader._engine.assembly.pipeline.reader.transform.pids)
+    return list(loader._engine.assembly.pipeline.reader.maps.pids)
 
 
 def closed(loader: Any) -> None:

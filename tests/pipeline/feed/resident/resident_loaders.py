@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from penstock.augment import (
     CenterCrop,
@@ -18,7 +20,7 @@ from penstock.augment import (
     imagenet_eval,
     imagenet_train,
 )
-from penstock.pipeline import DataLoader
+from penstock.pipeline import DataLoader, World
 from penstock.readers import Dataset, ImageFacts, Rejection
 from penstock.readers.fieldtypes import SampleBatch
 from tests.conftest import SAMPLES, photograph
@@ -108,3 +110,16 @@ def encoded(image: Image.Image, codec: str) -> bytes:
 def pixels_of_all() -> int:
     """Bytes of all photographs, RGB."""
     return sum(photograph(number).size for number in range(SAMPLES))
+
+
+def room_options(
+    mode: Any, *, device: str = "cpu", per_rank: int = 8, depth: int = 1, world: World | None = None
+) -> Any:
+    """Return the options of a loader that decide how much memory images may take."""
+    return SimpleNamespace(
+        resident=mode,
+        device=torch.device(device),
+        depth=depth,
+        per_rank=per_rank,
+        world=world or World(0, 1),
+    )

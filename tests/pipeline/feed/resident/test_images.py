@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -51,14 +49,12 @@ pytestmark = [
 
 def resident_images(path: Path, max_bytes: int) -> ResidentImages:
     index = Dataset(str(path)).index
+    recipe = check_recipe(RECIPES["train"], images=index.images["image"])
     return ResidentImages(
-        check_recipe(RECIPES["train"], images=index.images["image"]),
+        GraphPlan(recipe, batch_size=RUN_SAMPLES, threads=1),
         image="image",
         samples=index.samples,
         max_bytes=max_bytes,
-        threads=1,
-        device=torch.device("cpu"),
-        deterministic=False,
     )
 
 
@@ -95,7 +91,7 @@ class TestResidentImages:
             for row, image in enumerate(store.images(batch.ids)):
                 assert image is None or image.shape == (*there.dims[row], 3)
                 assert bool(len(encoded.encoded[row])) != here[row]
-        facts = store.facts(hits=0, bytes_memory=0)
+        facts = store.facts()
         assert facts.size_bytes <= max_bytes
         assert facts.samples == sum(image is not None for image in store.images(np.arange(SAMPLES)))
         store.close()

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +29,14 @@ from tests.servers import serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-from tests.pipeline.feed.resident.resident_loaders import FIELDS, RECIPES, bits, make, pixels_of_all
+from tests.pipeline.feed.resident.resident_loaders import (
+    FIELDS,
+    RECIPES,
+    bits,
+    make,
+    pixels_of_all,
+    room_options,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Labels cluster inside shards"),
@@ -50,9 +55,7 @@ class TestRoom:
             images=ImageRange(min_height=9, max_height=9, min_width=9, max_width=9),
         )
         world = World(0, ranks, local_rank=0, local_size=ranks)
-        return memory_budget(
-            mode, device=torch.device("cpu"), world=world, recipe=recipe, batch_size=8, depth=2
-        ).most_bytes
+        return memory_budget(room_options(mode, world=world), recipe).most_bytes
 
     @pytest.mark.parametrize("free", [0, 10**9, 10**11])
     @pytest.mark.parametrize("ranks", [1, 8])
@@ -127,13 +130,12 @@ class TestRoom:
         least = pixels + 30 * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
         for room, wanted in ((least, pixels), (least - 1, None)):
             got = resident_bytes(
-                "auto",
+                room_options("auto", device="cuda" if cuda else "cpu", depth=0),
                 MemoryBudget(most_bytes=room, reason=""),
                 dataset,
                 recipe,
                 image="image",
                 share=1.0,
-                cuda=cuda,
             )
             assert got == wanted
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 def bench(
     url: Source,
-    data: IndexedOptions,
+    *,
     augment: Annotated[
         str,
         Option(
@@ -70,6 +70,7 @@ def bench(
     plot: Annotated[
         Path | None, Option(help="Write a picture, such as bench.png; needs matplotlib.")
     ] = None,
+    data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
     """Measure the throughput of the input side, and name its bottleneck.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 """A recipe that has a name."""
 
+_dataset = partial(Option, rich_help_panel="The dataset")
+
 Source = Annotated[str, Argument(help="The dataset: a path or an fsspec URL.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout.")]
 StorageOption = Annotated[
     list[str] | None,
-    Option("--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."),
+    _dataset("--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."),
 ]
 Workers = Annotated[
     int, Option(min=0, help="Decode threads; 0: all usable cores.", show_default=True)
@@ -43,35 +46,35 @@ class DatasetOptions:
 
     format: Annotated[
         str,
-        Option(
+        _dataset(
             help="Format of the data, if their names don't show it: folder, tar, pack, zarr, npy "
             "(and .npz), parquet, arrow (and Feather), tokens."
         ),
     ] = "auto"
     fields: Annotated[
         str | None,
-        Option(
+        _dataset(
             help="Fields to use, such as image,label (default: all), or the source of each, as a "
             "sub-folder, pattern, column, member or path of an array: image=images,mask=masks."
         ),
     ] = None
     schema: Annotated[
         str | None,
-        Option(
+        _dataset(
             help="Types of fields that aren't recognised, as JSON or a file with it: "
             '{"boxes": {"kind": "boxes", "of": "image", "format": "xywh"}}.'
         ),
     ] = None
     manifest: Annotated[
         str | None,
-        Option(
+        _dataset(
             help="Table of a folder's samples, such as list.csv or list.jsonl with a column path; "
             "in the folder or elsewhere on this machine."
         ),
     ] = None
     sample: Annotated[
         list[str] | None,
-        Option(
+        _dataset(
             help="Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, "
             "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: one file is a "
             "sample; row: one step of the first axis is a sample."
@@ -79,20 +82,20 @@ class DatasetOptions:
     ] = None
     stride: Annotated[
         list[str] | None,
-        Option(help="Distance between samples, written as --sample; by default their size."),
+        _dataset(help="Distance between samples, written as --sample; by default their size."),
     ] = None
     dtype: Annotated[
-        str | None, Option(help="Number type of raw files, such as uint16 for tokens.")
+        str | None, _dataset(help="Number type of raw files, such as uint16 for tokens.")
     ] = None
     documents: Annotated[
-        str | None, Option(help="How sequences of tokens treat documents: across, within or pack.")
+        str | None, _dataset(help="How sequences treat documents: across, within or pack.")
     ] = None
     vocabulary: Annotated[
-        int | None, Option(help="Number of token ids; a sample with others is bad.")
+        int | None, _dataset(help="Number of token ids; a sample with others is bad.")
     ] = None
     allow_empty: Annotated[
         bool,
-        Option(
+        _dataset(
             "--allow-empty",
             help="Keep the class number of a class folder without samples, which is otherwise an "
             "error.",
@@ -100,9 +103,9 @@ class DatasetOptions:
     ] = False
     max_pixels: Annotated[
         int | None,
-        Option(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
+        _dataset(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
     ] = None
-    cache: Annotated[Path | None, Option(help="Cache folder for the data of a remote URL.")] = None
+    cache: Annotated[Path | None, _dataset(help="Cache folder for a remote URL.")] = None
     storage_option: StorageOption = None
 
     def sampling(self) -> Sampling:
@@ -143,7 +146,7 @@ class IndexedOptions(DatasetOptions):
     """The options that describe a dataset with an index, for commands that don't build one."""
 
     index_folder: Annotated[
-        str | None, Option("--index", help="Folder that `penstock index --out` wrote.")
+        str | None, _dataset("--index", help="Folder that `penstock index --out` wrote.")
     ] = None
 
     def description(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 def inspect(
     url: Source,
-    data: IndexedOptions,
+    *,
     batch_size: Annotated[
         int, Option(min=1, help="Global batch for which lanes and window are shown.")
     ] = 256,
@@ -41,6 +41,7 @@ def inspect(
     out: Annotated[
         Path | None, Option(help="With --batch: write the batch as a picture, such as contact.png.")
     ] = None,
+    data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
     """Show the contents of a dataset and the order of a job; with --batch, show a batch."""

@@ -184,7 +184,7 @@ _BATCH = 2048  # the default batch of a node: 8 GPUs with 256 samples each
 def pack(
     src: Source,
     dst: Annotated[str, Argument(help="Folder of the pack: a new one, or one to resume.")],
-    data: DatasetOptions,
+    *,
     shuffle: Annotated[
         bool,
         Option(
@@ -241,6 +241,7 @@ def pack(
     ] = None,
     workers: Workers = 0,
     on: On = None,
+    data: DatasetOptions,
     as_json: Json = False,
 ) -> None:
     """Write a dataset as a shuffled pack, the format that is read fastest, and check every sample.
@@ -300,7 +301,7 @@ def _shards(
 )
 def index(
     url: Source,
-    data: DatasetOptions,
+    *,
     out: Annotated[
         str | None,
         Option(
@@ -311,6 +312,7 @@ def index(
     ] = None,
     workers: Workers = 0,
     on: On = None,
+    data: DatasetOptions,
     as_json: Json = False,
 ) -> None:
     """Index a dataset in place: sizes, checksums and fields.

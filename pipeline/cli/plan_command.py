@@ -37,12 +37,12 @@ _MOST_PAIRS, _MOST_SAMPLES = 200_000, 50_000_000
 )
 def plan(
     context: typer.Context,
-    options: SizingOptions,
-    data: IndexedOptions,
     url: Annotated[
         str | None,
         Argument(help="The dataset, if it exists: a path or an fsspec URL; else --samples."),
     ] = None,
+    *,
+    options: SizingOptions,
     au: Annotated[
         float | None,
         _out(
@@ -65,6 +65,7 @@ def plan(
     plot: Annotated[
         Path | None, _out(help="Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.")
     ] = None,
+    data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
     """Predict the input side of a job on given hardware, and what to buy or change first.

@@ -42,7 +42,7 @@ _order = partial(Option, rich_help_panel="If the job changes the default order")
 )
 def warm(
     url: Source,
-    data: IndexedOptions,
+    *,
     cache: Annotated[Path, Option(help="The cache folder that the job will use.")],
     max_bytes: Annotated[
         str | None,
@@ -115,6 +115,7 @@ def warm(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only show what would be fetched and whether it fits.")
     ] = False,
+    data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
     """Fetch the shards that this node will read into its cache, in the order of the job.

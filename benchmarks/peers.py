@@ -149,7 +149,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
 
 
 def _put(shelf: CacheFolder, blob: BlobSource, data: memoryview) -> None:
-    shelf.writer.put(blob, data, group=peer_fills.GROUP, kept=False)
+    shelf.put(blob, data, group=peer_fills.GROUP, kept=False)
 
 
 def _held(data: object) -> None:

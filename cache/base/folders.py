@@ -351,13 +351,15 @@ class Folder:
         finally:
             os.close(fd)
 
-    def write_whole(self, name: str, data: bytes) -> None:
-        """Write a small file atomically: readers see the old content or the new."""
+    def write_whole(self, name: str, data: bytes | memoryview) -> None:
+        """Write a file atomically: readers see the old content or the new."""
         temp = f"{name}.{os.getpid()}-{threading.get_ident()}"
         self.remove(temp)
         fd = self.create(temp)
         try:
-            os.write(fd, data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
         finally:
             os.close(fd)
         os.replace(temp, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)

@@ -2,6 +2,6 @@ from .blob_fills import FillStoppedError as FillStoppedError, PieceRequests as P
 from .blob_requests import BlobRequest as BlobRequest, FillFailures as FillFailures
 from .blob_requests import Requester as Requester
 from .dataset_cache import BlockSums as BlockSums, CachedBlob as CachedBlob
-from .dataset_cache import DatasetCache as DatasetCache, DatasetJobs as DatasetJobs
-from .remote_objects import ProcessFolder as ProcessFolder, Remote as Remote
+from .dataset_cache import DatasetCache as DatasetCache
+from .remote_objects import Remote as Remote
 from .upstream import BlobRange as BlobRange, StoreUpstream as StoreUpstream, Upstream as Upstream

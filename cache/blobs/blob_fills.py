@@ -7,6 +7,7 @@ that batches don't use. Both write into the same file."""
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -16,27 +17,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base import StreamedAnswer, wait_for
-from penstock.cache.blobs.blob_requests import BlobRequest, drop_if_changed, object_changed
+from penstock.cache.blobs.blob_requests import BlobRequest, object_changed
 from penstock.cache.blobs.upstream import BlobRange
 from penstock.cache.disk import DISK_ERRORS, OBJECTS_AT_ONCE, PIECE_BYTES, bridge_gaps, merge_spans
-from penstock.cache.errors import StalledError
+from penstock.cache.errors import ObjectChangedError, StalledError
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.cache.base import Answer, BlobSource, TrafficMeter
-    from penstock.cache.blobs.blob_requests import FillFailures, Requester
-    from penstock.cache.blobs.dataset_cache import BlobOpener, CachedBlob, DatasetCache
+    from penstock.cache.blobs.blob_requests import Requester
+    from penstock.cache.blobs.dataset_cache import CachedBlob, DatasetCache
     from penstock.cache.blobs.upstream import Upstream
     from penstock.cache.disk import Claims, Fill, PieceSpan
 
 # The share of a blob that may be fetched twice to join ranges across gaps.
 _WASTE_SHARE = 0.01
+# A claimed range is fetched as a whole if at least this share of it is missing.
+_WORTH_SHARE = 0.9
+# The most full ranges that one fill claims at a time, so that other processes of the node can claim
+# the rest.
+_FULL_RANGES_AT_ONCE = 8
 
 
 class FillStoppedError(Exception):
-    """The caller stopped a fill. `WholeFills.fill` catches this error."""
+    """The caller stopped a fill. `BlobFills.fill` catches this error."""
 
 
 class PieceRequests:
@@ -145,29 +150,49 @@ class Demand:
         return fill.missing(self.pieces) if fill is not None else []
 
 
-class DemandFills:
-    """The fills for batches, which fetch missing pieces and wait for those that other processes are
-    fetching."""
+def demand_of(
+    blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
+) -> tuple[Demand | None, int]:
+    """Return the demand for the missing pieces of spans, None if no piece is missing, and the
+    number of spans with missing pieces."""
+    fill = blob.fill
+    if fill is None or not (missing := fill.missing(fill.pieces.covering(starts, ends))):
+        return None, 0
+    spans = [fill.pieces.span(pieces) for pieces in missing]
+    first = np.array([a for a, _ in spans])
+    last = np.array([b for _, b in spans])
+    begins, stops = np.asarray(starts), np.asarray(ends)
+    # A sample has missing bytes if the first missing span that ends after the sample's start
+    # begins before its end.
+    place = np.searchsorted(last, begins, side="right")
+    hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < stops)
+    return Demand(blob, missing), int(hit.sum())
+
+
+class BlobFills:
+    """The fills of a dataset's blobs.
+
+    Those for batches fetch missing pieces and wait for those that other processes are fetching.
+    Background fills fetch all missing pieces of a blob with the connections that batches don't use.
+    widening: the factor by which requests for batches are widened by missing neighbours.
+    """
 
     others_s = 15.0
     """Seconds to wait for pieces that another process fetches before fetching them, too."""
 
     def __init__(
-        self,
-        upstream: Upstream,
-        requester: Requester,
-        pieces: PieceRequests,
-        *,
-        cache: DatasetCache,
-        failures: FillFailures,
-        meter: TrafficMeter,
+        self, upstream: Upstream, requester: Requester, cache: DatasetCache, *, meter: TrafficMeter
     ) -> None:
-        self._upstream, self._requester, self._pieces = upstream, requester, pieces
-        self._cache, self._failures, self._meter = cache, failures, meter
-        self.times = 1
-        """The factor by which requests for missing pieces are widened by their neighbours."""
+        self._upstream, self._requester, self._cache = upstream, requester, cache
+        self._pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
+        self._meter = meter
+        self.widening = 1
 
-    def ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
+    def open(self, source: BlobSource) -> CachedBlob | None:
+        """Open a cached blob, or begin its fill; None if the cache doesn't keep it."""
+        return self._cache.open(source, ensure=self._ensure)
+
+    def _ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Fetch the missing pieces of spans of one blob. Raises FetchError, StalledError."""
         fill = blob.fill
         if fill is not None:
@@ -175,6 +200,20 @@ class DemandFills:
             began = time.perf_counter()
             self.bring([Demand(blob, pieces)], [])
             self._meter.add(remote_wait_s=time.perf_counter() - began)
+
+    @contextlib.contextmanager
+    def _dropping_changed(self, blobs: Sequence[CachedBlob]) -> Iterator[None]:
+        """Drop the fills of blobs whose object was replaced, because their pieces are useless."""
+        try:
+            yield
+        except ObjectChangedError as error:
+            for blob in blobs:
+                names = {self._upstream.uri(segment.path) for segment in blob.source.segments}
+                if error.uri in (*names, blob.source.uri) and blob.fill is not None:
+                    self._cache.drop(blob.source, inode=blob.inode)
+            raise
+
+    # -- for batches
 
     def bring(self, demands: Sequence[Demand], passing: Sequence[BlobRequest]) -> None:
         """Fetch pieces until no demand misses any, and send the requests of passing blobs together
@@ -196,7 +235,7 @@ class DemandFills:
 
         blobs = [demand.blob for demand in demands]
         what = blobs[0].source.uri if blobs else self._cache.label
-        with drop_if_changed(blobs, cache=self._cache, upstream=self._upstream):
+        with self._dropping_changed(blobs):
             # Longer than a fetch that holds pieces can take.
             wait_for(settled, timeout_s=2 * self._upstream.timeout_s, what=what)
         for blob in blobs:
@@ -222,7 +261,7 @@ class DemandFills:
                 claims = fill.claims()
                 held.callback(claims.close)
                 source = demand.blob.source
-                for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
+                for pieces, exact in self._pieces.widened(fill, missing, times=self.widening):
                     own = [pieces]
                     if not claims.claim(pieces):
                         is_fetching = self._requester.is_fetching
@@ -235,53 +274,12 @@ class DemandFills:
                         requests += self._pieces.of(source, fill, span)
             # Checked after claiming, because a claim that was just released may have failed.
             wanted = ((demand.blob.source.key, demand.missing()) for demand in demands)
-            if (failed := self._failures.since(began_s, wanted)) is not None:
+            if (failed := self._requester.failures.since(began_s, wanted)) is not None:
                 raise failed
             self._requester.send(requests)
         return not any(demand.missing() for demand in demands), bool(requests)
 
-
-def demand_of(
-    blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
-) -> tuple[Demand | None, int]:
-    """Return the demand for the missing pieces of spans, None if no piece is missing, and the
-    number of spans with missing pieces."""
-    fill = blob.fill
-    if fill is None or not (missing := fill.missing(fill.pieces.covering(starts, ends))):
-        return None, 0
-    spans = [fill.pieces.span(pieces) for pieces in missing]
-    first = np.array([a for a, _ in spans])
-    last = np.array([b for _, b in spans])
-    begins, stops = np.asarray(starts), np.asarray(ends)
-    # A sample has missing bytes if the first missing span that ends after the sample's start
-    # begins before its end.
-    place = np.searchsorted(last, begins, side="right")
-    hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < stops)
-    return Demand(blob, missing), int(hit.sum())
-
-
-# A claimed range is fetched as a whole if at least this share of it is missing.
-_WORTH_SHARE = 0.9
-# The most full ranges that one fill claims at a time, so that other processes of the node can claim
-# the rest.
-_FULL_RANGES_AT_ONCE = 8
-
-
-class WholeFills:
-    """The background fills, which fetch all missing pieces of a blob with the connections that
-    batches don't use."""
-
-    def __init__(
-        self,
-        upstream: Upstream,
-        requester: Requester,
-        pieces: PieceRequests,
-        *,
-        opener: BlobOpener,
-        cache: DatasetCache,
-    ) -> None:
-        self._upstream, self._requester, self._pieces = upstream, requester, pieces
-        self._opener, self._cache = opener, cache
+    # -- in the background
 
     def fill(
         self,
@@ -293,19 +291,20 @@ class WholeFills:
         """Fetch a whole blob into the cache; see `Remote.fill`."""
         if not source.size_bytes:
             return 0
-        blob = self._opener.open(source)
+        blob = self.open(source)
         if blob is None:
             return -1
         fill = blob.fill
         if fill is None:
             return 0
+        stop = stop or threading.Event()
         try:
-            fetched = self._bring(blob, fill, progress, stop)
+            fetched = self._fetch_all(blob, fill, progress, stop)
             blob.settle()
         except FillStoppedError:
             return -1
         except StalledError:
-            if stop is not None and stop.is_set():
+            if stop.is_set():
                 return -1
             raise
         except DISK_ERRORS as error:
@@ -313,12 +312,12 @@ class WholeFills:
             return -1
         return fetched
 
-    def _bring(
+    def _fetch_all(
         self,
         blob: CachedBlob,
         fill: Fill,
         progress: Callable[[int], None] | None,
-        stop: threading.Event | None,
+        stop: threading.Event,
     ) -> int:
         """Fetch until no piece is missing; return the fetched bytes."""
         fetched = 0
@@ -328,23 +327,23 @@ class WholeFills:
         def settled() -> bool:
             nonlocal fetched
             came = True
-            while came and not (stop is not None and stop.is_set()):
+            while came and not stop.is_set():
                 left = fill.missing_bytes()
-                came = self._round(blob, fill, ranges, stop)
+                came = self._fetch_some(blob, fill, ranges, stop)
                 done = left - fill.missing_bytes()
                 fetched += done
                 if progress is not None and done:
                     progress(done)
             return not ranges
 
-        with drop_if_changed([blob], cache=self._cache, upstream=self._upstream):
+        with self._dropping_changed([blob]):
             # Longer than a fetch that holds pieces can take.
             timeout_s = 2 * self._upstream.timeout_s
             wait_for(settled, timeout_s=timeout_s, what=blob.source.uri, stop=stop)
         return fetched
 
-    def _round(
-        self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event | None
+    def _fetch_some(
+        self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event
     ) -> bool:
         """Fetch some of a fill's ranges, and remove complete ones from the list. Return False if
         nothing was fetched, because others have claimed all or batches need the connections."""
@@ -375,7 +374,7 @@ class WholeFills:
         ranges: deque[PieceSpan],
         claims: Claims,
         most: int,
-        stop: threading.Event | None,
+        stop: threading.Event,
     ) -> Iterator[BlobRequest]:
         """Claim pieces, and yield at most `most` requests for them."""
         left = _FULL_RANGES_AT_ONCE * self._pieces.most(fill)

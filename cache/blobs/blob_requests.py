@@ -10,7 +10,6 @@ mixed.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -20,10 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.cache.errors import FetchError, ObjectChangedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.cache.base import Answer, BlobSource, Segment
-    from penstock.cache.blobs.dataset_cache import CachedBlob, DatasetCache
     from penstock.cache.blobs.upstream import BlobRange, Upstream
     from penstock.cache.disk import PieceSpan
 
@@ -81,21 +79,6 @@ def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
     )
 
 
-@contextlib.contextmanager
-def drop_if_changed(
-    blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
-) -> Iterator[None]:
-    """Drop the fills of blobs whose object was replaced, because their pieces are useless."""
-    try:
-        yield
-    except ObjectChangedError as error:
-        for blob in blobs:
-            names = {upstream.uri(segment.path) for segment in blob.source.segments}
-            if error.uri in (*names, blob.source.uri) and blob.fill is not None:
-                cache.drop(blob.source, inode=blob.inode)
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
     """A range to fetch, and the function that receives its answer.
@@ -109,10 +92,10 @@ class BlobRequest:
 
 
 class Requester:
-    """The requests of this process to an upstream; it records the pieces of failed fetches."""
+    """The requests of this process to an upstream. failures: records the pieces of failed ones."""
 
-    def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
-        self._upstream, self._failures = upstream, failures
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream, self.failures = upstream, FillFailures()
         self._lock = threading.Lock()
         self._in_flight: dict[str, list[PieceSpan]] = {}  # pieces, by the key of their blob
 
@@ -143,7 +126,7 @@ class Requester:
                 for request, pieces in of_fills
                 if self._upstream.uri(request.range.stored.path) == error.uri
             ]
-            self._failures.note(failed, error)
+            self.failures.note(failed, error)
             raise
         finally:
             with self._lock:

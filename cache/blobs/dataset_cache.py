@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.disk import BLOCK_BYTES, part_name
-from penstock.cache.errors import ClosedError, CorruptShardError, PenstockError
+from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.errors import ClosedError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Blob, BlobSource, FileMap, ReadMode
-    from penstock.cache.disk import CacheFolder, DiskCache, Fill, FolderLayout, Lookup, PinnedShare
+    from penstock.cache.base import BlobSource, FileMap, ReadMode
+    from penstock.cache.disk import (
+        CacheFolder,
+        DiskCache,
+        Fill,
+        FolderLayout,
+        PinnedShare,
+        ReadableFolder,
+    )
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
@@ -35,44 +42,68 @@ if TYPE_CHECKING:
 
 
 class DatasetCache:
-    """Access to the folder that caches a dataset's blobs; without a folder nothing is cached.
+    """The blobs of a dataset in the node's cache, and the dataset's live jobs.
 
-    group: the id of the dataset in the folder. label: the dataset's name in listings.
+    cache: the cache; without one nothing is cached. group: the id of the dataset in the folder.
+    label: the dataset's name in listings. jobs: those that have joined and not left. Safe for
+    several threads.
     """
 
     def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
         self._cache = cache
         self.group, self.label = group, label
+        self._lock = threading.Lock()
+        self.jobs: tuple[PinnedShare, ...] = ()
         self._closed = False
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
         """Return DiskCache.use(act); None without a folder. Raises ClosedError."""
-        cache = self._open()
+        cache = self._open_cache()
         return cache.use(act) if cache is not None else None
 
-    def look(self, act: Callable[[Lookup], Any]) -> Any:
+    def look(self, act: Callable[[ReadableFolder], Any]) -> Any:
         """Return DiskCache.look(act); None without a folder. Raises ClosedError."""
-        cache = self._open()
+        cache = self._open_cache()
         return cache.look(act) if cache is not None else None
 
-    def _open(self) -> DiskCache | None:
+    def _open_cache(self) -> DiskCache | None:
         if self._closed:
             raise ClosedError(f"{self.label}: closed; create a new dataset.")
         return self._cache
 
-    def has(self, source: BlobSource) -> bool:
-        """Return True if the whole blob is on the local disk."""
-        return bool(self.look(lambda lookup: lookup.has(source.key)))
+    def open(
+        self, source: BlobSource, *, ensure: Callable[[CachedBlob, Spans], None]
+    ) -> CachedBlob | None:
+        """Open a cached blob, or begin its fill; None if the cache doesn't keep it. ensure: fetches
+        spans of the blob before its buffer is read."""
 
-    def held(self) -> dict[str, float]:
-        """Return the present share of each blob of the folder by key, in [0, 1]."""
-        found: dict[str, float] | None = self.look(lambda lookup: lookup.held())
-        return found or {}
+        def find(folder: ReadableFolder) -> CachedBlob | None:
+            mapped = folder.find(source.key, source.size_bytes)
+            if mapped is None:
+                return None
+            return CachedBlob(self, folder.layout, source, mapped, None, ensure=ensure)
+
+        def begin(folder: CacheFolder) -> CachedBlob | None:
+            begun = folder.begin(source, group=self.group, pinned=bool(self.jobs))
+            if begun is None:
+                return None
+            fill, mapped = begun
+            blob = CachedBlob(self, folder.layout, source, mapped, fill, ensure=ensure)
+            blob.settle()  # the process that fetched the last piece may have died before publishing
+            return blob
+
+        for _ in range(2):  # the fill may be published between find and begin
+            found: CachedBlob | None = self.look(find)
+            if found is None and self.keeps(source.key):
+                found = self.use(begin)
+            if found is not None:
+                return found
+        return None
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> bool:
         """Remove a blob; return False if there was none. inode: remove only the file with this
         inode, not a newer one."""
-        return bool(self.use(lambda folder: folder.trash.drop(source.key, inode=inode)))
+        return bool(self.use(lambda folder: folder.space.drop(source.key, inode=inode)))
 
     def give_up(self, error: Exception) -> None:
         """Stop using the folder for a while after one of DISK_ERRORS. Raises the error again if it
@@ -81,76 +112,57 @@ class DatasetCache:
             raise error
         self._cache.give_up(error)
 
-    def close(self) -> None:
-        """Refuse all later calls. Safe to call twice."""
-        self._closed = True
-
-
-class DatasetJobs:
-    """A dataset's live jobs in the node's cache. Safe for several threads.
-
-    cache: the cache; None caches nothing. group, label: see DatasetCache.
-    """
-
-    def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
-        self._cache, self._group, self._label = cache, group, label
-        self._lock = threading.Lock()
-        self._jobs: tuple[PinnedShare, ...] = ()
-
-    def __len__(self) -> int:
-        """Return the number of jobs that have joined and not left."""
-        return len(self._jobs)
+    # -- jobs
 
     def keeps(self, key: str) -> bool:
         """Return True if the cache would keep a blob: a job pins it, or there is no job."""
-        jobs = self._jobs
+        jobs = self.jobs
         return self._cache is not None and (not jobs or any(job.pins(key) for job in jobs))
 
     def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
         """Begin a job; None without a cache. See Remote.join."""
         if self._cache is None:
             return None
-        job = self._cache.join(self._group, label=self._label, keys=keys, sizes=sizes)
+        job = self._cache.join(self.group, label=self.label, keys=keys, sizes=sizes)
         with self._lock:
-            self._jobs = (*self._jobs, job)
+            self.jobs = (*self.jobs, job)
         return job
 
     def leave(self, job: PinnedShare) -> None:
         """End a job. Safe to call twice."""
         with self._lock:
-            self._jobs = tuple(other for other in self._jobs if other is not job)
+            self.jobs = tuple(other for other in self.jobs if other is not job)
         job.leave()
 
     def close(self) -> None:
-        """End all jobs. Safe to call twice."""
-        for job in self._jobs:
+        """End all jobs, and refuse all later calls. Safe to call twice."""
+        for job in self.jobs:
             self.leave(job)
+        self._closed = True
 
 
 class CachedBlob:
     """A blob on the local disk, whole or being filled. Its map protects the file from eviction.
 
-    fill: the blob's fill, None if the blob is whole. publish: publishes a complete fill. ensure:
-    fetches spans before the buffer is read.
+    fill: the blob's fill, None if the blob is whole. ensure: fetches spans before the buffer is
+    read.
     """
 
     is_cached = True
 
     def __init__(
         self,
+        cache: DatasetCache,
         layout: FolderLayout,
         source: BlobSource,
         mapped: FileMap,
         fill: Fill | None,
         *,
-        publish: Callable[[Fill, Bytes], None],
         ensure: Callable[[CachedBlob, Spans], None],
     ) -> None:
-        self.source = source
-        self.fill = fill
+        self.source, self.fill = source, fill
         self.inode = mapped.inode
-        self._layout = layout
-        self._publish, self._ensure = publish, ensure
+        self._cache, self._layout, self._ensure = cache, layout, ensure
         self._buffer = mapped.buffer()
         self._address = mapped.address
         self.data: Bytes = np.frombuffer(self._buffer, np.uint8)
@@ -164,8 +176,7 @@ class CachedBlob:
     @property
     def has_name(self) -> bool:
         """False once the cache has removed the file; its space is free when this map is closed."""
-        layout, key = self._layout, self.source.key
-        for folder, name in ((layout.blobs, key), (layout.fills, part_name(key))):
+        for folder, name in self._layout.places(self.source.key):
             with contextlib.suppress(FileNotFoundError):
                 if folder.stat(name).st_ino == self.inode:
                     return True
@@ -175,7 +186,8 @@ class CachedBlob:
         """Publish the fill if it is complete."""
         fill = self.fill
         if fill is not None and fill.is_whole:
-            self._publish(fill, self.data)
+            cache, source, data = self._cache, self.source, self.data
+            cache.use(lambda folder: folder.publish(source, fill, data, group=cache.group))
             if self._layout.blobs.has(self.source.key):
                 self.fill = None
 
@@ -224,72 +236,14 @@ class CachedBlob:
 
     def _reopened(self) -> int | None:
         """Open the mapped file again; None if it was removed."""
-        key = self.source.key
-        # The fill may be published between the first two attempts.
-        for folder, name in (
-            (self._layout.blobs, key),
-            (self._layout.fills, part_name(key)),
-            (self._layout.blobs, key),
-        ):
+        places = self._layout.places(self.source.key)
+        for folder, name in (*places, places[0]):  # the fill may be published meanwhile
             with contextlib.suppress(FileNotFoundError):
                 fd = folder.open(name)
                 if os.fstat(fd).st_ino == self.inode:
                     return fd
                 os.close(fd)
         return None
-
-
-class BlobOpener:
-    """The opening of a dataset's blobs in the cache.
-
-    ensure: fetches spans of a blob before its buffer is read.
-    """
-
-    def __init__(
-        self,
-        cache: DatasetCache,
-        jobs: DatasetJobs,
-        *,
-        ensure: Callable[[CachedBlob, Sequence[tuple[int, int]]], None],
-    ) -> None:
-        self._cache, self._jobs, self._ensure = cache, jobs, ensure
-
-    def open(self, source: BlobSource) -> CachedBlob | None:
-        """Open a cached blob, or begin its fill; None if the cache doesn't keep it."""
-        for _ in range(2):  # the fill may be published between _find and _begin
-            found: CachedBlob | None = self._cache.look(lambda lookup: self._find(lookup, source))
-            if found is None and self._jobs.keeps(source.key):
-                found = self._cache.use(lambda folder: self._begin(folder, source))
-            if found is not None:
-                return found
-        return None
-
-    def _find(self, lookup: Lookup, source: BlobSource) -> CachedBlob | None:
-        mapped = lookup.find(source.key, source.size_bytes)
-        return None if mapped is None else self._blob(lookup.layout, source, mapped, None)
-
-    def _begin(self, folder: CacheFolder, source: BlobSource) -> CachedBlob | None:
-        begun = folder.writer.begin(source, group=self._cache.group, pinned=bool(self._jobs))
-        if begun is None:
-            return None
-        fill, mapped = begun
-        blob = self._blob(folder.layout, source, mapped, fill)
-        blob.settle()  # the process that fetched the last piece may have died before publishing
-        return blob
-
-    def _blob(
-        self, layout: FolderLayout, source: BlobSource, mapped: FileMap, fill: Fill | None
-    ) -> CachedBlob:
-        cache = self._cache
-
-        def publish(fill: Fill, data: Any) -> None:
-            cache.use(
-                lambda folder: folder.writer.publish(
-                    source, fill, data, group=cache.group, kept=False
-                )
-            )
-
-        return CachedBlob(layout, source, mapped, fill, publish=publish, ensure=self._ensure)
 
 
 class BlockSums:
@@ -329,17 +283,3 @@ class BlockSums:
         (data,) = read([start], [end])
         self._is_right[block] = crc32c(data) == self._wanted[block]
         return bool(self._is_right[block])
-
-
-def block_sums(blob: Blob, cache: DatasetCache) -> BlockSums | None:
-    """Return the checks of a blob's blocks; see `Remote.block_sums`."""
-    if not isinstance(blob, CachedBlob) or blob.fill is not None:
-        return None
-    row = cache.use(lambda folder: folder.catalogue.blobs.row(blob.source.key))
-    if row is None or not blob.has_name:  # another thread may have found damage and dropped it
-        raise CorruptShardError(
-            f"{blob.source.uri}: its copy was removed from the cache before it was checked."
-        )
-    if row.crcs is None or len(row.crcs) != -(-len(blob.data) // BLOCK_BYTES) * 4:
-        return None
-    return BlockSums(blob, row.crcs)

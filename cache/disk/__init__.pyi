@@ -1,19 +1,17 @@
 from . import admin as admin
 from .admin import BlobRecord as BlobRecord, CacheSummary as CacheSummary
 from .block_crcs import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
-from .cache_folder import CacheFolder as CacheFolder
+from .cache_folder import CacheFolder as CacheFolder, ReadableFolder as ReadableFolder
 from .catalogue import BlobRow as BlobRow, CRCS_QUERY as CRCS_QUERY, Catalogue as Catalogue
 from .catalogue import HELD_QUERY as HELD_QUERY, JobRow as JobRow, State as State
 from .catalogue import read_crcs as read_crcs
 from .catalogue_file import CatalogueFile as CatalogueFile, UncountedError as UncountedError
 from .catalogue_file import as_database_errors as as_database_errors, is_damage as is_damage
 from .disk_cache import DISK_ERRORS as DISK_ERRORS, DiskCache as DiskCache
-from .eviction import SLACK_BYTES as SLACK_BYTES, choose_victims as choose_victims
 from .fill_files import Claims as Claims, Fill as Fill, discard_fill as discard_fill
 from .fill_marks import FillMarks as FillMarks, map_name as map_name, part_name as part_name
 from .folder_layout import FolderLayout as FolderLayout, format_text as format_text
 from .folder_layout import boot_id as boot_id, disk_bytes as disk_bytes
-from .lookup import Lookup as Lookup
 from .pieces import BlobPieces as BlobPieces, OBJECTS_AT_ONCE as OBJECTS_AT_ONCE
 from .pieces import PIECE_BYTES as PIECE_BYTES, PieceSpan as PieceSpan, Segments as Segments
 from .pieces import Stretch as Stretch
@@ -22,3 +20,4 @@ from .pinning import ALL_KEYS as ALL_KEYS, PinnedShare as PinnedShare, ReadSet a
 from .pinning import fair_shares as fair_shares, guess_threshold as guess_threshold
 from .private_files import MOST_SHARE as MOST_SHARE, PrivateFile as PrivateFile
 from .private_files import PrivateFiles as PrivateFiles
+from .space import SLACK_BYTES as SLACK_BYTES, choose_victims as choose_victims

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 from penstock.cache.base import StrangeFileError, read_error
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.cache_folder import CacheFolder
-from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.disk.folder_layout import FolderLayout
 from penstock.cache.errors import ConfigError, PenstockWarning
 
@@ -132,9 +131,9 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
 
 
 def _summary(cache: CacheFolder) -> CacheSummary:
-    cache.dead_files.forget_dead_jobs()
+    cache.space.forget_dead_jobs()
     records = _records(cache)
-    labels = cache.catalogue.labels.all()
+    labels = cache.catalogue.labels()
     by_label = Counter[str]()
     for record in records:
         by_label[record.label] += record.disk_bytes
@@ -144,8 +143,8 @@ def _summary(cache: CacheFolder) -> CacheSummary:
     return CacheSummary(
         path=cache.layout.root,
         max_bytes=cache.max_bytes,
-        used_bytes=cache.catalogue.blobs.used_bytes,
-        overhead_bytes=cache.max_bytes - cache.limit.budget_bytes,
+        used_bytes=cache.catalogue.used_bytes,
+        overhead_bytes=cache.max_bytes - cache.space.budget_bytes,
         pinned_bytes=sum(record.disk_bytes for record in records if record.pinned),
         free_bytes=disk.f_bavail * disk.f_frsize,
         blobs=states["ready"],
@@ -160,7 +159,7 @@ def _summary(cache: CacheFolder) -> CacheSummary:
                 wanted_bytes=job.wanted_bytes,
                 share_bytes=job.share_bytes,
             )
-            for job in cache.catalogue.jobs.rows()
+            for job in cache.catalogue.jobs()
         ),
         labels=dict(by_label),
     )
@@ -177,7 +176,7 @@ def verify(
     """
 
     def act(cache: CacheFolder) -> Verification:
-        rows = cache.catalogue.blobs.rows(state="ready")
+        rows = cache.catalogue.blobs(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {record.key: record for record in _records(cache)}
         done, checked, unknown = 0, 0, 0
@@ -188,7 +187,7 @@ def verify(
                 checked += 1
                 unknown += row.crcs is None and not fault
             if fault:
-                cache.trash.drop(row.key)
+                cache.space.drop(row.key)
                 bad[row.key] = fault
             done += row.size_bytes
             if progress is not None:
@@ -242,15 +241,15 @@ def evict(
 
     def act(cache: CacheFolder) -> tuple[int, int]:
         if label is None:
-            return cache.evictor.evict_to(to_bytes or 0)
-        labels = cache.catalogue.labels.all()
+            return cache.space.evict_to(to_bytes or 0)
+        labels = cache.catalogue.labels()
         groups = [group for group, text in labels.items() if text == label]
         if not groups:
             known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
             raise ConfigError(
                 f"{cache.layout.root}: the cache has no dataset {label!r}. It has: {known}."
             )
-        evicted = [cache.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
+        evicted = [cache.space.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in evicted), sum(size for _, size in evicted)
 
     return on_folder(path, act)
@@ -259,9 +258,7 @@ def evict(
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Evict all blobs that no live job pins or has mapped. Return the evicted blobs and bytes, and
     the bytes that are left. Raises as `on_folder` does."""
-    return on_folder(
-        path, lambda cache: (*cache.evictor.evict_to(0), cache.catalogue.blobs.used_bytes)
-    )
+    return on_folder(path, lambda cache: (*cache.space.evict_to(0), cache.catalogue.used_bytes))
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -270,16 +267,16 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
 
     def act(cache: CacheFolder) -> tuple[int, int]:
         with cache.catalogue.writing():
-            before = cache.catalogue.blobs.used_bytes
+            before = cache.catalogue.used_bytes
             corrected = cache.reconcile()
-            corrected += cache.dead_files.remove_fills()
-        return corrected, before - cache.catalogue.blobs.used_bytes
+            corrected += cache.space.remove_fills()
+        return corrected, before - cache.catalogue.used_bytes
 
     return on_folder(path, act)
 
 
 def _records(cache: CacheFolder) -> list[BlobRecord]:
-    labels = cache.catalogue.labels.all()
+    labels = cache.catalogue.labels()
     probe = cache.layout.locks("readers")
     try:
         return [
@@ -294,7 +291,7 @@ def _records(cache: CacheFolder) -> list[BlobRecord]:
                 in_use=_in_use(cache, row, probe),
                 used_s=row.used_s,
             )
-            for row in cache.catalogue.blobs.rows()
+            for row in cache.catalogue.blobs()
         ]
     finally:
         probe.close()
@@ -302,13 +299,7 @@ def _records(cache: CacheFolder) -> list[BlobRecord]:
 
 def _in_use(cache: CacheFolder, row: BlobRow, probe: ByteLocks) -> bool:
     at = cache.layout
-    places = (
-        (at.blobs, row.key),
-        (at.fills, part_name(row.key)),
-        (at.unverified, row.key),
-        (at.trash, row.key),
-    )
-    for folder, name in places:
+    for folder, name in (*at.places(row.key), (at.trash, row.key)):
         with contextlib.suppress(FileNotFoundError):
             if probe.is_held(folder.stat(name).st_ino):
                 return True

@@ -1,12 +1,11 @@
-"""Open a cache folder for writing: publish blobs, verify them, and repair its catalogue.
+"""Open a cache folder: find, publish and verify blobs, and repair the catalogue.
 
 A hit opens the published file, locks its inode for reading and checks that it is still linked; it
 reads no database. Every other operation locks the blob's key and changes the catalogue in one
 transaction. Lock order: key, then catalogue; inside a transaction keys are only tried.
 
-`BlobWriter` reserves space, creates a fill, and publishes it as a blob. `Verifier` checks blobs
-that are in doubt or were written before a reboot, and drops those with wrong checksums.
-`Reconciler` compares the catalogue with the files; if they differ, the files are right."""
+If the catalogue and the files differ, the files are right.
+"""
 
 from __future__ import annotations
 
@@ -14,404 +13,124 @@ import contextlib
 import logging
 import os
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from penstock.cache.base import FileMap, ReaderLocks, StrangeFileError, refuse_shortage
 from penstock.cache.disk.block_crcs import crcs_of, crcs_of_file
-from penstock.cache.disk.catalogue import BlobRow, Catalogue
-from penstock.cache.disk.catalogue_file import is_damage
-from penstock.cache.disk.eviction import DeadProcessFiles, Evictor, Reservations, SpaceLimit, Trash
+from penstock.cache.disk.catalogue import NAME_QUERY, BlobRow, Catalogue, read_name_row
+from penstock.cache.disk.catalogue_file import as_database_errors, is_damage
 from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
 from penstock.cache.disk.folder_layout import FolderLayout, KeyLocks, allocated_bytes, boot_id
-from penstock.cache.disk.lookup import LockedLookup, UseLog
 from penstock.cache.disk.pieces import BlobPieces
+from penstock.cache.disk.space import PRIVATE, Space
+from penstock.cache.errors import StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base import BlobSource, Folder
-
-
-class BlobWriter:
-    """The part of a cache folder that creates fills and publishes them as blobs.
-
-    keys: the locks of blobs' keys. readers: the reader locks of this process. reservations: reserve
-    the space of fills.
-    """
-
-    def __init__(
-        self,
-        layout: FolderLayout,
-        catalogue: Catalogue,
-        *,
-        keys: KeyLocks,
-        readers: ReaderLocks,
-        reservations: Reservations,
-    ) -> None:
-        self._layout, self._catalogue = layout, catalogue
-        self._keys, self._readers = keys, readers
-        self._reservations = reservations
-
-    def begin(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, FileMap] | None:
-        """Open or create the fill of a blob, and map it; None if no space is free, or the blob is
-        already published. pinned: search for space even if a recent search found none. Raises
-        OSError (the disk is full, …), StalledError."""
-        key, pieces = source.key, BlobPieces(source)
-        fills = self._layout.fills
-        with self._keys.holding(key):
-            if self._layout.blobs.has(key) or not pieces.size_bytes:
-                return None
-            try:
-                fill = Fill(fills, key, pieces)
-            except (FileNotFoundError, ValueError, StrangeFileError):
-                disk_bytes = fill_disk_bytes(
-                    pieces.size_bytes, pieces.count, most_map_bytes=map_bytes(pieces)
-                )
-                if not self._reservations.reserve(
-                    source, group=group, disk_bytes=disk_bytes, insist=pinned
-                ):
-                    return None
-                try:
-                    fill = Fill.make(fills, key, pieces)
-                except BaseException:
-                    self._catalogue.blobs.remove(key)
-                    raise
-            try:
-                return fill, self._map(fill)
-            except BaseException:
-                fill.close()
-                raise
-
-    def _map(self, fill: Fill) -> FileMap:
-        readers, inode = self._readers, fill.inode
-        readers.wait(inode, what=fill.part)
-        try:
-            return FileMap(fill.fd, on_unmap=lambda: readers.release(inode))
-        except BaseException:
-            readers.release(inode)
-            raise
-
-    def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str, kept: bool) -> None:
-        """Publish a fill that has all its pieces; do nothing if another process has published it.
-        data: the fill's map, as a buffer. kept: True for manifests and sidecars."""
-        key = source.key
-        with self._keys.holding(key):
-            fills = self._layout.fills
-            try:
-                if fills.stat(part_name(key)).st_ino != fill.inode or not fill.is_whole:
-                    return
-            except FileNotFoundError:
-                return
-            crcs = fill.block_crcs(memoryview(data))
-            self._rename(key)
-            fills.remove(map_name(key))
-            self.enter(source, group=group, kept=kept, crcs=crcs)
-
-    def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
-        """Write and publish a small object; the caller holds its key. Return False if no space is
-        free. kept: as for `publish`."""
-        disk_bytes = fill_disk_bytes(len(data), 1)
-        if not len(data) or not self._reservations.reserve(
-            source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
-        ):
-            return False
-        fills = self._layout.fills
-        try:
-            discard_fill(fills, source.key)
-            with open(fills.create(part_name(source.key)), "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, len(data))
-                file.write(data)
-            crcs = crcs_of(data)
-            self._rename(source.key)
-        except BaseException:
-            discard_fill(fills, source.key)
-            self._catalogue.blobs.remove(source.key)
-            raise
-        self.enter(source, group=group, kept=kept, crcs=crcs)
-        return True
-
-    def _rename(self, key: str) -> None:
-        if self._layout.blobs.is_folder(key):  # made by another program
-            self._layout.blobs.remove(key)
-        self._layout.fills.rename(part_name(key), self._layout.blobs, key)
-
-    def enter(self, source: BlobSource | BlobRow, *, group: str, kept: bool, crcs: bytes) -> None:
-        """Record a published blob and its size on the disk in the catalogue."""
-        status = self._layout.blobs.stat(source.key)
-        self._catalogue.blobs.add(
-            BlobRow(
-                key=source.key,
-                group=group,
-                uri=source.uri,
-                size_bytes=status.st_size,  # the source may not know it
-                disk_bytes=allocated_bytes(status),
-                state="ready",
-                kept=kept,
-                crcs=crcs,
-            )
-        )
-
-
-_log = logging.getLogger("penstock")
-
-
-class Verifier:
-    """The part of a cache folder that checks whole blobs by the checksums in the catalogue."""
-
-    def __init__(
-        self, layout: FolderLayout, catalogue: Catalogue, *, keys: KeyLocks, trash: Trash
-    ) -> None:
-        self._layout, self._catalogue = layout, catalogue
-        self._keys, self._trash = keys, trash
-        self._has_unverified = False
-
-    def check(self, key: str) -> None:
-        """Drop a blob, or its fill, unless its checksums are known and right."""
-        try:
-            fd = self._layout.blobs.open(key)
-        except (FileNotFoundError, StrangeFileError):
-            self._trash.drop(key)
-            return
-        try:
-            inode = os.fstat(fd).st_ino
-            is_right = self._is_right(key, fd)
-        finally:
-            os.close(fd)
-        if not is_right:
-            self._trash.drop(key, inode=inode)
-
-    def move_unverified(self, *, alone: bool, dead_files: DeadProcessFiles) -> str | None:
-        """After a reboot, move blobs to unverified/ and remove fills, because no data was synced.
-        Return the name of a damaged file, or None.
-
-        alone: True if no other process has the folder open; a damaged boot file then counts as that
-        of another boot.
-        """
-        layout, now, before = self._layout, boot_id(), self._layout.boot
-        if before not in (None, now) and alone:
-            for name in layout.names("blobs"):
-                layout.blobs.rename(name, layout.unverified, name)
-            dead_files.remove_fills()
-        if before != now:
-            layout.note_boot(now)
-        return "boot" if before == "" else None
-
-    def look_for_unverified(self) -> None:
-        """Check if unverified/ has blobs. Before this call, `adopt` does nothing."""
-        self._has_unverified = bool(self._layout.names("unverified"))
-
-    def adopt(self, key: str) -> bool:
-        """Verify a blob that was written before the last reboot, and publish it again if its
-        checksums are right; otherwise remove it. Return True if the blob is published."""
-        old = self._layout.unverified
-        if not self._has_unverified or not old.has(key):
-            return False
-        with self._keys.holding(key):
-            try:
-                fd = old.open(key)
-            except FileNotFoundError:
-                return self._layout.blobs.has(key)
-            why = "its checksums are wrong since the last reboot"
-            try:
-                is_right = self._is_right(key, fd)
-            except OSError as error:
-                refuse_shortage(error, f"{old.path}/{key}")
-                is_right, why = False, f"it can't be read since the last reboot ({error.strerror})"
-            finally:
-                os.close(fd)
-            if is_right:
-                old.rename(key, self._layout.blobs, key)
-            else:
-                _log.warning("%s/%s: %s, so it is fetched again", old.path, key, why)
-                with self._catalogue.writing():
-                    old.remove(key)
-                    self._catalogue.blobs.remove(key)
-            return is_right
-
-    def _is_right(self, key: str, fd: int) -> bool:
-        row = self._catalogue.blobs.row(key)
-        return row is not None and row.crcs is not None and crcs_of_file(fd) == row.crcs
-
-
-class Reconciler:
-    """The part of a cache folder that corrects the catalogue if it differs from the files.
-
-    damage: a list to which descriptions of the damage are appended.
-    """
-
-    def __init__(
-        self,
-        layout: FolderLayout,
-        catalogue: Catalogue,
-        *,
-        writer: BlobWriter,
-        dead_files: DeadProcessFiles,
-        trash: Trash,
-        damage: list[str],
-    ) -> None:
-        self._layout, self._catalogue, self._blobs = layout, catalogue, catalogue.blobs
-        self._writer, self._dead_files, self._trash = writer, dead_files, trash
-        self._damage = damage
-
-    def is_consistent(self, *, compares_sizes: bool) -> bool:
-        """Return True if the catalogue agrees with the folder, and there are no fills and no trash.
-        Recounts the used bytes. compares_sizes: compare the size of each file, too, which isn't
-        necessary if another process has the folder open."""
-        at = self._layout
-        try:
-            counts = self._blobs.counts()
-            if at.names("fills") or at.names("trash") or counts.get("fill") or counts.get("trash"):
-                return False
-            if compares_sizes:
-                if at.blob_bytes() != self._blobs.sizes("ready"):
-                    return False
-            elif len(at.names("blobs")) + len(at.names("unverified")) != counts.get("ready", 0):
-                return False
-            return self._catalogue.numbers.get("used") == self._blobs.recount()
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            return False
-
-    def reconcile(self) -> int:
-        """Correct the catalogue according to the files; return the number of corrections. Fills
-        that no process works on stay, so that the next reader can continue them."""
-        corrected = 0
-        with self._catalogue.writing():
-            corrected += self._dead_files.forget_dead_jobs() + self._dead_files.remove_private()
-            if wrong := self._blobs.remove_wrong():
-                self._damage.append(
-                    f"catalogue.db ({wrong} of its rows), read again from the files"
-                )
-            sizes = self._layout.blob_bytes()
-            corrected += wrong
-            corrected += sum(self._correct_row(row, sizes) for row in self._blobs.rows())
-            rows = self._blobs.rows()
-            known = {row.key for row in rows}
-            filling = {row.key for row in rows if row.state == "fill"}
-            for folder in ("blobs", "unverified"):
-                for name in self._layout.names(folder):
-                    if name not in known:
-                        corrected += self._adopt(name, folder)
-            for name in self._layout.names("fills"):
-                if name.partition(".")[0] not in filling:
-                    corrected += self._dead_files.clear_file(name)
-            for name in self._layout.names("trash"):
-                if name not in known:
-                    corrected += self._adopt(name, "trash")
-            self._trash.empty()
-            self._blobs.forget_rescued()
-            self._blobs.recount()
-        return corrected
-
-    def _correct_row(self, row: BlobRow, sizes: dict[str, int]) -> int:
-        at = self._layout
-        if row.state == "trash":
-            exists = at.trash.has(row.key)
-        elif row.state == "ready":
-            exists = row.key in sizes
-            if exists and sizes[row.key] != row.disk_bytes:
-                self._blobs.resize(row, sizes[row.key])
-        elif at.blobs.has(row.key):  # killed between the rename and the catalogue's change
-            fd = at.blobs.open(row.key)
-            try:
-                crcs = crcs_of_file(fd)
-            finally:
-                os.close(fd)
-            self._writer.enter(row, group=row.group, kept=row.kept, crcs=crcs)
-            return 1
-        else:
-            exists = at.fills.has(part_name(row.key)) or not self._dead_files.remove_fill(row)
-        if not exists:
-            self._blobs.remove(row.key)
-        return int(not exists)
-
-    def _adopt(self, name: str, folder: str) -> int:
-        """Record a file that the catalogue doesn't list."""
-        place: Folder = getattr(self._layout, folder)
-        try:
-            fd = place.open(name)
-        except FileNotFoundError:
-            return 0
-        except StrangeFileError:
-            return int(place.remove(name))
-        try:
-            found = os.fstat(fd)
-        finally:
-            os.close(fd)
-        self._blobs.adopt(
-            name,
-            size_bytes=found.st_size,
-            disk_bytes=allocated_bytes(found),
-            state="trash" if folder == "trash" else "ready",
-            used_s=max(found.st_atime, found.st_mtime),
-        )
-        return 1
-
+    from penstock.cache.disk.catalogue import Known
 
 T = TypeVar("T")
 
+_log = logging.getLogger("penstock")
 _OPEN_BYTE = 0
 
 
-class CacheFolder:
+class ReadableFolder:
+    """The whole blobs of a folder that this process can't write and from which no process evicts.
+
+    It acquires no locks and changes nothing.
+    """
+
+    def __init__(self, layout: FolderLayout) -> None:
+        self.layout = layout
+
+    @classmethod
+    def at(cls, root: str, *, mode: int = 0o700) -> ReadableFolder | None:
+        """Open a folder that belongs to this user or root; None if it isn't a cache or can't be
+        read. Raises ConfigError for a newer format."""
+        try:
+            layout = FolderLayout(root, mode=mode, reads_roots=True)
+            layout.check_format()
+        except OSError:
+            return None
+        return ReadableFolder(layout)
+
+    def has(self, key: str) -> bool:
+        """Return True if the folder has a whole blob."""
+        return self.layout.blobs.has(key)
+
+    def held(self) -> dict[str, float]:
+        """Return the present share of each blob by key, in [0, 1]. Unverified blobs count as whole,
+        because most of them are right. Lists names, and opens only files that are being filled."""
+        layout = self.layout
+        found = {key: layout.fill_share(key) for key in layout.filling_keys()}
+        found |= dict.fromkeys(layout.names("unverified"), 1.0)
+        return found | dict.fromkeys(layout.names("blobs"), 1.0)
+
+    def find(self, key: str, size_bytes: int | None) -> FileMap | None:
+        """Map a whole blob; None if the folder has none of this size."""
+        fd = self._open(key)
+        if fd is None:
+            return None
+        try:
+            found = os.fstat(fd)
+            if found.st_size == 0 or (size_bytes is not None and found.st_size != size_bytes):
+                self._refuse(key)
+                return None
+            return self._map(key, fd, found.st_ino)
+        finally:
+            os.close(fd)
+
+    def recall(self, path: str) -> Known:
+        """Return a store's last answer about a name."""
+        # immutable=1 reads the file without its log, which can't be replayed in a read-only folder.
+        place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
+        with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
+            self.layout.top.check("catalogue.db")
+            db = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
+            with contextlib.closing(db):
+                return read_name_row(db.execute(NAME_QUERY, (path,)).fetchone(), path)
+        return False, None
+
+    def _open(self, key: str) -> int | None:
+        """Open a whole blob; None if there is none that may be read."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            return self.layout.blobs.open(key)
+        return None
+
+    def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
+        """Map an open file; None if it was removed."""
+        del key, inode
+        return FileMap(fd)
+
+    def _refuse(self, key: str) -> None:
+        """Handle a file that has a blob's name and isn't that blob."""
+
+
+class CacheFolder(ReadableFolder):
     """A cache folder that this process has open for writing. Safe for several threads.
 
-    Callers use its parts directly: writer, lookup, verifier, evictor, trash, limit, catalogue.
-    max_bytes: the limit; None uses the recorded one, or most of the free bytes. damage:
-    descriptions of damaged files that were repaired. Raises ConfigError (network file system, newer
-    format, another limit in use), OSError, sqlite3.Error.
+    max_bytes: the limit; None uses the recorded one, or most of the free bytes. space: the limit
+    and the eviction. keys: the locks of blobs' keys. damage: descriptions of damaged files that
+    were repaired. Raises ConfigError (network file system, newer format, another limit in use),
+    OSError, sqlite3.Error.
     """
 
     def __init__(self, root: str, *, max_bytes: int | None, mode: int = 0o700) -> None:
-        self.layout = layout = FolderLayout(root, mode=mode, make=True)
+        layout = FolderLayout(root, mode=mode, make=True)
+        super().__init__(layout)
         self.damage = layout.damage
-        self.catalogue = catalogue = Catalogue(layout.top)
+        self.catalogue = Catalogue(layout.top)
         self._readers = ReaderLocks(layout.top.open_or_create("readers.lock"))
-        self._inodes = layout.locks("readers")
         self._jobs = layout.locks("jobs")
-        self.keys = keys = KeyLocks(layout)
-        self.limit = SpaceLimit(layout, catalogue)
-        self.uses = UseLog(catalogue.blobs)
-        self.trash = trash = Trash(layout, catalogue, keys=keys, inodes=self._inodes)
-        self.dead_files = DeadProcessFiles(layout, catalogue, keys=keys, inodes=self._inodes)
-        self.verifier = Verifier(layout, catalogue, keys=keys, trash=trash)
-        self.lookup = LockedLookup(
-            layout,
-            catalogue=catalogue,
-            readers=self._readers,
-            uses=self.uses,
-            drop=trash.drop,
-            adopt=self.verifier.adopt,
-        )
-        self.evictor = Evictor(
-            layout,
-            catalogue,
-            limit=self.limit,
-            uses=self.uses,
-            dead_files=self.dead_files,
-            trash=trash,
-            inodes=self._inodes,
-        )
-        self.writer = BlobWriter(
-            layout,
-            catalogue,
-            keys=keys,
-            readers=self._readers,
-            reservations=Reservations(catalogue, self.evictor),
-        )
-        self._reconciler = Reconciler(
-            layout,
-            catalogue,
-            writer=self.writer,
-            dead_files=self.dead_files,
-            trash=trash,
-            damage=self.damage,
-        )
-        self._open(max_bytes)
-
-    def _open(self, max_bytes: int | None) -> None:
+        self.keys = KeyLocks(layout)
+        self.space = Space(layout, self.catalogue, keys=self.keys)
+        self._has_unverified = False
         try:
             self._begin(max_bytes)
         except sqlite3.DatabaseError as error:
@@ -429,28 +148,336 @@ class CacheFolder:
             self._jobs.unlock(_OPEN_BYTE)
             alone = self._jobs.lock(_OPEN_BYTE)
             self._jobs.unlock(_OPEN_BYTE)
-            of_limit = self.limit.agree(max_bytes, alone=alone)
-            of_boot = self.verifier.move_unverified(alone=alone, dead_files=self.dead_files)
+            of_limit = self.space.agree(max_bytes, alone=alone)
+            of_boot = self._move_unverified(alone=alone)
             self.damage += [what for what in (of_limit, of_boot) if what is not None]
             self._jobs.lock(_OPEN_BYTE, shared=True)
-            self.verifier.look_for_unverified()
-            if not self._reconciler.is_consistent(compares_sizes=alone):
+            self._has_unverified = bool(self.layout.names("unverified"))
+            if not self._is_consistent(compares_sizes=alone):
                 self.reconcile()
-            if self.catalogue.blobs.used_bytes > self.limit.budget_bytes:
-                self.evictor.evict_to(self.limit.budget_bytes)
+            if self.catalogue.used_bytes > self.space.budget_bytes:
+                self.space.evict_to(self.space.budget_bytes)
             if was_lost:
                 self._note_rebuilt(found)
 
     @property
     def max_bytes(self) -> int:
         """The limit in bytes."""
-        return self.limit.max_bytes
+        return self.space.max_bytes
+
+    def close(self) -> None:
+        """Record the last uses and release the locks. Maps stay valid. Safe to call twice."""
+        with contextlib.suppress(OSError, sqlite3.Error):
+            self.space.flush_uses()
+        self._jobs.close()
+        self.space.close()
+        self.catalogue.close()
+        if not self._readers.count:
+            self._readers.close()
+
+    # -- whole blobs, each locked while it is mapped
+
+    def recall(self, path: str) -> Known:
+        """Return a store's last answer about a name."""
+        return self.catalogue.recall(path)
+
+    def _open(self, key: str) -> int | None:
+        try:
+            return self.layout.blobs.open(key)
+        except FileNotFoundError:
+            return self._open(key) if self._adopt(key) else None
+        except StrangeFileError:
+            self._refuse(key)
+            return None
+
+    def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
+        readers = self._readers
+        try:
+            readers.wait(inode, what=self.layout.blob(key))
+        except StalledError:
+            return None
+        try:
+            is_linked = bool(os.fstat(fd).st_nlink)
+            mapped = FileMap(fd, on_unmap=lambda: readers.release(inode)) if is_linked else None
+        except BaseException:
+            readers.release(inode)
+            raise
+        if mapped is None:
+            readers.release(inode)
+        else:
+            self.space.note_use(key)
+        return mapped
+
+    def _refuse(self, key: str) -> None:
+        self.space.drop(key)
+
+    # -- fills, and the blobs that they become
+
+    def begin(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, FileMap] | None:
+        """Open or create the fill of a blob, and map it; None if no space is free, or the blob is
+        already published. pinned: search for space even if a recent search found none. Raises
+        OSError (the disk is full, …), StalledError."""
+        key, pieces = source.key, BlobPieces(source)
+        fills = self.layout.fills
+        with self.keys.holding(key):
+            if self.layout.blobs.has(key) or not pieces.size_bytes:
+                return None
+            try:
+                fill = Fill(fills, key, pieces)
+            except (FileNotFoundError, ValueError, StrangeFileError):
+                disk_bytes = fill_disk_bytes(
+                    pieces.size_bytes, pieces.count, most_map_bytes=map_bytes(pieces)
+                )
+                if not self.space.reserve(
+                    source, group=group, disk_bytes=disk_bytes, insist=pinned
+                ):
+                    return None
+                try:
+                    fill = Fill.make(fills, key, pieces)
+                except BaseException:
+                    self.catalogue.remove(key)
+                    raise
+            try:
+                return fill, self._map_fill(fill)
+            except BaseException:
+                fill.close()
+                raise
+
+    def _map_fill(self, fill: Fill) -> FileMap:
+        readers, inode = self._readers, fill.inode
+        readers.wait(inode, what=fill.part)
+        try:
+            return FileMap(fill.fd, on_unmap=lambda: readers.release(inode))
+        except BaseException:
+            readers.release(inode)
+            raise
+
+    def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str) -> None:
+        """Publish a fill that has all its pieces; do nothing if another process has published it.
+        data: the fill's map, as a buffer."""
+        key = source.key
+        with self.keys.holding(key):
+            fills = self.layout.fills
+            try:
+                if fills.stat(part_name(key)).st_ino != fill.inode or not fill.is_whole:
+                    return
+            except FileNotFoundError:
+                return
+            crcs = fill.block_crcs(memoryview(data))
+            self._rename(key)
+            fills.remove(map_name(key))
+            self._enter(source, group=group, kept=False, crcs=crcs)
+
+    def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
+        """Write and publish a small object; the caller holds its key. Return False if no space is
+        free. kept: True for manifests and sidecars."""
+        disk_bytes = fill_disk_bytes(len(data), 1)
+        if not len(data) or not self.space.reserve(
+            source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
+        ):
+            return False
+        fills = self.layout.fills
+        try:
+            discard_fill(fills, source.key)
+            with open(fills.create(part_name(source.key)), "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, len(data))
+                file.write(data)
+            crcs = crcs_of(data)
+            self._rename(source.key)
+        except BaseException:
+            discard_fill(fills, source.key)
+            self.catalogue.remove(source.key)
+            raise
+        self._enter(source, group=group, kept=kept, crcs=crcs)
+        return True
+
+    def _rename(self, key: str) -> None:
+        if self.layout.blobs.is_folder(key):  # made by another program
+            self.layout.blobs.remove(key)
+        self.layout.fills.rename(part_name(key), self.layout.blobs, key)
+
+    def _enter(self, source: BlobSource | BlobRow, *, group: str, kept: bool, crcs: bytes) -> None:
+        """Record a published blob and its size on the disk in the catalogue."""
+        status = self.layout.blobs.stat(source.key)
+        self.catalogue.add(
+            BlobRow(
+                key=source.key,
+                group=group,
+                uri=source.uri,
+                size_bytes=status.st_size,  # the source may not know it
+                disk_bytes=allocated_bytes(status),
+                state="ready",
+                kept=kept,
+                crcs=crcs,
+            )
+        )
+
+    # -- blobs in doubt, and those from before a reboot
+
+    def check(self, key: str) -> None:
+        """Drop a blob, or its fill, unless its checksums are known and right."""
+        try:
+            fd = self.layout.blobs.open(key)
+        except (FileNotFoundError, StrangeFileError):
+            self.space.drop(key)
+            return
+        try:
+            inode = os.fstat(fd).st_ino
+            is_right = self._is_right(key, fd)
+        finally:
+            os.close(fd)
+        if not is_right:
+            self.space.drop(key, inode=inode)
+
+    def _is_right(self, key: str, fd: int) -> bool:
+        row = self.catalogue.blob(key)
+        return row is not None and row.crcs is not None and crcs_of_file(fd) == row.crcs
+
+    def _move_unverified(self, *, alone: bool) -> str | None:
+        """After a reboot, move blobs to unverified/ and remove fills, because no data was synced.
+        Return the name of a damaged file, or None.
+
+        alone: True if no other process has the folder open; a damaged boot file then counts as that
+        of another boot.
+        """
+        layout, now, before = self.layout, boot_id(), self.layout.boot
+        if before not in (None, now) and alone:
+            for name in layout.names("blobs"):
+                layout.blobs.rename(name, layout.unverified, name)
+            self.space.remove_fills()
+        if before != now:
+            layout.note_boot(now)
+        return "boot" if before == "" else None
+
+    def _adopt(self, key: str) -> bool:
+        """Verify a blob that was written before the last reboot, and publish it again if its
+        checksums are right; otherwise remove it. Return True if the blob is published."""
+        old = self.layout.unverified
+        if not self._has_unverified or not old.has(key):
+            return False
+        with self.keys.holding(key):
+            try:
+                fd = old.open(key)
+            except FileNotFoundError:
+                return self.layout.blobs.has(key)
+            why = "its checksums are wrong since the last reboot"
+            try:
+                is_right = self._is_right(key, fd)
+            except OSError as error:
+                refuse_shortage(error, f"{old.path}/{key}")
+                is_right, why = False, f"it can't be read since the last reboot ({error.strerror})"
+            finally:
+                os.close(fd)
+            if is_right:
+                old.rename(key, self.layout.blobs, key)
+            else:
+                _log.warning("%s/%s: %s, so it is fetched again", old.path, key, why)
+                with self.catalogue.writing():
+                    old.remove(key)
+                    self.catalogue.remove(key)
+            return is_right
+
+    # -- the catalogue follows the files
+
+    def _is_consistent(self, *, compares_sizes: bool) -> bool:
+        """Return True if the catalogue agrees with the folder, and there are no fills and no trash.
+        Recounts the used bytes. compares_sizes: compare the size of each file, too, which isn't
+        necessary if another process has the folder open."""
+        at, catalogue = self.layout, self.catalogue
+        try:
+            counts = catalogue.counts()
+            if at.names("fills") or at.names("trash") or counts.get("fill") or counts.get("trash"):
+                return False
+            if compares_sizes:
+                if at.blob_bytes() != catalogue.sizes("ready"):
+                    return False
+            elif len(at.names("blobs")) + len(at.names("unverified")) != counts.get("ready", 0):
+                return False
+            return catalogue.number("used") == catalogue.recount()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            return False
 
     def reconcile(self) -> int:
-        """Correct the catalogue according to the files; return the number of corrections."""
-        corrected = self._reconciler.reconcile()
-        self.limit.measure_others()
+        """Correct the catalogue according to the files; return the number of corrections. Fills
+        that no process works on stay, so that the next reader can continue them."""
+        at, catalogue, space = self.layout, self.catalogue, self.space
+        with catalogue.writing():
+            corrected = space.forget_dead_jobs() + space.remove_fills(group=PRIVATE)
+            if wrong := catalogue.remove_wrong():
+                self.damage.append(f"catalogue.db ({wrong} of its rows), read again from the files")
+            sizes = at.blob_bytes()
+            corrected += wrong + sum(self._correct_row(row, sizes) for row in catalogue.blobs())
+            rows = catalogue.blobs()
+            known = {row.key for row in rows}
+            filling = {row.key for row in rows if row.state == "fill"}
+            corrected += self._record_files("blobs", known) + self._record_files(
+                "unverified", known
+            )
+            for name in at.names("fills"):
+                if name.partition(".")[0] not in filling:
+                    corrected += space.record_fill(name)
+            corrected += self._record_files("trash", known)
+            space.empty_trash()
+            catalogue.rescued.clear()
+            catalogue.recount()
+        space.measure_others()
         return corrected
+
+    def _correct_row(self, row: BlobRow, sizes: dict[str, int]) -> int:
+        """Correct a row if its file was changed, published or removed; return 1 if it was wrong."""
+        at, catalogue = self.layout, self.catalogue
+        if row.state == "trash":
+            exists = at.trash.has(row.key)
+        elif row.state == "ready":
+            exists = row.key in sizes
+            if exists and sizes[row.key] != row.disk_bytes:
+                catalogue.add(replace(row, disk_bytes=sizes[row.key]))
+        elif at.blobs.has(row.key):  # killed between the rename and the catalogue's change
+            fd = at.blobs.open(row.key)
+            try:
+                crcs = crcs_of_file(fd)
+            finally:
+                os.close(fd)
+            self._enter(row, group=row.group, kept=row.kept, crcs=crcs)
+            return 1
+        else:
+            exists = at.fills.has(part_name(row.key)) or not self.space.remove_fill(row)
+        if not exists:
+            catalogue.remove(row.key)
+        return int(not exists)
+
+    def _record_files(self, folder: str, known: set[str]) -> int:
+        """Record the files of a subfolder that the catalogue doesn't list, and remove links; return
+        their number."""
+        place: Folder = getattr(self.layout, folder)
+        corrected = 0
+        for name in self.layout.names(folder):
+            if name in known:
+                continue
+            try:
+                fd = place.open(name)
+            except FileNotFoundError:
+                continue
+            except StrangeFileError:
+                corrected += place.remove(name)
+                continue
+            try:
+                found = os.fstat(fd)
+            finally:
+                os.close(fd)
+            self.catalogue.adopt(
+                name,
+                size_bytes=found.st_size,
+                disk_bytes=allocated_bytes(found),
+                state="trash" if folder == "trash" else "ready",
+                used_s=max(found.st_atime, found.st_mtime),
+            )
+            corrected += 1
+        return corrected
+
+    # -- a damaged catalogue
 
     def repairing(self, act: Callable[[], T]) -> T:
         """Return act(). If it finds the catalogue damaged, rebuild the catalogue and call it
@@ -467,7 +494,7 @@ class CacheFolder:
         """Replace a damaged catalogue by one that is read from the files."""
 
         def fill() -> None:
-            self.catalogue.numbers.set("max_bytes", self.max_bytes)
+            self.catalogue.set_number("max_bytes", self.max_bytes)
             self.reconcile()
 
         if self.catalogue.renew(error, fill):
@@ -476,12 +503,12 @@ class CacheFolder:
     def _note_rebuilt(self, found: str | None) -> None:
         """Describe in `damage` that the catalogue was rebuilt, unless the folder is new as well."""
         damage, moved = self.catalogue.pop_damage()
-        blobs = self.catalogue.blobs.counts().get("ready", 0)
+        blobs = self.catalogue.counts().get("ready", 0)
         what = damage or found
         if what is None and not blobs:
             return
         old = f"; the old file is now {moved}" if moved else "; the old file was removed"
-        unknown = self.catalogue.blobs.unknown()
+        unknown = self.catalogue.unknown()
         lost = (
             f"; {unknown:,} of them lost their dataset's name until a job reads them, and their "
             "checksums, so they are fetched again after a reboot"
@@ -500,13 +527,3 @@ class CacheFolder:
             f"{self.layout.root}: the cache's own files were damaged ({damage}) and have been "
             "repaired. Cached data is kept. If this happens again, check the disk."
         )
-
-    def close(self) -> None:
-        """Record the last uses and release the locks. Maps stay valid. Safe to call twice."""
-        with contextlib.suppress(OSError, sqlite3.Error):
-            self.uses.flush()
-        self._jobs.close()
-        self._inodes.close()
-        self.catalogue.close()
-        if not self._readers.count:
-            self._readers.close()

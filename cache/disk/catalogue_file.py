@@ -117,9 +117,8 @@ CREATE TABLE IF NOT EXISTS names (
 class CatalogueFile:
     """The open SQLite file of a cache. Safe for several threads.
 
-    folder: the cache folder. mend: True replaces a damaged file by an empty one. damage: the
-    description of the damage, or None. moved: the new name of the old file if it was another
-    program's. is_upgrade: True if the old file had an older version. rescued: the unchecked rows of
+    folder: the cache folder. mend: True replaces a damaged file by an empty one. is_upgrade:
+    True if the old file had an older version. rescued: the unchecked rows of
     blobs, by key, that could still be read from the damaged file. Raises sqlite3.Error and OSError.
     """
 
@@ -129,8 +128,8 @@ class CatalogueFile:
         self._folder = folder
         self._mend = mend
         self._inode = 0
-        self.damage: str | None = None
-        self.moved: str | None = None
+        self._damage: str | None = None
+        self._moved: str | None = None
         self.rescued: dict[str, tuple[Any, ...]] = {}
         self.is_upgrade = False
         self._lock = -1
@@ -179,14 +178,23 @@ class CatalogueFile:
                 with self._transaction():
                     yield
 
-    def size_bytes(self) -> int:
+    @property
+    def is_counted(self) -> bool:
+        """True if the folder's files have been entered into the catalogue."""
+        return self.row("SELECT 1 FROM facts WHERE name = 'used'") is not None
+
+    def pop_damage(self) -> tuple[str | None, str | None]:
+        """Return the damage of a catalogue that was replaced since the last call, and the new name
+        of the old file if it was another program's."""
+        found, self._damage, self._moved = (self._damage, self._moved), None, None
+        return found
+
+    def own_bytes(self) -> int:
         """Return the size of the file, without its log."""
         found = self.row("PRAGMA page_count")
         return int(found[0]) * 4096 if found else 0
 
-    def renew(
-        self, error: Exception, *, is_empty: Callable[[], bool], fill: Callable[[], object]
-    ) -> bool:
+    def renew(self, error: Exception, fill: Callable[[], object]) -> bool:
         """Replace a damaged catalogue; return False if another process did. error: the damage.
         fill: enters the files into the empty catalogue, in the same transaction."""
         with self._mutex, self._locked():
@@ -196,7 +204,7 @@ class CatalogueFile:
                 self._remove()
             if self._is_replaced():
                 self._reopen()
-            is_new = is_empty()
+            is_new = not self.is_counted
             if is_new:
                 with self._transaction():
                     fill()
@@ -275,7 +283,7 @@ class CatalogueFile:
             if not self._mend or not is_damage(error):
                 raise
             self.is_upgrade = isinstance(error, OtherSchemaError)
-            self.damage = None if self.is_upgrade else str(error)
+            self._damage = None if self.is_upgrade else str(error)
             is_foreign = isinstance(error, ForeignCatalogueError)
             if not is_foreign and not self.is_upgrade:
                 self._rescue()
@@ -384,7 +392,7 @@ class CatalogueFile:
                 new = f"moved-{self._folder.stat(name).st_ino}-{name}"
                 self._folder.rename(name, self._folder, new)
                 if name == _NAME:
-                    self.moved = new
+                    self._moved = new
 
     def _reopen(self) -> None:
         old, (self._db, self._inode) = self._db, self._open()

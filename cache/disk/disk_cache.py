@@ -25,8 +25,7 @@ from penstock.cache.base import (
     parse_size,
     remove_own_folder,
 )
-from penstock.cache.disk.cache_folder import CacheFolder
-from penstock.cache.disk.lookup import Lookup
+from penstock.cache.disk.cache_folder import CacheFolder, ReadableFolder
 from penstock.cache.disk.pinning import PinnedShare
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 
@@ -63,16 +62,13 @@ class DiskCache:
             raise ConfigError(f"cache: got {path!r}, wanted the path of a folder on a local disk.")
         if not isinstance(peers, Peers | None):
             raise ConfigError(f'peers: got {peers!r}, wanted Peers("HOST:PORT") or None.')
-        self.peers = peers
-        self._begin(os.path.abspath(os.fspath(path)), parse_size(max_bytes, what="max_bytes"), mode)
-
-    def _begin(self, path: str, max_bytes: int | None, mode: int) -> None:
-        self.path = path
-        self._max_bytes = max_bytes  # None: the limit that the folder records
-        self._mode = mode
+        self.path = os.path.abspath(os.fspath(path))
+        # None: the limit that the folder records.
+        self._max_bytes: int | None = parse_size(max_bytes, what="max_bytes")
+        self.mode, self.peers = mode, peers
         self._lock = threading.RLock()
         self._folder: CacheFolder | None = None
-        self._readable: Lookup | None = None  # replaces the folder if it can't be written
+        self._readable: ReadableFolder | None = None  # replaces the folder if it can't be written
         self._warned = False
         self._no_writes_until_s = self._no_reads_until_s = 0.0
         self._owner = os.getpid()
@@ -82,7 +78,7 @@ class DiskCache:
     def at(cls, path: str | os.PathLike[str], *, peers: Peers | None = None) -> DiskCache:
         """Return the cache in a folder, with the limit that the folder records; a new folder gets
         90 % of the free bytes."""
-        return _with_recorded_limit(cls(path, max_bytes=1, peers=peers))
+        return _made(path, None, 0o700, peers)
 
     @classmethod
     def temporary(cls) -> DiskCache:
@@ -103,52 +99,47 @@ class DiskCache:
         """The limit in bytes; None before first use if the folder's recorded limit applies."""
         return self._folder.max_bytes if self._folder is not None else self._max_bytes
 
-    @property
-    def mode(self) -> int:
-        """The permission bits of the folder."""
-        return self._mode
-
     def __repr__(self) -> str:
         limit = format_size(self.max_bytes) if self.max_bytes else "the folder's own"
         return f"DiskCache({self.path!r}, max_bytes={limit!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments, because a spawned worker opens the folder itself."""
-        return _unpickle, (self.path, self._max_bytes, self._mode, self.peers)
+        return _made, (self.path, self._max_bytes, self.mode, self.peers)
 
     def open(self) -> None:
         """Open the folder now instead of at first use. Raises ConfigError; an error of the disk is
         one PenstockWarning."""
-        self._writable()
+        self._opened(writes=True)
 
     def use(self, act: Callable[[CacheFolder], Any]) -> Any:
         """Return act(folder), or None if the folder can't be written. Raises what `act` raises,
         except errors of the disk."""
-        folder = self._writable() if time.monotonic() >= self._no_writes_until_s else None
-        return None if folder is None else self._try(act, folder, folder)
+        if time.monotonic() < self._no_writes_until_s:
+            return None
+        return self._try(act, self._opened(writes=True))
 
-    def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """Return act(lookup), also if the folder is full or read-only; None if it can't be read.
+    def look(self, act: Callable[[ReadableFolder], Any]) -> Any:
+        """Return act(folder), also if the folder is full or read-only; None if it can't be read.
         Raises as `use` does."""
         if time.monotonic() < self._no_reads_until_s:
             return None
+        return self._try(act, self._opened(writes=False))
+
+    def _opened(self, *, writes: bool) -> ReadableFolder | None:
         self._check_process()
         with self._lock:
-            is_open = self._folder is not None or self._readable is not None
+            is_open = self._folder is not None or (self._readable is not None and not writes)
             if not is_open and time.monotonic() >= self._no_writes_until_s:
                 self._open()
-            folder = self._folder
-            lookup = folder.lookup if folder is not None else self._readable
-        return None if lookup is None else self._try(act, lookup, folder)
+            return self._folder if writes else self._folder or self._readable
 
-    def _try(
-        self, act: Callable[[Any], Any], subject: CacheFolder | Lookup, folder: CacheFolder | None
-    ) -> Any:
+    def _try(self, act: Callable[[Any], Any], folder: ReadableFolder | None) -> Any:
         try:
-            if folder is None:
-                return act(subject)
+            if not isinstance(folder, CacheFolder):
+                return None if folder is None else act(folder)
             try:
-                return folder.repairing(lambda: act(subject))
+                return folder.repairing(lambda: act(folder))
             finally:
                 self._warn_of_damage(folder)
         except DISK_ERRORS as error:
@@ -156,13 +147,6 @@ class DiskCache:
                 raise
             self.give_up(error)
             return None
-
-    def _writable(self) -> CacheFolder | None:
-        self._check_process()
-        with self._lock:
-            if self._folder is None and time.monotonic() >= self._no_writes_until_s:
-                self._open()
-            return self._folder
 
     def _check_process(self) -> None:
         if os.getpid() != self._owner:
@@ -174,13 +158,13 @@ class DiskCache:
 
     def _open(self) -> None:
         try:
-            folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self._mode)
+            folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self.mode)
             exposed = folder.layout.others_may_write()
         except DISK_ERRORS as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
             if self._readable is None:  # published blobs can be read without the catalogue
-                self._readable = Lookup.at(self.path, mode=self._mode)
+                self._readable = ReadableFolder.at(self.path, mode=self.mode)
             self.give_up(error)
             return
         self._folder, self._readable = folder, None
@@ -235,8 +219,8 @@ class DiskCache:
         def make(folder: CacheFolder) -> str:
             return folder.layout.top.folder(name, make=True).beneath(key)
 
-        def find(lookup: Lookup) -> str | None:
-            top = lookup.layout.top
+        def find(folder: ReadableFolder) -> str | None:
+            top = folder.layout.top
             return top.folder(name).beneath(key) if top.is_folder(name) else None
 
         found: str | None = self.use(make) or self.look(find)
@@ -262,12 +246,10 @@ class DiskCache:
             self._remove()
 
 
-def _unpickle(path: str, max_bytes: int | None, mode: int, peers: Peers | None) -> DiskCache:
+def _made(
+    path: str | os.PathLike[str], max_bytes: int | None, mode: int, peers: Peers | None
+) -> DiskCache:
+    """Create a cache. max_bytes: None for the limit that the folder records."""
     cache = DiskCache(path, max_bytes=max_bytes or 1, mode=mode, peers=peers)
-    return cache if max_bytes is not None else _with_recorded_limit(cache)
-
-
-def _with_recorded_limit(cache: DiskCache) -> DiskCache:
-    """Return the cache, changed to use the limit that its folder records."""
-    cache._begin(cache.path, None, cache._mode)
+    cache._max_bytes = max_bytes
     return cache

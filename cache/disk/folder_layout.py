@@ -158,6 +158,10 @@ class FolderLayout:
         """Return the path of a whole blob, for messages and for readers that need a path."""
         return os.path.join(self.root, "blobs", key)
 
+    def places(self, key: str) -> tuple[tuple[Folder, str], ...]:
+        """Return the folders, and the names in them, that a blob's file has one after the other."""
+        return (self.blobs, key), (self.fills, part_name(key)), (self.unverified, key)
+
     def names(self, folder: str) -> list[str]:
         """List the cache's own files in one of the folders; other files are ignored."""
         pattern = _NAMES[folder]

@@ -148,8 +148,8 @@ class PinnedShare:
         """End the job; its blobs stay until other jobs need their space. Safe to call twice."""
         job, self._job = self._job, None
         if job is not None and os.getpid() == self._owner:
-            self._use(lambda folder: folder.catalogue.jobs.remove(job))
-            self._use(lambda folder: folder.uses.flush())
+            self._use(lambda folder: folder.catalogue.remove_job(job))
+            self._use(lambda folder: folder.space.flush_uses())
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -164,10 +164,10 @@ class PinnedShare:
 
     def _share(self, folder: CacheFolder) -> None:
         """Compute this job's share, and reduce the shares of other jobs where necessary."""
-        table, blobs = folder.catalogue.jobs, folder.catalogue.blobs
-        with folder.catalogue.writing():
-            folder.dead_files.forget_dead_jobs()
-            jobs = table.rows()
+        catalogue = folder.catalogue
+        with catalogue.writing():
+            folder.space.forget_dead_jobs()
+            jobs = catalogue.jobs()
             if self._job is not None:
                 # Written each time, because the catalogue may have been rebuilt or damaged.
                 own = JobRow(
@@ -179,12 +179,12 @@ class PinnedShare:
                     below=self._below,
                     pid=os.getpid(),
                 )
-                table.add(own)
-                folder.catalogue.labels.set(self._group, self._label)
-                blobs.claim(self._group, self._read_set.has)
+                catalogue.add_job(own)
+                catalogue.set_label(self._group, self._label)
+                catalogue.claim(self._group, self._read_set.has)
                 jobs = [own, *(job for job in jobs if job.id != self._job)]
-            kept = sum(map(blobs.kept_bytes, {job.group for job in jobs}))
-            budget = folder.limit.steady_budget_bytes
+            kept = sum(map(catalogue.kept_bytes, {job.group for job in jobs}))
+            budget = folder.space.steady_budget_bytes
             margin = int(budget * _MARGIN_SHARE) + self._read_set.margin_bytes(_FILLS_AT_ONCE)
             share = fair_shares(jobs, max(0, budget - kept - margin))
             self.share_bytes = share[self._read_set.reads]
@@ -192,7 +192,7 @@ class PinnedShare:
             for job in jobs:
                 job_bytes = share[job.reads]
                 if job.reads == self._read_set.reads:  # this job, or another rank of it
-                    table.set_share(job.id, share_bytes=job_bytes, below=self._below)
+                    catalogue.set_share(job.id, share_bytes=job_bytes, below=self._below)
                 elif job_bytes < (1 - _LEAST_CHANGE) * job.share_bytes:
                     below = guess_threshold(job, job_bytes)
-                    table.set_share(job.id, share_bytes=job_bytes, below=below)
+                    catalogue.set_share(job.id, share_bytes=job_bytes, below=below)

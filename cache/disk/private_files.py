@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import BlobSource, Segment
-from penstock.cache.disk.eviction import PRIVATE
+from penstock.cache.disk.space import PRIVATE
 
 if TYPE_CHECKING:
     from penstock.cache.base import FileMap
@@ -76,11 +76,11 @@ class PrivateFiles:
         def begin(folder: CacheFolder) -> tuple[Fill, FileMap] | None:
             if not self._has_removed_dead:
                 self._has_removed_dead = True
-                folder.dead_files.remove_private()
-            used_bytes = folder.catalogue.blobs.group_bytes(PRIVATE)
+                folder.space.remove_fills(group=PRIVATE)
+            used_bytes = folder.catalogue.group_bytes(PRIVATE)
             if used_bytes + size_bytes > MOST_SHARE * folder.max_bytes:
                 return None
-            return folder.writer.begin(source, group=PRIVATE, pinned=False)
+            return folder.begin(source, group=PRIVATE, pinned=False)
 
         self._remove_waiting()
         found = self._cache.use(begin)
@@ -99,13 +99,13 @@ class PrivateFiles:
             return
 
         def remove(folder: CacheFolder) -> set[str]:
-            blobs = folder.catalogue.blobs
-            with folder.catalogue.writing():
-                rows = {key: blobs.row(key) for key in waiting}
+            catalogue = folder.catalogue
+            with catalogue.writing():
+                rows = {key: catalogue.blob(key) for key in waiting}
                 return {
                     key
                     for key, row in rows.items()
-                    if row is not None and not folder.dead_files.remove_fill(row)
+                    if row is not None and not folder.space.remove_fill(row)
                 }
 
         left = self._cache.use(remove)

@@ -72,8 +72,8 @@ if __name__ == "__main__":
     assert status == 0, status
     if kind == "cached":  # its claims stayed, and its locks
         folder = loader.dataset.remote.cache.use(lambda folder: folder)
-        assert folder.dead_files.forget_dead_jobs() == 0
-        assert len(folder.catalogue.jobs.rows()) == 1
+        assert folder.space.forget_dead_jobs() == 0
+        assert len(folder.catalogue.jobs()) == 1
     found = first + list(passing)
     def ids_of(batch):
         return (batch[-1] if isinstance(batch, tuple) else batch).tolist()

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from penstock.cache import ConfigError, DatasetError, DiskCache, FetchError, PenstockWarning, base
-from penstock.cache.disk import FolderLayout, Lookup
+from penstock.cache.disk import FolderLayout, ReadableFolder
 from penstock.readers import Dataset, concat, open_index, pack
 from penstock.readers.index import Index
 from tests import images
@@ -382,6 +382,6 @@ def test_a_large_folder_is_listed_without_opening_blobs(
         (tmp_path / "cache" / "blobs" / f"{number:040x}").touch()
     opened: list[str] = []
     monkeypatch.setattr(layout.blobs, "open", opened.append)
-    assert len(Lookup(layout).held()) == 300
+    assert len(ReadableFolder(layout).held()) == 300
     assert not opened
     cache.close()

@@ -44,10 +44,10 @@ def test_a_cached_blob_that_lives_to_the_exit_prints_nothing(tmp_path: Path, kee
         folder = CacheFolder(sys.argv[1], max_bytes=2**24)
         segment = Segment(path="x", size_bytes=5, version=None)
         source = BlobSource(key="ab" * 20, uri="mem://x", segments=(segment,), size_bytes=5)
-        assert folder.writer.put(source, memoryview(b"hello"), group="g", kept=False)
+        assert folder.put(source, memoryview(b"hello"), group="g", kept=False)
         other = BlobSource(key="cd" * 20, uri="mem://y", segments=(segment,), size_bytes=5)
-        begun = folder.writer.begin(other, group="g", pinned=True)
-        kept = [folder, folder.lookup.find(source.key, 5), begun]
+        begun = folder.begin(other, group="g", pinned=True)
+        kept = [folder, folder.find(source.key, 5), begun]
         importlib.import_module(sys.argv[2]).penstock_kept = kept
         del folder, kept, begun
     """

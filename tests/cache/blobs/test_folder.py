@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ClosedError, ConfigError, PenstockWarning, StalledError
 from penstock.cache.base import BlobSpans, file_system
-from penstock.cache.blobs import CachedBlob, DatasetCache, DatasetJobs, ProcessFolder
+from penstock.cache.blobs import CachedBlob, DatasetCache
 from penstock.cache.disk import SLACK_BYTES, CacheFolder, DiskCache, JobRow, admin, fair_shares
 from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, job_of, many, single
 
@@ -201,13 +201,11 @@ def test_without_a_cache_nothing_is_done_and_no_error_is_the_disks(store: Memory
     cache = DatasetCache(None, group="g", label="mem://set")
     assert cache.use(lambda _: 1) is None
     assert cache.look(lambda _: 1) is None
-    assert not cache.has(single(store, 0))
     assert not cache.drop(single(store, 0))
     with pytest.raises(OSError, match="full"):
         cache.give_up(OSError("full"))
-    memberships = DatasetJobs(None, group="g", label="mem://set")
-    assert memberships.join(["0" * 40], [5]) is None
-    assert not memberships.keeps("0" * 40)
+    assert cache.join(["0" * 40], [5]) is None
+    assert not cache.keeps("0" * 40)
 
 
 def test_a_disks_error_rests_the_folder_and_others_are_raised(tmp_path: Path) -> None:
@@ -229,37 +227,38 @@ def test_a_disks_error_rests_the_folder_and_others_are_raised(tmp_path: Path) ->
 
 def test_a_dataset_keeps_what_one_of_its_jobs_pins(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path, max_bytes="8MiB")
-    memberships = DatasetJobs(disk, group="g", label="mem://set")
+    memberships = DatasetCache(disk, group="g", label="mem://set")
     keys = [f"{i:040x}" for i in range(4)]
     assert memberships.keeps(keys[3])  # no needs are known
     one = memberships.join(keys[:2], [5, 5])
     two = memberships.join(keys[1:3], [5, 5])
     assert [memberships.keeps(key) for key in keys] == [True, True, True, False]
-    assert len(memberships) == 2
+    assert len(memberships.jobs) == 2
     assert one is not None
     assert two is not None
     for _ in range(2):
         memberships.leave(one)
     assert [memberships.keeps(key) for key in keys] == [False, True, True, False]
     memberships.close()
-    assert len(memberships) == 0
+    assert len(memberships.jobs) == 0
     disk.close()
 
 
-def test_a_process_folder_is_made_late_and_goes() -> None:
-    folder = ProcessFolder()
-    folder.remove("a")
-    folder.close()
-    path = folder.write("a", memoryview(b"one"))
-    assert folder.write("a", memoryview(b"two")) == path == folder.path("a")
-    with open(path, "rb") as file:
-        assert file.read() == b"two"
+def test_small_objects_without_a_cache_are_in_a_private_folder_that_goes(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    remote, sizes = remotes(store, max_bytes=None), {"size_bytes": SIZES[4], "version": "1"}
+    remote.drop_object("o4", **sizes)  # of no folder yet
+    path = remote.object("o4", **sizes)
+    assert remote.object("o4", **sizes) == path
+    assert len(store.reads) == 1
+    assert Path(os.fsdecode(path)).read_bytes() == store.objects["o4"]
     assert os.stat(path).st_mode & 0o777 == 0o600
-    assert os.listdir(os.path.dirname(path)) == ["a"]
-    folder.remove("a")
+    assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
+    remote.drop_object("o4", **sizes)
     assert not os.path.exists(path)
-    folder.close()
-    folder.close()
+    remote.close()
+    remote.close()
     assert not os.path.exists(os.path.dirname(path))
 
 

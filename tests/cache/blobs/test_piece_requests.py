@@ -219,7 +219,7 @@ def test_neighbours_come_with_what_a_batch_waits_for(
 def test_a_load_waits_for_pieces_that_its_process_fetches_however_slowly(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.BlobFills.others_s", 0.0)
     remote, began, go_on, asked = remotes(store), threading.Event(), threading.Event(), []
 
     def before(path: str, span: object) -> None:
@@ -250,7 +250,7 @@ def test_a_load_waits_for_pieces_that_its_process_fetches_however_slowly(
 def test_pieces_that_another_process_claims_for_too_long_are_fetched_twice(
     store: MemoryStore, remotes: Callable[..., Remote], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cache.blobs.blob_fills.DemandFills.others_s", 0.0)
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.BlobFills.others_s", 0.0)
     remote = remotes(store)
     wanted = spans(remote, store, 0, 0)
     fill = wanted.blob.fill  # type: ignore[attr-defined]

@@ -120,10 +120,10 @@ def in_order(root: Path, limit: int) -> None:
     folder = CacheFolder(str(root), max_bytes=limit)
     files = [*(root / "blobs").iterdir(), *(root / "unverified").iterdir()]
     taken = sum(path.stat().st_blocks * 512 for path in files)
-    ready = sum(folder.catalogue.blobs.sizes("ready").values())
-    rows = sum(row.disk_bytes for row in folder.catalogue.blobs.rows())
-    assert (ready, rows) == (taken, folder.catalogue.blobs.used_bytes)
-    assert folder.catalogue.blobs.used_bytes <= limit
+    ready = sum(folder.catalogue.sizes("ready").values())
+    rows = sum(row.disk_bytes for row in folder.catalogue.blobs())
+    assert (ready, rows) == (taken, folder.catalogue.used_bytes)
+    assert folder.catalogue.used_bytes <= limit
     folder.close()
 
 
@@ -451,7 +451,7 @@ def test_a_rebuilt_catalogue_has_the_limit_and_the_pins_of_before(
 def test_rows_that_a_damaged_catalogue_still_gives_keep_their_checksums(filled: Path) -> None:
     def rows() -> dict[str, tuple[str, str, bytes | None]]:
         folder = CacheFolder(str(filled), max_bytes=8 * MIB)
-        found = {one.key: (one.group, one.uri, one.crcs) for one in folder.catalogue.blobs.rows()}
+        found = {one.key: (one.group, one.uri, one.crcs) for one in folder.catalogue.blobs()}
         folder.close()
         return found
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cache import ConfigError, StalledError
 from penstock.cache.base import BlobSource, ReaderLocks, Segment
-from penstock.cache.disk import CacheFolder, Lookup, boot_id, crcs_of, crcs_of_file
+from penstock.cache.disk import CacheFolder, ReadableFolder, boot_id, crcs_of, crcs_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,24 +36,24 @@ def source(number: int, size_bytes: int = KIB_64) -> BlobSource:
 def put(folder: CacheFolder, number: int, size_bytes: int = KIB_64) -> BlobSource:
     blob = source(number, size_bytes)
     data = memoryview(bytes([number % 251]) * size_bytes)
-    assert folder.writer.put(blob, data, group="g", kept=False)
+    assert folder.put(blob, data, group="g", kept=False)
     return blob
 
 
 def test_a_fill_is_published_when_its_pieces_are_there(folder: CacheFolder) -> None:
     blob = source(1)
-    begun = folder.writer.begin(blob, group="g", pinned=True)
+    begun = folder.begin(blob, group="g", pinned=True)
     assert begun is not None
     fill, mapped = begun
-    folder.writer.publish(blob, fill, mapped.buffer(), group="g", kept=False)
-    assert not folder.lookup.has(blob.key)  # nothing is there yet
+    folder.publish(blob, fill, mapped.buffer(), group="g")
+    assert not folder.has(blob.key)  # nothing is there yet
     fill.write((0, fill.pieces.count), memoryview(b"x" * KIB_64))
-    folder.writer.publish(blob, fill, mapped.buffer(), group="g", kept=False)
-    found = folder.lookup.find(blob.key, KIB_64)
+    folder.publish(blob, fill, mapped.buffer(), group="g")
+    found = folder.find(blob.key, KIB_64)
     assert found is not None
     assert found.inode == mapped.inode
     assert bytes(found.buffer()) == b"x" * KIB_64
-    row = folder.catalogue.blobs.row(blob.key)
+    row = folder.catalogue.blob(blob.key)
     assert row is not None
     assert (row.state, row.crcs) == ("ready", crcs_of(memoryview(b"x" * KIB_64)))
     fill.close()
@@ -63,7 +63,7 @@ def test_a_fill_may_get_the_inode_of_a_file_that_is_being_evicted(
     folder: CacheFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blob = source(1)
-    begun = folder.writer.begin(blob, group="g", pinned=True)
+    begun = folder.begin(blob, group="g", pinned=True)
     assert begun is not None
     fill, mapped = begun
     inode = fill.inode
@@ -81,7 +81,7 @@ def test_a_fill_may_get_the_inode_of_a_file_that_is_being_evicted(
         return False
 
     monkeypatch.setattr(ReaderLocks, "acquire", acquire_or_unlock)
-    begun = folder.writer.begin(blob, group="g", pinned=True)
+    begun = folder.begin(blob, group="g", pinned=True)
     assert begun is not None
     assert refused == [inode]
     begun[0].close()
@@ -89,47 +89,47 @@ def test_a_fill_may_get_the_inode_of_a_file_that_is_being_evicted(
 
 
 def test_unmapped_blobs_are_evicted_and_mapped_ones_stay(folder: CacheFolder) -> None:
-    mapped = folder.lookup.find(put(folder, 1).key, None)
+    mapped = folder.find(put(folder, 1).key, None)
     put(folder, 2)
-    assert folder.evictor.evict_to(0) == (1, KIB_64)
-    assert folder.lookup.has(source(1).key)
-    assert not folder.lookup.has(source(2).key)
+    assert folder.space.evict_to(0) == (1, KIB_64)
+    assert folder.has(source(1).key)
+    assert not folder.has(source(2).key)
     del mapped
-    assert folder.evictor.evict_to(0) == (1, KIB_64)
-    assert folder.catalogue.blobs.used_bytes == 0
+    assert folder.space.evict_to(0) == (1, KIB_64)
+    assert folder.catalogue.used_bytes == 0
 
 
 def test_who_has_a_share_takes_what_others_have_mapped(folder: CacheFolder) -> None:
-    mapped = [folder.lookup.find(put(folder, number).key, None) for number in range(1, 4)]
-    free = folder.limit.budget_bytes - folder.catalogue.blobs.used_bytes
+    mapped = [folder.find(put(folder, number).key, None) for number in range(1, 4)]
+    free = folder.space.budget_bytes - folder.catalogue.used_bytes
     with folder.catalogue.writing():
-        assert not folder.evictor.make_space(free + KIB_64, group=None)
-        assert folder.catalogue.blobs.counts() == {"ready": 3}
-        assert not folder.evictor.make_space(free + KIB_64, group="mine")  # not free yet
-        assert folder.catalogue.blobs.counts() == {"ready": 2, "trash": 1}
+        assert not folder.space.make_space(free + KIB_64, group=None)
+        assert folder.catalogue.counts() == {"ready": 3}
+        assert not folder.space.make_space(free + KIB_64, group="mine")  # not free yet
+        assert folder.catalogue.counts() == {"ready": 2, "trash": 1}
     mapped.clear()
     with folder.catalogue.writing():
-        assert folder.evictor.make_space(free + KIB_64, group="mine")
+        assert folder.space.make_space(free + KIB_64, group="mine")
 
 
 def test_more_than_the_limit_is_never_reserved(folder: CacheFolder) -> None:
-    assert folder.writer.begin(source(1, 8 * MIB), group="g", pinned=True) is None
-    assert folder.catalogue.blobs.rows() == []
+    assert folder.begin(source(1, 8 * MIB), group="g", pinned=True) is None
+    assert folder.catalogue.blobs() == []
 
 
 def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(folder: CacheFolder) -> None:
     blob = put(folder, 1)
-    mapped = folder.lookup.find(blob.key, None)
+    mapped = folder.find(blob.key, None)
     assert mapped is not None
-    assert not folder.trash.drop(blob.key, inode=mapped.inode + 1)  # another's fresh one
-    assert folder.trash.drop(blob.key, inode=mapped.inode)
-    assert not folder.lookup.has(blob.key)
-    assert folder.catalogue.blobs.counts() == {"trash": 1}
+    assert not folder.space.drop(blob.key, inode=mapped.inode + 1)  # another's fresh one
+    assert folder.space.drop(blob.key, inode=mapped.inode)
+    assert not folder.has(blob.key)
+    assert folder.catalogue.counts() == {"trash": 1}
     assert bytes(mapped.buffer()) == bytes([1]) * KIB_64
     del mapped
-    folder.trash.empty()
-    assert folder.catalogue.blobs.counts() == {}
-    assert not folder.trash.drop(blob.key)
+    folder.space.empty_trash()
+    assert folder.catalogue.counts() == {}
+    assert not folder.space.drop(blob.key)
 
 
 def test_a_doubted_blob_stays_if_its_checksums_are_right(folder: CacheFolder) -> None:
@@ -137,9 +137,9 @@ def test_a_doubted_blob_stays_if_its_checksums_are_right(folder: CacheFolder) ->
     with open(folder.layout.blob(wrong.key), "r+b") as file:
         file.write(b"flip")
     for blob in (right, wrong):
-        folder.verifier.check(blob.key)
-    assert folder.lookup.has(right.key)
-    assert not folder.lookup.has(wrong.key)
+        folder.check(blob.key)
+    assert folder.has(right.key)
+    assert not folder.has(wrong.key)
 
 
 def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path) -> None:
@@ -153,22 +153,22 @@ def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path
     folder = CacheFolder(str(root), max_bytes=4 * MIB)
     assert folder.layout.boot == boot_id()
     assert sorted(folder.layout.names("unverified")) == [right.key, wrong.key]
-    assert folder.lookup.find(right.key, None) is not None
-    assert folder.lookup.find(wrong.key, None) is None
+    assert folder.find(right.key, None) is not None
+    assert folder.find(wrong.key, None) is None
     assert folder.layout.names("unverified") == []
     folder.close()
 
 
 def test_a_fill_without_a_worker_is_a_leftover(folder: CacheFolder) -> None:
     blob = source(1)
-    begun = folder.writer.begin(blob, group="g", pinned=True)
+    begun = folder.begin(blob, group="g", pinned=True)
     assert begun is not None
-    assert folder.dead_files.remove_fills() == 0
+    assert folder.space.remove_fills() == 0
     begun[0].close()
     del begun
-    assert folder.dead_files.remove_fills() == 1
+    assert folder.space.remove_fills() == 1
     assert folder.layout.names("fills") == []
-    assert folder.catalogue.blobs.rows() == []
+    assert folder.catalogue.blobs() == []
 
 
 def test_a_key_is_held_by_one(folder: CacheFolder) -> None:
@@ -192,23 +192,23 @@ def test_one_folder_has_one_limit(tmp_path: Path) -> None:
     assert again.max_bytes == 4 * MIB
     with pytest.raises(ConfigError, match="a folder has one limit"):
         CacheFolder(str(tmp_path / "cache"), max_bytes=5 * MIB)
-    assert again.limit.steady_budget_bytes <= again.limit.budget_bytes < again.max_bytes
+    assert again.space.steady_budget_bytes <= again.space.budget_bytes < again.max_bytes
     again.close()
 
 
 def test_a_lookup_that_may_not_write_changes_nothing(folder: CacheFolder, tmp_path: Path) -> None:
     blob = put(folder, 1)
-    folder.catalogue.names.remember("x", (5, "v"))
+    folder.catalogue.remember("x", (5, "v"))
     folder.close()
     before = sorted(os.listdir(tmp_path / "cache"))
-    lookup = Lookup.at(str(tmp_path / "cache"))
+    lookup = ReadableFolder.at(str(tmp_path / "cache"))
     assert lookup is not None
     assert lookup.has(blob.key)
     assert lookup.find(blob.key, KIB_64) is not None
     assert lookup.find(blob.key, 5) is None  # not that blob
     assert lookup.has(blob.key)
     assert lookup.recall("x") == (True, (5, "v"))
-    assert Lookup.at(str(tmp_path / "nowhere")) is None
+    assert ReadableFolder.at(str(tmp_path / "nowhere")) is None
     assert sorted(os.listdir(tmp_path / "cache")) == before
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
     made = Catalogue(Folder.at(str(tmp_path)))
-    made.blobs.recount()
+    made.recount()
     yield made
     made.close()
 
@@ -37,7 +37,7 @@ def enter(
     used_s: float = 1.0,
     group: str = "g",
 ) -> None:
-    catalogue.blobs.add(
+    catalogue.add(
         BlobRow(
             key=key,
             group=group,
@@ -52,7 +52,7 @@ def enter(
 
 
 def a_job(catalogue: Catalogue, *, below: str, share_bytes: int = 10**6, number: int = 1) -> None:
-    catalogue.jobs.add(
+    catalogue.add_job(
         JobRow(
             id=number,
             group="g",
@@ -71,25 +71,25 @@ def test_what_is_used_is_the_sum_of_the_rows(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     catalogue = Catalogue(Folder.at(str(tmp_path_factory.mktemp("books"))))
-    catalogue.blobs.recount()
+    catalogue.recount()
     rows: dict[str, int] = {}
     for key, blocks in steps:
         if blocks:
             enter(catalogue, key, disk_bytes=blocks * 4096)
             rows[key] = blocks * 4096
         else:
-            catalogue.blobs.remove(key)
+            catalogue.remove(key)
             rows.pop(key, None)
-        assert catalogue.blobs.used_bytes == sum(rows.values())
-    assert catalogue.blobs.recount() == sum(rows.values())
-    assert catalogue.blobs.sizes("ready") == rows
+        assert catalogue.used_bytes == sum(rows.values())
+    assert catalogue.recount() == sum(rows.values())
+    assert catalogue.sizes("ready") == rows
     catalogue.close()
 
 
 def test_new_books_know_no_sum(tmp_path: Path) -> None:
     made = Catalogue(Folder.at(str(tmp_path)))
     with pytest.raises(UncountedError):
-        _ = made.blobs.used_bytes
+        _ = made.used_bytes
     made.close()
 
 
@@ -101,9 +101,9 @@ def test_victims_are_data_before_manifests_the_least_recently_used_first(
     enter(catalogue, "cc", used_s=2.0)
     enter(catalogue, "dd", used_s=0.0, state="fill")
     enter(catalogue, "ee", used_s=0.0, state="trash")
-    assert [row.key for row in catalogue.blobs.victims()] == ["cc", "aa", "bb"]
-    catalogue.blobs.touch({"cc": 9.0})
-    assert [row.key for row in catalogue.blobs.victims()] == ["aa", "cc", "bb"]
+    assert [row.key for row in catalogue.victims()] == ["cc", "aa", "bb"]
+    catalogue.touch({"cc": 9.0})
+    assert [row.key for row in catalogue.victims()] == ["aa", "cc", "bb"]
 
 
 def test_a_job_pins_keys_below_its_threshold_and_its_groups_manifests(catalogue: Catalogue) -> None:
@@ -112,53 +112,53 @@ def test_a_job_pins_keys_below_its_threshold_and_its_groups_manifests(catalogue:
     enter(catalogue, "ff", kept=True)
     enter(catalogue, "0d", group="another")
     a_job(catalogue, below="0b")
-    assert [row.key for row in catalogue.blobs.victims()] == ["0b", "0c", "0d"]
-    pinned = {row.key for row in catalogue.blobs.rows() if row.pinned}
+    assert [row.key for row in catalogue.victims()] == ["0b", "0c", "0d"]
+    pinned = {row.key for row in catalogue.blobs() if row.pinned}
     assert pinned == {"0a", "ff"}
-    catalogue.jobs.set_share(1, share_bytes=0, below="")
-    assert {row.key for row in catalogue.blobs.rows() if row.pinned} == {"ff"}
-    catalogue.jobs.remove(1)
-    assert not any(row.pinned for row in catalogue.blobs.rows())
+    catalogue.set_share(1, share_bytes=0, below="")
+    assert {row.key for row in catalogue.blobs() if row.pinned} == {"ff"}
+    catalogue.remove_job(1)
+    assert not any(row.pinned for row in catalogue.blobs())
 
 
 def test_a_job_is_owed_what_it_lacks_of_its_share(catalogue: Catalogue) -> None:
-    assert catalogue.jobs.owed_bytes("g") == 0
+    assert catalogue.owed_bytes("g") == 0
     a_job(catalogue, below="0c", share_bytes=40_960)
-    assert catalogue.jobs.owed_bytes("g") == 40_960
+    assert catalogue.owed_bytes("g") == 40_960
     enter(catalogue, "0a", disk_bytes=8192)
     enter(catalogue, "0d", disk_bytes=8192)  # above the threshold: not of its share
-    assert catalogue.jobs.owed_bytes("g") == 32_768
-    assert catalogue.jobs.owed_bytes("another") == 0
-    catalogue.jobs.set_share(1, share_bytes=8192 - 20, below="0c")
-    assert catalogue.jobs.owed_bytes("g") == 0  # it holds more than its share
+    assert catalogue.owed_bytes("g") == 32_768
+    assert catalogue.owed_bytes("another") == 0
+    catalogue.set_share(1, share_bytes=8192 - 20, below="0c")
+    assert catalogue.owed_bytes("g") == 0  # it holds more than its share
 
 
 def test_what_is_dropped_counts_until_it_is_gone(catalogue: Catalogue) -> None:
     enter(catalogue, "aa")
-    catalogue.blobs.to_trash("aa", "aa-7")
-    assert catalogue.blobs.row("aa") is None
-    assert catalogue.blobs.counts() == {"trash": 1}
-    assert catalogue.blobs.used_bytes == 4096
+    catalogue.to_trash("aa", "aa-7")
+    assert catalogue.blob("aa") is None
+    assert catalogue.counts() == {"trash": 1}
+    assert catalogue.used_bytes == 4096
 
 
 def test_a_number_that_was_changed_is_damage(catalogue: Catalogue, tmp_path: Path) -> None:
-    catalogue.numbers.set("max_bytes", 12)
-    assert catalogue.numbers.get("max_bytes") == 12
-    assert catalogue.numbers.get("nothing") is None
+    catalogue.set_number("max_bytes", 12)
+    assert catalogue.number("max_bytes") == 12
+    assert catalogue.number("nothing") is None
     with sqlite3.connect(tmp_path / "catalogue.db") as books:
         books.execute("UPDATE facts SET value = '13' WHERE name = 'max_bytes'")
     books.close()
     with pytest.raises(sqlite3.DatabaseError, match="max_bytes") as raised:
-        catalogue.numbers.get("max_bytes")
+        catalogue.number("max_bytes")
     assert is_damage(raised.value)
 
 
 def test_names_tell_never_asked_from_not_there(catalogue: Catalogue) -> None:
-    assert catalogue.names.recall("x") == (False, None)
-    catalogue.names.remember("x", None)
-    assert catalogue.names.recall("x") == (True, None)
-    catalogue.names.remember("x", (5, "v"))
-    assert catalogue.names.recall("x") == (True, (5, "v"))
+    assert catalogue.recall("x") == (False, None)
+    catalogue.remember("x", None)
+    assert catalogue.recall("x") == (True, None)
+    catalogue.remember("x", (5, "v"))
+    assert catalogue.recall("x") == (True, (5, "v"))
 
 
 def test_a_transaction_that_fails_leaves_nothing(catalogue: Catalogue) -> None:
@@ -169,8 +169,8 @@ def test_a_transaction_that_fails_leaves_nothing(catalogue: Catalogue) -> None:
 
     with pytest.raises(KeyError):
         fail_behind_a_change()
-    assert catalogue.blobs.rows() == []
-    assert catalogue.blobs.used_bytes == 0
+    assert catalogue.blobs() == []
+    assert catalogue.used_bytes == 0
 
 
 def test_a_catalogue_that_another_process_replaced_is_opened_before_the_next_change(
@@ -180,9 +180,7 @@ def test_a_catalogue_that_another_process_replaced_is_opened_before_the_next_cha
     one, other = CatalogueFile(folder), CatalogueFile(folder)
     one.change("INSERT INTO labels VALUES ('g', 'of one')")
     entered: list[str] = []
-    other.renew(
-        sqlite3.DatabaseError("torn"), is_empty=lambda: True, fill=lambda: entered.append("files")
-    )
+    other.renew(sqlite3.DatabaseError("torn"), lambda: entered.append("files"))
     assert entered == ["files"]
     one.change("INSERT INTO labels VALUES ('h', 'of one again')")
     assert other.rows("SELECT grp FROM labels") == [("h",)]

@@ -231,10 +231,10 @@ def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Pat
     root.symlink_to(other)
     segment = Segment(path="x", size_bytes=5, version=None)
     source = BlobSource(key=KEY, uri="mem://x", segments=(segment,), size_bytes=5)
-    assert folder.writer.put(source, memoryview(b"hello"), group="g", kept=False)
+    assert folder.put(source, memoryview(b"hello"), group="g", kept=False)
     begun = BlobSource(key="ab", uri="y", segments=(segment,), size_bytes=5)
-    assert folder.writer.begin(begun, group="g", pinned=True) is not None
-    assert folder.trash.drop(KEY)
+    assert folder.begin(begun, group="g", pinned=True) is not None
+    assert folder.space.drop(KEY)
     folder.reconcile()
     folder.close()
     assert os.listdir(other) == []

@@ -58,7 +58,7 @@ def put(cache: DiskCache, name: str, size_bytes: int, *, group: str = GROUP) -> 
     """Store a whole blob in a cache; return its bytes."""
     data = content(name, size_bytes)
     blob = source(name, size_bytes)
-    cache.use(lambda folder: folder.writer.put(blob, memoryview(data), group=group, kept=False))
+    cache.use(lambda folder: folder.put(blob, memoryview(data), group=group, kept=False))
     return data
 
 

@@ -78,7 +78,7 @@ def check(remote: Remote, store: MemoryStore) -> None:
     assert isinstance(blob, CachedBlob)
     assert bytes(blob.data) == DATA
     assert remote.cache is not None
-    row = remote.cache.use(lambda folder: folder.catalogue.blobs.row(source.key))
+    row = remote.cache.use(lambda folder: folder.catalogue.blob(source.key))
     assert row is not None
     assert row.crcs == crcs_of(memoryview(DATA))
 
@@ -88,7 +88,7 @@ def test_what_a_peer_has_is_filled_from_there(tmp_path: Path) -> None:
     source = single(store, 0)
     with serving(tmp_path / "theirs", secret=SECRET) as served:
         served.cache.use(
-            lambda folder: folder.writer.put(source, memoryview(DATA), group=GROUP, kept=False)
+            lambda folder: folder.put(source, memoryview(DATA), group=GROUP, kept=False)
         )
         peer = Peer(1, served.server.address)
         with remote_of(store, tmp_path / "mine", peer) as remote:

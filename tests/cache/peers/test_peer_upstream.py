@@ -489,7 +489,7 @@ def test_pieces_of_a_half_filled_blob_come_from_the_real_server(
     there = [(4096, 110_592), (204_800, 290_816)]
     with serving(tmp_path / "cache", secret=SECRET) as served:
         begin = served.cache.use
-        fill, _ = begin(lambda folder: folder.writer.begin(blob, group=GROUP, pinned=False))
+        fill, _ = begin(lambda folder: folder.begin(blob, group=GROUP, pinned=False))
         for low, high in there:
             numbers = (low // 4096, high // 4096)
             assert fill.pieces.span(numbers) == (low, high)

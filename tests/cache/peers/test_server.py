@@ -99,7 +99,7 @@ def test_of_a_half_filled_blob_what_is_marked_is_there(
     """Pieces of several objects end where the objects do."""
     name = f"half-{len(sizes)}"
     blob, data = source(name, *sizes), content(name, sum(sizes))
-    begun = served.cache.use(lambda folder: folder.writer.begin(blob, group=GROUP, pinned=False))
+    begun = served.cache.use(lambda folder: folder.begin(blob, group=GROUP, pinned=False))
     fill, _ = begun
     path = protocol.blob_path(blob.key)
     assert protocol.held_part(served.ask(path, (0, 100)).headers) == (len(data), [])
@@ -208,7 +208,7 @@ def test_a_blob_that_was_dropped_isnt_served(served: Served) -> None:
     put(served.cache, "dropped", 1000)
     path = protocol.blob_path(key_of("dropped"))
     assert served.ask(path, (0, 1000)).status == 206
-    served.cache.use(lambda folder: folder.trash.drop(key_of("dropped"), inode=None))
+    served.cache.use(lambda folder: folder.space.drop(key_of("dropped"), inode=None))
     assert served.ask(path, (0, 1000)).status == 404
 
 

@@ -46,9 +46,9 @@ def root(tmp_path: Path) -> Path:
     shelf = CacheFolder(str(folder), max_bytes=LIMIT)
     for number in range(6):
         group = "one" if number < 4 else "two"
-        shelf.catalogue.labels.set(group, f"s3://b/{group}")
+        shelf.catalogue.set_label(group, f"s3://b/{group}")
         data = memoryview(os.urandom(BLOB_BYTES))
-        assert shelf.writer.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
+        assert shelf.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
     shelf.close()
     return folder
 
@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 def job(root: Path) -> Iterator[CacheFolder]:
     """A live job on it, which has one blob mapped."""
     shelf = CacheFolder(str(root), max_bytes=LIMIT)
-    mapped = shelf.lookup.find(a_source("one/[0].tar").key, BLOB_BYTES)
+    mapped = shelf.find(a_source("one/[0].tar").key, BLOB_BYTES)
     assert mapped is not None
     yield shelf
     del mapped
@@ -160,7 +160,7 @@ def test_verify_reports_what_it_cant_check(root: Path, capsys: pytest.CaptureFix
 def test_evict_takes_the_least_recently_used_and_nothing_that_is_mapped(
     root: Path, job: CacheFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job.uses.flush()
+    job.space.flush_uses()
     found = json_of(capsys, "evict", root, "--to", "350KB")
     assert (found["blobs"], found["left_bytes"] <= 350_000) == (3, True)
     left = {each["uri"] for each in json_of(capsys, "ls", root)["blobs"]}

@@ -128,7 +128,7 @@ def test_what_memory_has_no_room_for_is_kept_in_the_cache(
         assert counts.facts.chunks is not None
         assert counts.facts.chunks.file_bytes == 32 * 2**20
         assert "in the cache folder." in str(counts)
-    left = cache.use(lambda shelf: shelf.catalogue.blobs.group_bytes("private"))
+    left = cache.use(lambda shelf: shelf.catalogue.group_bytes("private"))
     assert left == 0
     cache.close()
 

@@ -431,7 +431,7 @@ def cache(tmp_path: Path) -> Iterator[DiskCache]:
 
 
 def used_bytes(cache: DiskCache) -> int:
-    return int(cache.use(lambda folder: folder.catalogue.blobs.used_bytes))
+    return int(cache.use(lambda folder: folder.catalogue.used_bytes))
 
 
 def test_chunks_that_exceed_memory_are_moved_to_files_of_the_cache(cache: DiskCache) -> None:

@@ -61,6 +61,7 @@ class PenstockError(Exception):
     """
 
     _has_lines = False
+    __str__ = Exception.__str__  # OSError's expects (errno, strerror); these carry one message
 
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=not self._has_lines))
@@ -96,9 +97,6 @@ class DatasetError(PenstockError, ValueError):
 
 class DatasetNotFoundError(DatasetError, FileNotFoundError):
     """The URL doesn't exist, or holds nothing that can be read."""
-
-    # OSError's __str__ expects (errno, strerror); this error carries one message.
-    __str__ = Exception.__str__
 
     def __new__(cls, *args: object) -> DatasetNotFoundError:
         """Allocate as OSError does, which code requires that recreates errors by name (Dask)."""
@@ -154,8 +152,6 @@ class FetchError(PenstockError, OSError):
     uri: the object's URI. missing: True if the object doesn't exist.
     """
 
-    __str__ = Exception.__str__
-
     def __init__(self, message: str, *, uri: str, missing: bool = False) -> None:
         super().__init__(message)
         self.uri = uri
@@ -169,8 +165,6 @@ class ObjectChangedError(FetchError):
 class DestinationError(PenstockError, FileExistsError):
     """A destination already holds other data; nothing was changed."""
 
-    __str__ = Exception.__str__
-
 
 class ReadError(PenstockError, OSError):
     """An existing local file can't be read or examined: too many open files, no memory, a failing
@@ -179,8 +173,6 @@ class ReadError(PenstockError, OSError):
     errno: the system's error number, or None.
     """
 
-    __str__ = Exception.__str__
-
     def __init__(self, message: str, *, errno: int | None = None) -> None:
         super().__init__(message)
         self.errno = errno
@@ -188,8 +180,6 @@ class ReadError(PenstockError, OSError):
 
 class WriteError(PenstockError, OSError):
     """Penstock could not write a file: the disk is full, or the folder is read-only."""
-
-    __str__ = Exception.__str__
 
 
 class ResumeError(PenstockError, ValueError):
@@ -217,8 +207,6 @@ class WorkerError(PenstockError, RuntimeError):
 
 class StalledError(PenstockError, TimeoutError):
     """A wait passed its time limit."""
-
-    __str__ = Exception.__str__
 
 
 class RankFailedError(PenstockError, RuntimeError):
@@ -285,25 +273,17 @@ def _wrong_arguments(
     called: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
     """Return the message for arguments that don't match a signature; None if they match."""
-    name_of = called.__name__
-    parameters = inspect.signature(called).parameters
-    positional = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
-    listed = f"Its arguments are {', '.join(parameters)}." if parameters else "It has none."
+    signature, name_of = inspect.signature(called), called.__name__
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        reason = f"{name_of}: {error}."
+    else:
+        return None
     for name in kwargs:
-        if name not in parameters:
-            near = difflib.get_close_matches(name, parameters, n=1)
+        if name not in signature.parameters:
+            near = difflib.get_close_matches(name, signature.parameters, n=1)
             hint = f", did you mean {near[0]!r}?" if near else "."
-            return f"{name_of} has no argument {name!r}{hint} {listed}"
-        if name in positional[: len(args)]:
-            return f"{name_of}: got {name!r} twice, by position and by name. {listed}"
-    if len(args) > len(positional):
-        return (
-            f"{name_of}: got {len(args)} positional arguments, wanted at most {len(positional)}. "
-            f"{listed}"
-        )
-    missing = [
-        name
-        for name, each in parameters.items()
-        if each.default is each.empty and name not in (*positional[: len(args)], *kwargs)
-    ]
-    return f"{name_of}: {', '.join(missing)} is missing. {listed}" if missing else None
+            reason = f"{name_of} has no argument {name!r}{hint}"
+    listed = ", ".join(signature.parameters)
+    return f"{reason} {f'Its arguments are {listed}.' if listed else 'It has none.'}"

@@ -25,8 +25,7 @@ from concurrent.futures import (
     Future,
     wait,
 )
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from penstock.cache import errors
 from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError, WorkerError
@@ -50,29 +49,30 @@ _QUIET_S = 60.0  # time without a result after which a warning is logged
 _DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 
-@dataclass(frozen=True, slots=True)
-class _TaskFailure:
-    """An error of a worker as plain values.
+class _Result(NamedTuple, Generic[R]):
+    """What a worker returns for a task, in a class of its own to distinguish it from other values
+    of an executor."""
 
-    kind: the name of the error's class. where: the name of the worker. details: the error's data.
+    value: R
+
+
+class _TaskFailure(NamedTuple):
+    """An error of a worker as plain values, because many errors can't be pickled.
+
+    kind: the name of the error's class. message: it begins with the worker's name. details: the
+    error's data.
     """
 
     kind: str
     message: str
-    where: str
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any]
 
-    def error(self) -> PenstockError:
-        """Create the error in this process; its message begins with the worker's name."""
-        message = f"{self.where}: {self.message}"
-        return error_of_kind(self.kind, message, default=WorkerError, **self.details)
-
-
-@dataclass(frozen=True, slots=True)
-class _Success(Generic[R]):
-    """The result of a task, wrapped to distinguish it from other values of an executor."""
-
-    result: R
+    @classmethod
+    def of(cls, error: PenstockError | OSError) -> _TaskFailure:
+        """Describe an error of this process."""
+        details = {name: getattr(error, name) for name in _DETAILS if hasattr(error, name)}
+        kind = type(error).__name__ if isinstance(error, PenstockError) else "WorkerError"
+        return cls(kind, f"{worker_name()}: {error}", details)
 
 
 def error_of_kind(
@@ -88,25 +88,17 @@ def error_of_kind(
     return made
 
 
-def _failure(error: PenstockError | OSError) -> _TaskFailure:
-    details = {name: getattr(error, name) for name in _DETAILS if hasattr(error, name)}
-    kind = type(error).__name__ if isinstance(error, PenstockError) else "WorkerError"
-    return _TaskFailure(kind, str(error), worker_name(), details)
-
-
-def _run(task: Callable[[], R], version: str) -> _Success[R] | _TaskFailure:
+def _run(task: Callable[[], R], version: str) -> _Result[R] | _TaskFailure:
     """Run a task in a worker. version: of the Penstock that created it."""
-    if version != __version__:
-        return _failure(
-            ConfigError(
+    try:
+        if version != __version__:
+            raise ConfigError(
                 f"it has Penstock {__version__}, and the process that submits the tasks has "
                 f"{version}. Install the same version on all machines."
             )
-        )
-    try:
-        return _Success(task())
+        return _Result(task())
     except (PenstockError, OSError) as error:
-        return _failure(error)
+        return _TaskFailure.of(error)
 
 
 def worker_name() -> str:
@@ -157,12 +149,12 @@ def run_tasks(
     ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
     waiting = iter(tasks)
     pending: dict[Future[Any], T] = {}
-    tally, last_s = _Tally(what, total), time.monotonic()  # of the last result or warning
+    done, last_s = 0, time.monotonic()  # of the last result or warning
     try:
         while True:
             while len(pending) < ahead and (task := next(waiting, None)) is not None:
                 key, function = task
-                pending[_submitted(executor, function, tally)] = key
+                pending[_submitted(executor, function, _progress(done, total, what))] = key
             if not pending:
                 return
             ended, _ = wait(pending, timeout=_WAIT_S, return_when=FIRST_COMPLETED)
@@ -175,39 +167,31 @@ def run_tasks(
                     "the executor's own dashboard or log whether workers are running.",
                     what,
                     _QUIET_S,
-                    tally.done,
+                    done,
                     total,
                 )
             for future in ended:
                 key = pending.pop(future)
-                result = _result(future, tally)
-                tally.done += 1
+                result = _result(future, _progress(done, total, what))
+                done += 1
                 yield key, result
     finally:
         for future in pending:
             future.cancel()
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The progress of a run, for messages. what: the name of the tasks."""
-
-    what: str
-    total: int
-    done: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.done} of {self.total} {self.what} of this run are done and kept"
+def _progress(done: int, total: int, what: str) -> str:
+    return f"{done} of {total} {what} of this run are done and kept"
 
 
-def _submitted(executor: Executor, task: Callable[[], R], tally: _Tally) -> Future[Any]:
+def _submitted(executor: Executor, task: Callable[[], R], progress: str) -> Future[Any]:
     try:
         future = executor.submit(_run, task, __version__)
     except BrokenExecutor as error:
-        raise _died(error, tally) from error
+        raise _died(error, progress) from error
     except RuntimeError as error:  # it was shut down, or its cluster has ended
         raise WorkerError(
-            f"executor: {type(executor).__name__} accepts no tasks ({_reason(error)}). {tally}: "
+            f"executor: {type(executor).__name__} accepts no tasks ({_reason(error)}). {progress}: "
             "repeat the call with a running executor to continue from there."
         ) from error
     if not isinstance(future, Future):
@@ -218,11 +202,11 @@ def _submitted(executor: Executor, task: Callable[[], R], tally: _Tally) -> Futu
     return future
 
 
-def _result(future: Future[Any], tally: _Tally) -> Any:
+def _result(future: Future[Any], progress: str) -> Any:
     try:
         result = future.result()
     except (BrokenExecutor, CancelledError) as error:
-        raise _died(error, tally) from error
+        raise _died(error, progress) from error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "penstock":
             raise
@@ -233,16 +217,16 @@ def _result(future: Future[Any], tally: _Tally) -> Any:
     except Exception as error:
         # Each engine has its own errors for dead workers, which only their names identify.
         if type(error).__name__ in _DEAD_WORKER_ERRORS:
-            raise _died(error, tally) from error
+            raise _died(error, progress) from error
         raise
     if isinstance(result, _TaskFailure):
-        raise result.error()
-    if not isinstance(result, _Success):
+        raise error_of_kind(result.kind, result.message, default=WorkerError, **result.details)
+    if not isinstance(result, _Result):
         raise WorkerError(
             f"The executor answered a task with {type(result).__name__}, which isn't what the task "
-            f"returned. {tally}. Pass an executor that runs fn(*args) and returns its result."
+            f"returned. {progress}. Pass an executor that runs fn(*args) and returns its result."
         )
-    return result.result
+    return result.value
 
 
 _DEAD_WORKER_ERRORS = frozenset(
@@ -262,10 +246,10 @@ def _reason(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def _died(error: BaseException, tally: _Tally) -> WorkerError:
+def _died(error: BaseException, progress: str) -> WorkerError:
     return WorkerError(
-        f"A worker died, or the executor dropped its tasks ({_reason(error)}). {tally}: repeat the "
-        "call with a new executor to continue from there. Read the worker's output where the "
+        f"A worker died, or the executor dropped its tasks ({_reason(error)}). {progress}: repeat "
+        "the call with a new executor to continue from there. Read the worker's output where the "
         "executor stores it; a process that was killed has often run out of memory."
     )
 

@@ -85,10 +85,6 @@ class Blob(Protocol):
         """True if its bytes are kept on the local disk."""
 
     @property
-    def path(self) -> bytes | None:
-        """The path of the local file; None if the blob isn't cached."""
-
-    @property
     def is_whole(self) -> bool:
         """True if all bytes are cached, so that reading never waits for the remote."""
 

@@ -26,7 +26,6 @@ import stat
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,33 +49,6 @@ def strange_file_error(reason: str, path: str) -> StrangeFileError:
     return StrangeFileError(errno.EPERM, reason, path)
 
 
-@dataclass(frozen=True, slots=True)
-class Trust:
-    """The users whose entries in an open folder are trusted.
-
-    owner: the user id of the folder's owner. mode: the permission bits of new entries. With group
-    bits the folder is shared: entries of the group's other members are trusted, too.
-    """
-
-    owner: int
-    mode: int
-
-    def check_folder(self, status: os.stat_result, path: str) -> None:
-        """Raise StrangeFileError for a folder of another user."""
-        if status.st_uid != self.owner:
-            check_owner(status, path, mode=self.mode)
-
-    def check_file(self, status: os.stat_result, path: str, *, writes: bool) -> None:
-        """Raise StrangeFileError for an entry that is no regular file or belongs to another user,
-        or, if writes is set, has another hard link."""
-        if not stat.S_ISREG(status.st_mode):
-            raise not_a_file_error(path)
-        if status.st_uid != self.owner:
-            check_owner(status, path, mode=self.mode)
-        if writes and status.st_nlink > 1:
-            raise strange_file_error("it has another name (a hard link)", path)
-
-
 def check_owner(status: os.stat_result, path: str, *, mode: int) -> None:
     """Raise StrangeFileError for an entry of another user who isn't in a group that shares it."""
     if status.st_uid == os.geteuid():
@@ -85,11 +57,6 @@ def check_owner(status: os.stat_result, path: str, *, mode: int) -> None:
     if mode & stat.S_IWGRP and is_member and not status.st_mode & stat.S_IWOTH:
         return
     raise strange_file_error(f"it belongs to another user (uid {status.st_uid})", path)
-
-
-def not_a_file_error(path: str) -> StrangeFileError:
-    """Return the error for an entry that is no regular file."""
-    return strange_file_error("it is a link or a folder, wanted a file", path)
 
 
 _OCTAL = re.compile(r"\\([0-7]{3})")  # the kernel's escapes of blanks in paths
@@ -193,6 +160,7 @@ def _make_missing(name: str, at: int, mode: int) -> None:
 
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for a pipe
 _WRITES = os.O_WRONLY | os.O_RDWR
+_NOT_A_FILE = "it is a link or a folder, wanted a file"
 
 
 def make_private_folder(path: str) -> None:
@@ -221,7 +189,7 @@ class Folder:
     def __init__(self, fd: int, path: str, mode: int) -> None:
         """fd: a descriptor that this object then owns."""
         self.fd, self.path, self._mode = fd, path, mode
-        self._trust = Trust(os.fstat(fd).st_uid, mode)
+        self._owner = os.fstat(fd).st_uid
 
     @classmethod
     def at(
@@ -251,7 +219,7 @@ class Folder:
                 raise strange_file_error(reason, path) from None
             raise
         inside = Folder(fd, path, self._mode)
-        self._trust.check_folder(os.fstat(fd), path)
+        self._check_owner(os.fstat(fd), path)
         return inside
 
     def beneath(self, name: str) -> str:
@@ -275,11 +243,10 @@ class Folder:
             fd = os.open(name, flags | _FILE, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise not_a_file_error(os.path.join(self.path, name)) from None
+                raise strange_file_error(_NOT_A_FILE, os.path.join(self.path, name)) from None
             raise
         try:
-            path = os.path.join(self.path, name)
-            self._trust.check_file(os.fstat(fd), path, writes=bool(flags & _WRITES))
+            self._check_file(os.fstat(fd), name, writes=bool(flags & _WRITES))
         except BaseException:
             os.close(fd)
             raise
@@ -306,8 +273,23 @@ class Folder:
         """Raise StrangeFileError if the entry exists and isn't trusted. For files that other code
         opens."""
         with contextlib.suppress(FileNotFoundError):
-            path = os.path.join(self.path, name)
-            self._trust.check_file(self.stat(name), path, writes=True)
+            self._check_file(self.stat(name), name, writes=True)
+
+    def _check_file(self, status: os.stat_result, name: str, *, writes: bool) -> None:
+        """Raise StrangeFileError for an entry that is no regular file or belongs to another user,
+        or, if writes is set, has another hard link."""
+        path = os.path.join(self.path, name)
+        if not stat.S_ISREG(status.st_mode):
+            raise strange_file_error(_NOT_A_FILE, path)
+        self._check_owner(status, path)
+        if writes and status.st_nlink > 1:
+            raise strange_file_error("it has another name (a hard link)", path)
+
+    def _check_owner(self, status: os.stat_result, path: str) -> None:
+        """Raise StrangeFileError for an entry that belongs neither to the folder's owner nor to
+        another user who is trusted."""
+        if status.st_uid != self._owner:
+            check_owner(status, path, mode=self._mode)
 
     def stat(self, name: str) -> os.stat_result:
         """Return the status of an entry, never of a link's target. Raises FileNotFoundError."""
@@ -315,17 +297,15 @@ class Folder:
 
     def has(self, name: str) -> bool:
         """Return True if a regular file of that name exists."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return stat.S_ISREG(self.stat(name).st_mode)
-        except FileNotFoundError:
-            return False
+        return False
 
     def is_folder(self, name: str) -> bool:
         """Return True if a subfolder of that name exists."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return stat.S_ISDIR(self.stat(name).st_mode)
-        except FileNotFoundError:
-            return False
+        return False
 
     def names(self) -> list[str]:
         """Return the names of all entries."""

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from penstock.cache.errors import StalledError
 
@@ -42,7 +42,7 @@ class ByteLocks:
         self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
     @classmethod
-    def on_open_file(cls, fd: int) -> ByteLocks:
+    def on_open_file(cls, fd: int) -> Self:
         """Open the locks of a descriptor's file, which may have been renamed or removed."""
         return cls(f"/proc/self/fd/{fd}", create=False)
 

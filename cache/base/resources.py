@@ -66,20 +66,15 @@ def available_memory_bytes(*, root: Path | None = None) -> int:
 def _memory_left(root: Path) -> Iterator[int]:
     """Yield the free bytes of this process's control group and of all its parents."""
     files = {
-        True: ("memory.max", "memory.current", "inactive_file"),
-        False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     }
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        limit, usage, droppable = files[not controllers]
-        mount = root / "sys/fs/cgroup" / controllers
-        for folder in _upward(mount, path):
-            words = _read(folder / limit).strip(), _read(folder / usage).strip()
-            if all(word.isdecimal() for word in words):
-                files_bytes = _numbers(_read(folder / "memory.stat")).get(droppable, 0)
-                yield int(words[0]) - int(words[1]) + files_bytes
+    for version, folder in _groups(root, "memory"):
+        limit, usage, droppable = files[version]
+        words = _read(folder / limit).strip(), _read(folder / usage).strip()
+        if all(word.isdecimal() for word in words):
+            files_bytes = _numbers(_read(folder / "memory.stat")).get(droppable, 0)
+            yield int(words[0]) - int(words[1]) + files_bytes
 
 
 def _numbers(text: str) -> dict[str, int]:
@@ -90,33 +85,29 @@ def _numbers(text: str) -> dict[str, int]:
 
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas, in cores, of this process's control group and of all its parents."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            for folder in _upward(root / "sys/fs/cgroup", path):
-                yield from _quota(_read(folder / "cpu.max").split())
-        elif "cpu" in controllers.split(","):
-            for mount in {controllers, "cpu"}:
-                for folder in _upward(root / "sys/fs/cgroup" / mount, path):
-                    quota = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-                    yield from _quota([text.strip() for text in quota])
+    files = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
+    for version, folder in _groups(root, "cpu"):
+        # Quota and period in microseconds; "max" and -1 are no limit.
+        words = " ".join(_read(folder / name) for name in files[version]).split()
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+            yield int(words[0]) / int(words[1])
 
 
-def _upward(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the group's folder and its parents, up to the mount point.
+def _groups(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield the version and the folder of this process's control group and of all its parents.
 
     In a container the path may be the host's and not exist below the mount; then only the mount
     point, which is the container's group, has readable files.
     """
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:depth])
-
-
-def _quota(words: list[str]) -> Iterator[float]:
-    """Yield the cores of "quota period" in microseconds; none for "max" and -1 (no limit)."""
-    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
-        yield int(words[0]) / int(words[1])
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for mount in {controllers, controller} if controllers else {""}:
+            for depth in range(len(parts), -1, -1):
+                folder = (root / "sys/fs/cgroup" / mount).joinpath(*parts[:depth])
+                yield (1 if controllers else 2), folder
 
 
 def _read(path: Path) -> str:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base import StreamedAnswer, wait_for
-from penstock.cache.blobs.blob_requests import BlobRequest, object_changed
-from penstock.cache.blobs.upstream import BlobRange
+from penstock.cache.blobs.upstream import BlobRange, BlobRequest, object_changed
 from penstock.cache.disk import DISK_ERRORS, OBJECTS_AT_ONCE, PIECE_BYTES, bridge_gaps, merge_spans
 from penstock.cache.errors import ObjectChangedError, StalledError
 
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.cache.base import Answer, BlobSource, TrafficMeter
-    from penstock.cache.blobs.blob_requests import Requester
     from penstock.cache.blobs.dataset_cache import CachedBlob, DatasetCache
-    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.blobs.upstream import Requester, Upstream
     from penstock.cache.disk import Claims, Fill, PieceSpan
 
 # The share of a blob that may be fetched twice to join ranges across gaps.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.disk import BLOCK_BYTES, PinnedShare
 from penstock.cache.errors import ClosedError, PenstockError
 
 if TYPE_CHECKING:
@@ -27,14 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import BlobSource, FileMap, ReadMode
-    from penstock.cache.disk import (
-        CacheFolder,
-        DiskCache,
-        Fill,
-        FolderLayout,
-        PinnedShare,
-        ReadableFolder,
-    )
+    from penstock.cache.disk import CacheFolder, DiskCache, Fill, FolderLayout, ReadableFolder
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
@@ -123,7 +116,7 @@ class DatasetCache:
         """Begin a job; None without a cache. See Remote.join."""
         if self._cache is None:
             return None
-        job = self._cache.join(self.group, label=self.label, keys=keys, sizes=sizes)
+        job = PinnedShare(self.use, group=self.group, label=self.label, keys=keys, sizes=sizes)
         with self._lock:
             self.jobs = (*self.jobs, job)
         return job
@@ -190,14 +183,6 @@ class CachedBlob:
             cache.use(lambda folder: folder.publish(source, fill, data, group=cache.group))
             if self._layout.blobs.has(self.source.key):
                 self.fill = None
-
-    @property
-    def path(self) -> bytes | None:
-        """The path of the local file: the blob's, or its fill's."""
-        whole, fill = self._layout.blob(self.source.key), self.fill
-        if fill is None or self._layout.blobs.has(self.source.key):
-            return os.fsencode(whole)
-        return os.fsencode(fill.part)
 
     def buffer(self, spans: Spans) -> Any:
         """Return a buffer in which at least these spans are filled; see `Blob.buffer`."""

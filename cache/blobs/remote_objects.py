@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.blobs.blob_fills import BlobFills, Demand, demand_of
-from penstock.cache.blobs.blob_requests import BlobRequest, Requester, object_changed
 from penstock.cache.blobs.dataset_cache import BlockSums, CachedBlob, DatasetCache
 from penstock.cache.blobs.small_objects import SmallObjects
-from penstock.cache.blobs.upstream import BlobRange, StoreUpstream
+from penstock.cache.blobs.upstream import (
+    BlobRange,
+    BlobRequest,
+    Requester,
+    StoreUpstream,
+    object_changed,
+)
 from penstock.cache.disk import BLOCK_BYTES, DISK_ERRORS, Segments
 from penstock.cache.errors import CorruptShardError
 
@@ -58,7 +63,6 @@ class PassingBlob:
 
     is_cached = False
     is_whole = False
-    path: bytes | None = None
 
     def __init__(
         self, source: BlobSource, requester: Requester, *, range_bytes: int, meter: TrafficMeter

@@ -21,8 +21,8 @@ from penstock.cache.errors import FetchError, PenstockWarning
 
 if TYPE_CHECKING:
     from penstock.cache.base import FileMap
-    from penstock.cache.blobs.blob_requests import FillFailures
     from penstock.cache.blobs.dataset_cache import DatasetCache
+    from penstock.cache.blobs.upstream import FillFailures
     from penstock.cache.disk import CacheFolder, PieceSpan, ReadableFolder
     from penstock.cache.fetch import Fetcher
 

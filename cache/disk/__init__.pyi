@@ -15,7 +15,7 @@ from .folder_layout import boot_id as boot_id, disk_bytes as disk_bytes
 from .pieces import BlobPieces as BlobPieces, OBJECTS_AT_ONCE as OBJECTS_AT_ONCE
 from .pieces import PIECE_BYTES as PIECE_BYTES, PieceSpan as PieceSpan, Segments as Segments
 from .pieces import Stretch as Stretch
-from .pieces import bridge_gaps as bridge_gaps, cut_span as cut_span, merge_spans as merge_spans
+from .pieces import bridge_gaps as bridge_gaps, merge_spans as merge_spans
 from .pinning import ALL_KEYS as ALL_KEYS, PinnedShare as PinnedShare, ReadSet as ReadSet
 from .pinning import fair_shares as fair_shares, guess_threshold as guess_threshold
 from .private_files import MOST_SHARE as MOST_SHARE, PrivateFile as PrivateFile

@@ -68,7 +68,7 @@ class ReadableFolder:
         """Return the present share of each blob by key, in [0, 1]. Unverified blobs count as whole,
         because most of them are right. Lists names, and opens only files that are being filled."""
         layout = self.layout
-        found = {key: layout.fill_share(key) for key in layout.filling_keys()}
+        found = layout.fill_shares()
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
         return found | dict.fromkeys(layout.names("blobs"), 1.0)
 
@@ -191,22 +191,27 @@ class CacheFolder(ReadableFolder):
             return None
 
     def _map(self, key: str, fd: int, inode: int) -> FileMap | None:
-        readers = self._readers
         try:
-            readers.wait(inode, what=self.layout.blob(key))
+            mapped = self._map_locked(fd, inode, what=self.layout.blob(key))
         except StalledError:
             return None
+        if mapped is not None:
+            self.space.note_use(key)
+        return mapped
+
+    def _map_locked(self, fd: int, inode: int, *, what: str) -> FileMap | None:
+        """Map an open file, and lock it while it is mapped; None if it was removed. Raises
+        StalledError."""
+        readers = self._readers
+        readers.wait(inode, what=what)
         try:
-            is_linked = bool(os.fstat(fd).st_nlink)
-            mapped = FileMap(fd, on_unmap=lambda: readers.release(inode)) if is_linked else None
+            if os.fstat(fd).st_nlink:
+                return FileMap(fd, on_unmap=lambda: readers.release(inode))
         except BaseException:
             readers.release(inode)
             raise
-        if mapped is None:
-            readers.release(inode)
-        else:
-            self.space.note_use(key)
-        return mapped
+        readers.release(inode)
+        return None
 
     def _refuse(self, key: str) -> None:
         self.space.drop(key)
@@ -237,20 +242,8 @@ class CacheFolder(ReadableFolder):
                 except BaseException:
                     self.catalogue.remove(key)
                     raise
-            try:
-                return fill, self._map_fill(fill)
-            except BaseException:
-                fill.close()
-                raise
-
-    def _map_fill(self, fill: Fill) -> FileMap:
-        readers, inode = self._readers, fill.inode
-        readers.wait(inode, what=fill.part)
-        try:
-            return FileMap(fill.fd, on_unmap=lambda: readers.release(inode))
-        except BaseException:
-            readers.release(inode)
-            raise
+            mapped = self._map_locked(fill.fd, fill.inode, what=fill.part)
+            return None if mapped is None else (fill, mapped)
 
     def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str) -> None:
         """Publish a fill that has all its pieces; do nothing if another process has published it.

@@ -11,7 +11,7 @@ import re
 import secrets
 import sqlite3
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
@@ -75,6 +75,9 @@ class BlobRow:
     pinned: bool = False
 
 
+_COLUMNS = tuple(each.name for each in fields(BlobRow))[:-1]  # all but `pinned`
+_KEPT = _COLUMNS.index("kept")
+
 CRCS_QUERY = "SELECT * FROM blobs WHERE key = ? AND state = 'ready'"
 HELD_QUERY = "SELECT key FROM blobs WHERE grp = ? AND state = 'ready' ORDER BY key LIMIT ?"
 """For read-only connections: the row of a whole blob; the sorted keys of a group's whole blobs."""
@@ -96,19 +99,11 @@ def _row(found: tuple[Any, ...]) -> BlobRow:
     *row, pinned = found
     if not _is_right(row):
         raise sqlite3.DatabaseError("a blob's row has a wrong checksum")
-    key, group, uri, size, disk, state, kept, used, crcs, _ = row
-    return BlobRow(
-        key=key,
-        group=group,
-        uri=uri,
-        size_bytes=size,
-        disk_bytes=disk,
-        state=state,
-        kept=bool(kept),
-        used_s=float(used) if isinstance(used, int | float) else 0.0,
-        crcs=crcs,
-        pinned=bool(pinned),
-    )
+    values = dict(zip(_COLUMNS, row, strict=False))
+    values["kept"] = bool(values["kept"])
+    if not isinstance(values["used_s"], int | float):  # it has no checksum
+        values["used_s"] = 0.0
+    return BlobRow(**values, pinned=bool(pinned))
 
 
 def _is_right(row: Sequence[Any]) -> bool:
@@ -246,10 +241,8 @@ class Catalogue(CatalogueFile):
         """Insert a blob, or replace the one with its key. `pinned` isn't stored."""
         with self.writing():
             self.remove(blob.key)
-            row = (
-                *(blob.key, blob.group, blob.uri, blob.size_bytes, blob.disk_bytes, blob.state),
-                *(int(blob.kept), blob.used_s, blob.crcs),
-            )
+            row = [getattr(blob, name) for name in _COLUMNS]
+            row[_KEPT] = int(blob.kept)
             self.change(
                 "INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_checksum(row))
             )

@@ -26,11 +26,10 @@ from penstock.cache.base import (
     remove_own_folder,
 )
 from penstock.cache.disk.cache_folder import CacheFolder, ReadableFolder
-from penstock.cache.disk.pinning import PinnedShare
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
 DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
 """Errors of the cache's disk, including a catalogue whose lock isn't acquired in time."""
@@ -225,16 +224,6 @@ class DiskCache:
 
         found: str | None = self.use(make) or self.look(find)
         return found
-
-    def join(
-        self, group: str, *, label: str, keys: Sequence[str], sizes: Iterable[int]
-    ) -> PinnedShare:
-        """Register a live job of this process; its share of the limit is pinned until leave().
-
-        group: the id of the dataset. label: the dataset's name in listings. keys, sizes: the keys
-        of the blobs that this node reads in an epoch, and their sizes in bytes.
-        """
-        return PinnedShare(self.use, group=group, label=label, keys=keys, sizes=sizes)
 
     def close(self) -> None:
         """Close the folder; open blobs stay readable. Safe to call twice."""

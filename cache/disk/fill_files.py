@@ -176,7 +176,7 @@ class Fill:
 
     def claims(self) -> Claims:
         """Return locks with which a fetch claims pieces."""
-        return Claims(self.fd)
+        return Claims.on_open_file(self.fd)
 
     def close(self) -> None:
         """Close the part file; the marks stay readable. Safe to call twice. Threads that share a
@@ -190,19 +190,12 @@ class Fill:
             self.close()
 
 
-class Claims:
+class Claims(ByteLocks):
     """The pieces that one fetch has claimed, by locks on the part file: byte n for piece n."""
-
-    def __init__(self, fd: int) -> None:
-        self._locks = ByteLocks.on_open_file(fd)
 
     def claim(self, span: PieceSpan) -> bool:
         """Claim these pieces; return False if another fetch has claimed some of them."""
-        return self._locks.lock(span[0], span[1] - span[0])
-
-    def close(self) -> None:
-        """Release all claims. Safe to call twice."""
-        self._locks.close()
+        return self.lock(span[0], span[1] - span[0])
 
 
 def map_bytes(pieces: BlobPieces) -> int:

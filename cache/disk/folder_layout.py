@@ -74,10 +74,8 @@ class FolderLayout:
         self.blobs, self.fills, self.trash, self.unverified = (
             self.top.folder(name, make=make) for name in _FOLDERS
         )
-        if make and not self._has_format():
-            if self.top.has("format.json") and not self._is_first_version():
-                self.damage.append("format.json")
-            self.top.write_whole("format.json", format_text(FORMAT))
+        if make:
+            self._note_format()
 
     def _clear(self) -> None:
         """Remove files that have a folder's name, and folders that have a file's name."""
@@ -96,11 +94,9 @@ class FolderLayout:
         try:
             data = self.top.read("format.json")
             found = json.loads(data)
-            version = found["format"]
-        except FileNotFoundError:
+        except (FileNotFoundError, StrangeFileError, ValueError, RecursionError):
             return
-        except (StrangeFileError, ValueError, KeyError, TypeError, RecursionError):
-            return
+        version = found.get("format") if isinstance(found, dict) else None
         if not isinstance(version, int) or version <= FORMAT:
             return
         if data == format_text(version) or found == {"format": version}:
@@ -109,14 +105,15 @@ class FolderLayout:
                 "Penstock made it. Upgrade penstock, or pass another folder. Nothing was changed."
             )
 
-    def _has_format(self) -> bool:
+    def _note_format(self) -> None:
+        """Record the format, unless it is recorded. The first version wrote no checksum."""
+        found = None
         with contextlib.suppress(FileNotFoundError):
-            return self.top.read("format.json") == format_text(FORMAT)
-        return False
-
-    def _is_first_version(self) -> bool:
-        """Return True if format.json is from the first version, which wrote no checksum."""
-        return self.top.read("format.json") == json.dumps({"format": 1}).encode()
+            found = self.top.read("format.json")
+        if found != format_text(FORMAT):
+            if found not in (None, json.dumps({"format": 1}).encode()):
+                self.damage.append("format.json")
+            self.top.write_whole("format.json", format_text(FORMAT))
 
     @property
     def boot(self) -> str | None:
@@ -167,24 +164,20 @@ class FolderLayout:
         pattern = _NAMES[folder]
         return [name for name in getattr(self, folder).names() if pattern.fullmatch(name)]
 
-    def filling_keys(self) -> list[str]:
-        """Return the keys of the blobs that are being filled."""
-        suffix = ".map"
-        return [n.removesuffix(suffix) for n in self.names("fills") if n.endswith(suffix)]
-
-    def fill_share(self, key: str) -> float:
-        """Return the share of present pieces of a blob that is being filled; 0 if unknown."""
-        try:
-            size_bytes = self.fills.stat(part_name(key)).st_size
-            fd = self.fills.open(map_name(key))
-        except (FileNotFoundError, StrangeFileError, PermissionError):
-            return 0.0
-        try:
-            return FillMarks(fd, size_bytes).share
-        except ValueError:
-            return 0.0
-        finally:
-            os.close(fd)
+    def fill_shares(self) -> dict[str, float]:
+        """Return the share of present pieces of each blob that is being filled, by key; 0 if
+        unknown."""
+        found: dict[str, float] = {}
+        for key in (n.removesuffix(".map") for n in self.names("fills") if n.endswith(".map")):
+            found[key] = 0.0
+            with contextlib.suppress(FileNotFoundError, PermissionError, ValueError):
+                size_bytes = self.fills.stat(part_name(key)).st_size
+                fd = self.fills.open(map_name(key))
+                try:
+                    found[key] = FillMarks(fd, size_bytes).share
+                finally:
+                    os.close(fd)
+        return found
 
     def blob_bytes(self) -> dict[str, int]:
         """Return the bytes on the disk of each whole blob."""

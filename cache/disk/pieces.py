@@ -90,14 +90,13 @@ class BlobPieces:
     def __init__(self, source: BlobSource) -> None:
         self.size_bytes = source.size_bytes
         self._segments = source.segments
+        self._table = table = Segments(source.segments)
+        self.is_of_one_object = table.is_of_one_object
         self._starts: NDArray[np.int64] | None = None
-        self._table: Segments | None = None
-        self.are_small = self.is_of_one_object = len(source.segments) == 1
+        self.are_small = len(source.segments) == 1
         if self.are_small:
             self.count = -(-source.size_bytes // PIECE_BYTES)
         else:
-            self._table = table = Segments(source.segments)
-            self.is_of_one_object = table.is_of_one_object
             self._starts = self._cut(table)
             self.count = len(self._starts) - 1
             self._borders = np.searchsorted(self._starts, table.begins)
@@ -138,18 +137,15 @@ class BlobPieces:
 
     def stretches(self, pieces: PieceSpan) -> Iterator[Stretch]:
         """Divide the bytes of some pieces into stretches."""
-        start, end = self.span(pieces)
-        if self._table is not None:
-            yield from self._table.stretches(start, end)
-        elif start < end:
-            (segment,) = self._segments
-            yield Stretch(segment, segment.start + start, start, end)
+        return self._table.stretches(*self.span(pieces))
 
     def cut(self, pieces: PieceSpan, *, range_bytes: int) -> Iterator[PieceSpan]:
         """Cut a span into spans that are fetched together: one request of at most range_bytes, or
         several small ones."""
         if self._starts is None:
-            yield from cut_span(pieces, most=max(1, range_bytes // PIECE_BYTES))
+            most = max(1, range_bytes // PIECE_BYTES)
+            for low in range(pieces[0], pieces[1], most):
+                yield low, min(low + most, pieces[1])
             return
         low, high = pieces
         while low < high:
@@ -175,12 +171,6 @@ def merge_spans(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]
         else:
             result.append((low, high))
     return result
-
-
-def cut_span(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
-    """Cut a span into spans of at most `most` pieces."""
-    for low in range(pieces[0], pieces[1], most):
-        yield low, min(low + most, pieces[1])
 
 
 def bridge_gaps(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:

@@ -6,15 +6,17 @@ other process finds them, and they are removed like any fill of a dead process.
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import BlobSource, Segment
 from penstock.cache.disk.space import PRIVATE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.cache.base import FileMap
     from penstock.cache.disk.cache_folder import CacheFolder
     from penstock.cache.disk.disk_cache import DiskCache
@@ -25,12 +27,12 @@ MOST_SHARE = 0.5
 
 
 class PrivateFile:
-    """A new private file, filled with zeros."""
+    """A private file that was written. remove: removes it once it is unmapped."""
 
-    def __init__(self, files: PrivateFiles, key: str, fill: Fill, map: FileMap) -> None:
-        self._files, self._key, self._fill = files, key, fill
+    def __init__(self, map: FileMap, remove: Callable[[], None]) -> None:
         self._map: FileMap | None = map
-        self.size_bytes = fill.pieces.size_bytes
+        self._remove = remove
+        self.size_bytes = map.size_bytes
 
     def buffer(self) -> Any:
         """Return the map as a read-only pyarrow buffer; the file's space is used while it
@@ -38,21 +40,10 @@ class PrivateFile:
         assert self._map is not None
         return self._map.buffer()
 
-    def write(self, data: memoryview, at: int = 0) -> None:
-        """Write bytes at an offset. Raises OSError."""
-        while data:
-            done = os.pwrite(self._fill.fd, data, at)
-            data, at = data[done:], at + done
-
-    def end(self) -> None:
-        """Close the file for writing."""
-        self._fill.close()
-
     def remove(self) -> None:
         """Remove the file as soon as its map is no longer used."""
-        self._fill.close()
         self._map = None
-        self._files.remove(self._key)
+        self._remove()
 
 
 class PrivateFiles:
@@ -67,9 +58,9 @@ class PrivateFiles:
         self._waiting: set[str] = set()  # to be removed once they are unmapped
         self._has_removed_dead = False
 
-    def make(self, size_bytes: int) -> PrivateFile | None:
-        """Create a file; None if the folder lacks free bytes or can't be used."""
-        key = uuid.uuid4().hex + uuid.uuid4().hex[:8]
+    def write(self, data: memoryview) -> PrivateFile | None:
+        """Write bytes to a new file; None if the folder lacks free bytes or can't be used."""
+        key, size_bytes = uuid.uuid4().hex + uuid.uuid4().hex[:8], data.nbytes
         segment = Segment(path="", size_bytes=size_bytes, version=None)
         source = BlobSource(key=key, uri=self._uri, segments=[segment], size_bytes=size_bytes)
 
@@ -83,11 +74,22 @@ class PrivateFiles:
             return folder.begin(source, group=PRIVATE, pinned=False)
 
         self._remove_waiting()
-        found = self._cache.use(begin)
-        return None if found is None else PrivateFile(self, key, *found)
+        begun = self._cache.use(begin)
+        if begun is None:
+            return None
+        fill, mapped = begun
+        file = PrivateFile(mapped, partial(self._remove, key))
+        del begun, mapped  # else this frame keeps the map
+        try:
+            fill.write((0, fill.pieces.count), data)
+        except OSError:
+            file.remove()
+            return None
+        finally:
+            fill.close()
+        return file
 
-    def remove(self, key: str) -> None:
-        """Remove a file as soon as no process has it mapped."""
+    def _remove(self, key: str) -> None:
         with self._lock:
             self._waiting.add(key)
         self._remove_waiting()

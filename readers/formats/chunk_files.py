@@ -63,15 +63,9 @@ class ChunkFiles:
             self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if is_array else None
         data = _ipc(value) if flat is None else flat.data
-        file = self._files.make(data.nbytes)
+        file = self._files.write(data)
         if file is None:
             return None
-        try:
-            file.write(data)
-        except OSError:
-            file.remove()
-            return None
-        file.end()
         if is_array:
             return ChunkFile(file, np.frombuffer(file.buffer(), value.dtype).reshape(value.shape))
         return ChunkFile(file, pa.ipc.open_file(file.buffer()).read_all())

@@ -218,12 +218,12 @@ def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
     [
         (lambda: ANY.RandomResizedCrop(224, area=(0.1, 1)), "has no argument 'area'"),
         (lambda: ANY.Resize(256, interpolaton="nearest"), "did you mean 'interpolation'?"),
-        (lambda: ANY.Resize(256, None, None, True, 5), "got 5 positional arguments"),
+        (lambda: ANY.Resize(256, None, None, True, 5), "Resize: too many positional arguments"),
         (lambda: ANY.Resize(256, size=256), "got 'size' twice"),
         (lambda: ANY.GaussianBlur(), "kernel_size is missing"),
         (lambda: ANY.Map(), "fn is missing"),
         (lambda: ANY.imagenet_train(size=224, foo=1), "imagenet_train has no argument 'foo'"),
-        (lambda: ANY.cifar_train(32, 4), "cifar_train: got 2 positional arguments"),
+        (lambda: ANY.cifar_train(32, 4), "cifar_train: too many positional arguments"),
         (lambda: ANY.Pad("boxes", lenght=3), "has no argument 'lenght'"),
         (lambda: ANY.SanitizeBoxes(min_sise=3), "did you mean 'min_size'?"),
         (lambda: ANY.Resize("256"), "Resize(size=...): got '256'"),
@@ -239,8 +239,8 @@ def test_arguments_are_torchvisions_in_its_order(operation: type) -> None:
         (lambda: ANY.RandomRotation(10, expand=True), "only False is supported"),
         (lambda: ANY.RandAugment(interpolation="bilinear"), 'wanted one of "nearest"'),
         (lambda: ANY.Boxes(off="image"), "has no argument 'off', did you mean 'of'?"),
-        (lambda: ANY.ClassLabel(["a"], ["b"]), "got 2 positional arguments"),
-        (lambda: ANY.Image("rgb"), "got 1 positional arguments, wanted at most 0"),
+        (lambda: ANY.ClassLabel(["a"], ["b"]), "ClassLabel: too many positional arguments"),
+        (lambda: ANY.Image("rgb"), "Image: too many positional arguments"),
     ],
 )
 def test_arguments_that_dont_fit_are_named(make: Callable[[], Any], words: str) -> None:

@@ -253,7 +253,7 @@ def test_dropping_fetches_again(store: MemoryStore, remotes: Callable[..., Remot
     source = single(store, 0)
     remote.fill(source)
     blob = remote.open(source)
-    path = Path(os.fsdecode(blob.path))
+    path = Path(cache_of(remote).path) / "blobs" / source.key
     damaged = bytearray(path.read_bytes())
     damaged[77] ^= 1
     path.write_bytes(damaged)

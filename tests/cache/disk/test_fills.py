@@ -21,7 +21,6 @@ from penstock.cache.disk import (
     FillMarks,
     bridge_gaps,
     crcs_of,
-    cut_span,
     discard_fill,
     map_name,
     merge_spans,
@@ -87,10 +86,6 @@ def test_missing_runs_and_bridges(
     assert (again & gone).sum() <= waste
     assert len(joined) <= len(missing)
     fill.close()
-
-
-def test_cutting() -> None:
-    assert list(cut_span((3, 10), most=3)) == [(3, 6), (6, 9), (9, 10)]
 
 
 def test_writing_marks_and_reopening_continues(tmp_path: Path) -> None:

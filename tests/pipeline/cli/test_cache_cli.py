@@ -98,9 +98,8 @@ def test_ls_names_each_blob(root: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = DiskCache(root, max_bytes=LIMIT)
     sources = [a_source(f"two/[{number}].tar") for number in (4, 5)]
-    membership = cache.join(
-        "two", label="s3://b/two", keys=[each.key for each in sources], sizes=[BLOB_BYTES] * 2
-    )
+    keys, sizes = [each.key for each in sources], [BLOB_BYTES] * 2
+    membership = PinnedShare(cache.use, group="two", label="s3://b/two", keys=keys, sizes=sizes)
     found = json_of(capsys, "stat", root)
     assert (found["max_bytes"], found["blobs"], found["fills"]) == (LIMIT, 6, 0)
     assert set(found["labels"]) == {"s3://b/one", "s3://b/two"}
@@ -108,7 +107,6 @@ def test_stat_names_limit_datasets_and_jobs(root: Path, capsys: pytest.CaptureFi
     text = shown(capsys, "cache", "stat", root)
     assert "16.0 MiB" in text
     assert f"process {os.getpid()}: s3://b/two, keeps" in text
-    assert isinstance(membership, PinnedShare)
     membership.leave()
     cache.close()
     assert json_of(capsys, "stat", root)["jobs"] == []

@@ -154,12 +154,11 @@ class WorkerProcesses:
     # -- starting
 
     def _started(self) -> _Generation:
-        generation = self._generation
-        if generation is not None:
+        if (generation := self._generation) is not None:
             return generation
         with self._starting:
             if self._closed:
-                raise ClosedError(f"The worker processes of {self._name} are closed.")
+                raise self._closed_error()
             if multiprocessing.current_process().daemon:
                 raise WorkerError(
                     f"{self._name} needs worker processes, but this process is a daemon, which "
@@ -174,7 +173,7 @@ class WorkerProcesses:
                 self._generation = generation
                 if self._closed:  # close() was called before these processes were recorded
                     self._close(leave_s=0.0)
-                    raise ClosedError(f"The worker processes of {self._name} are closed.")
+                    raise self._closed_error()
             return self._generation
 
     def _start(self, number: int) -> _Worker:
@@ -272,6 +271,9 @@ class WorkerProcesses:
             "processes=0."
         )
 
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"The worker processes of {self._name} are closed.")
+
     def _stalled(self, state: str) -> StalledError:
         return StalledError(
             f"The worker processes of {self._name} {state} for {self._timeout_s:.0f} s. Check what "
@@ -307,8 +309,7 @@ class WorkerProcesses:
         self._closed = True
         generation, self._generation = self._generation, None
         if generation is not None and os.getpid() == self._pid:
-            closed = ClosedError(f"The worker processes of {self._name} are closed.")
-            generation.failure.settle(closed)
+            generation.failure.settle(self._closed_error())
             _end(generation, leave_s=leave_s)
 
     def disown(self) -> None:

@@ -33,7 +33,7 @@ from collections import deque
 from concurrent.futures import CancelledError
 from itertools import takewhile
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import check_process
@@ -239,12 +239,8 @@ def _let_others_finish() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-class _Task(NamedTuple):
-    """A call that waits for a thread."""
-
-    outcome: Outcome[Any]
-    fn: Callable[[Any], Any]
-    item: Any
+_Task = tuple[Outcome[Any], "Callable[[Any], Any]", Any]
+"""A call that waits for a thread: its outcome, the function and its argument."""
 
 
 class _PoolState:
@@ -271,8 +267,9 @@ class _PoolState:
             if task is None:
                 self.tasks.put(None)
                 return
-            task.outcome.run(task.fn, task.item)
-            del task  # else this frame keeps its result alive
+            outcome, fn, item = task
+            outcome.run(fn, item)
+            del task, outcome, fn, item  # else this frame keeps its result alive
             self.idle.append(None)
 
 
@@ -280,19 +277,10 @@ class Workers:
     """A pool of named threads. Closing it cancels calls that haven't started and waits for those
     that have."""
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        name: str,
-        stall_timeout_s: float = STALL_TIMEOUT_S,
-        lets_others_finish: bool = True,
-    ) -> None:
-        """stall_timeout_s: how long close() waits for running tasks before it logs them.
-        lets_others_finish: a thread waits for a core that another one uses; False if other threads
-        keep all cores busy."""
+    def __init__(self, count: int, *, name: str, lets_others_finish: bool = True) -> None:
+        """lets_others_finish: a thread waits for a core that another one uses; False if other
+        threads keep all cores busy."""
         self.count = count
-        self._stall_timeout_s = stall_timeout_s
         self._name = NAME_PREFIX + name
         self._state = _PoolState(count, lets_others_finish=lets_others_finish)
         self._numbered: dict[int, threading.Thread] = {}
@@ -313,7 +301,7 @@ class Workers:
         outcome = Outcome() if outcome is None else outcome
         if not self._closed:
             self._grow()
-            self._state.tasks.put(_Task(outcome, fn, item))
+            self._state.tasks.put((outcome, fn, item))
         # If another thread closed the pool meanwhile, no thread may be left to run it.
         if self._closed and outcome.cancel():
             raise ClosedError("These workers are closed. Create a new loader.")
@@ -353,7 +341,7 @@ class Workers:
         """Cancel waiting tasks and wait for running ones; return True if all threads have ended.
 
         Safe to call twice. timeout_s: the longest wait, after which running tasks end by
-        themselves. None waits `stall_timeout_s` and logs the threads that still run. In a forked
+        themselves. None waits STALL_TIMEOUT_S and logs the threads that still run. In a forked
         child it waits for nothing."""
         self._closed = True
         if os.getpid() != self.pid:
@@ -365,12 +353,12 @@ class Workers:
                 waiting.extend(iter(self._state.tasks.get_nowait, None))
         finally:
             for task in waiting:
-                task.outcome.cancel()
+                task[0].cancel()
             self._state.tasks.put(None)
         is_patient = timeout_s is None and not _Exit.has_begun
         if _Exit.has_begun:
             timeout_s = 0.0
-        wait_s = self._stall_timeout_s if timeout_s is None else timeout_s
+        wait_s = STALL_TIMEOUT_S if timeout_s is None else timeout_s
         left = self.join(time.monotonic() + wait_s)
         if left and is_patient:
             names = ", ".join(thread.name for thread in left)
@@ -527,16 +515,12 @@ def ordered(
     themselves. None waits until they end, for calls that write files that the caller then removes.
     """
     pool = Workers(workers, name=name)
-    run = Ordered(fn, items, pool=pool, ahead=ahead)
     try:
-        # Not `yield from`, which would close `run` with its own time limit.
-        for result in run:  # noqa: UP028
+        # Not `yield from`, which would close the iterator with its own time limit.
+        for result in Ordered(fn, items, pool=pool, ahead=ahead):  # noqa: UP028
             yield result
     except BaseException:
-        began_s = time.monotonic()
-        run.close(timeout_s=leave_s)
-        left_s = None if leave_s is None else max(0.0, leave_s - (time.monotonic() - began_s))
-        pool.close(timeout_s=left_s)
+        pool.close(timeout_s=leave_s)
         raise
     else:
         pool.close()

@@ -106,9 +106,9 @@ class RemoteShards:
         return found is not None and found[0].upstream.is_near(found[1].key)
 
     def is_left_to_others(self, shard: int) -> bool:
-        """Return True if a shard's fill should wait; see `Remote.is_left_to_others`."""
+        """Return True if a shard's fill should wait; see `Upstream.is_left_to_others`."""
         found = self.find(shard)
-        return found is not None and found[0].is_left_to_others(found[1])
+        return found is not None and found[0].upstream.is_left_to_others(found[1].key)
 
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, ColumnCrop]]
@@ -222,7 +222,7 @@ class RemoteShards:
         for remote in self.remotes:
             remote.upstream.limit_fills(room)
             if widening is not None:
-                remote.widening = widening(remote.widening)
+                remote.fills.widening = widening(remote.fills.widening)
 
     # -- jobs
 

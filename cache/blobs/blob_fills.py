@@ -172,7 +172,8 @@ class BlobFills:
 
     Those for batches fetch missing pieces and wait for those that other processes are fetching.
     Background fills fetch all missing pieces of a blob with the connections that batches don't use.
-    widening: the factor by which requests for batches are widened by missing neighbours.
+    widening: the factor by which requests for batches are widened by missing neighbours, which
+    makes fewer requests and fetches only bytes that the cache keeps.
     """
 
     others_s = 15.0

@@ -150,8 +150,9 @@ class Remote:
 
     fetcher: makes the requests to the store. cache: the node's cache; None caches nothing. group:
     the id of the dataset in the cache. label: the dataset's name in listings. upstream: the source
-    of blobs, by default the store; small objects and names always come from the store. The fetcher
-    and the upstream are closed with this object. Safe for several threads; not across fork.
+    of blobs, by default the store; small objects and names always come from the store. fills: the
+    fills of its blobs. The fetcher and the upstream are closed with this object. Safe for several
+    threads; not across fork.
     """
 
     def __init__(
@@ -170,14 +171,14 @@ class Remote:
         self._meter = meter = fetcher.meter
         self._blobs = blobs = DatasetCache(cache, group=group, label=label)
         self._requester = requester = Requester(upstream)
-        self._fills = BlobFills(upstream, requester, blobs, meter=meter)
+        self.fills = BlobFills(upstream, requester, blobs, meter=meter)
         self._small_objects = SmallObjects(fetcher, blobs, failures=requester.failures)
 
     # -- blobs
 
     def open(self, source: BlobSource) -> Blob:
         """Open a blob, as a cached one if the cache has it or can keep it; fetches nothing."""
-        return self._fills.open(source) or self.pass_by(source)
+        return self.fills.open(source) or self.pass_by(source)
 
     def pass_by(self, source: BlobSource) -> PassingBlob:
         """Open a blob without the cache, even if the cache has it; fetches nothing."""
@@ -238,16 +239,6 @@ class Remote:
         self._meter.add(bytes_disk=disk_bytes, hits=hits)
         return loaded
 
-    @property
-    def widening(self) -> int:
-        """The factor by which requests for a batch are widened by missing neighbours, which makes
-        fewer requests and fetches only bytes that the cache keeps. It can be set."""
-        return self._fills.widening
-
-    @widening.setter
-    def widening(self, times: int) -> None:
-        self._fills.widening = times
-
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
         """Fetch the missing bytes of spans of all cached blobs at once, before they are read
         through buffers. here: the number of other samples on the local disk, counted as hits.
@@ -280,7 +271,7 @@ class Remote:
             return passed, missed
         began = time.perf_counter()
         try:
-            self._fills.bring(demands, requests)
+            self.fills.bring(demands, requests)
         except DISK_ERRORS as error:
             self._blobs.give_up(error)
             return None, missed
@@ -312,12 +303,7 @@ class Remote:
         progress: called with the number of bytes that were just fetched, on fetch threads. Raises
         FetchError, StalledError.
         """
-        return self._fills.fill(source, progress=progress, stop=stop)
-
-    def is_left_to_others(self, source: BlobSource) -> bool:
-        """Return True if the fill of a blob should wait, because another node of the job fetches it
-        from the remote for this one, too."""
-        return self.upstream.is_left_to_others(source.key)
+        return self.fills.fill(source, progress=progress, stop=stop)
 
     def block_sums(self, blob: Blob) -> BlockSums | None:
         """Return the checks of a whole blob's blocks; None if the blob isn't whole, isn't cached,
@@ -373,11 +359,6 @@ class Remote:
     def leave(self, job: PinnedShare) -> None:
         """End a job. Safe to call twice."""
         self._blobs.leave(job)
-
-    @property
-    def jobs(self) -> int:
-        """The number of jobs that have joined and not left."""
-        return len(self._blobs.jobs)
 
     def traffic(self) -> Traffic:
         """Return the traffic that was counted so far."""

@@ -135,7 +135,7 @@ class SmallObjects:
         # One process of the node fetches it; the others wait longer than that can take.
         began_s = time.monotonic()
         patience_s = 2 * self._fetcher.policy.retry_timeout_s
-        with folder.keys.holding(source.key, timeout_s=patience_s):
+        with folder.layout.holding(source.key, timeout_s=patience_s):
             found = self._find(folder, source, size_bytes)
             if found is not None:
                 return found

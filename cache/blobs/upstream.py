@@ -133,16 +133,8 @@ class StoreUpstream:
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
-
-    @property
-    def range_bytes(self) -> int:
-        """The best size of a request."""
-        return self._fetcher.policy.range_bytes
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds after which the fetch of a range has failed."""
-        return self._fetcher.policy.retry_timeout_s
+        self.range_bytes = fetcher.policy.range_bytes
+        self.timeout_s = fetcher.policy.retry_timeout_s
 
     def fetch(
         self,

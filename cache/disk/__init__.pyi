@@ -1,8 +1,8 @@
 from . import admin as admin
 from .admin import BlobRecord as BlobRecord, CacheSummary as CacheSummary
-from .block_crcs import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
 from .cache_folder import CacheFolder as CacheFolder, ReadableFolder as ReadableFolder
 from .catalogue import BlobRow as BlobRow, CRCS_QUERY as CRCS_QUERY, Catalogue as Catalogue
+from .catalogue import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
 from .catalogue import HELD_QUERY as HELD_QUERY, JobRow as JobRow, State as State
 from .catalogue import read_crcs as read_crcs
 from .catalogue_file import CatalogueFile as CatalogueFile, UncountedError as UncountedError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache.base import StrangeFileError, read_error
-from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.cache_folder import CacheFolder
+from penstock.cache.disk.catalogue import crcs_of_file
 from penstock.cache.disk.folder_layout import FolderLayout
 from penstock.cache.errors import ConfigError, PenstockWarning
 

@@ -18,12 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from penstock.cache.base import FileMap, ReaderLocks, StrangeFileError, refuse_shortage
-from penstock.cache.disk.block_crcs import crcs_of, crcs_of_file
-from penstock.cache.disk.catalogue import NAME_QUERY, BlobRow, Catalogue, read_name_row
+from penstock.cache.disk.catalogue import (
+    NAME_QUERY,
+    BlobRow,
+    Catalogue,
+    crcs_of,
+    crcs_of_file,
+    read_name_row,
+)
 from penstock.cache.disk.catalogue_file import as_database_errors, is_damage
 from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
-from penstock.cache.disk.folder_layout import FolderLayout, KeyLocks, allocated_bytes, boot_id
+from penstock.cache.disk.folder_layout import FolderLayout, allocated_bytes, boot_id
 from penstock.cache.disk.pieces import BlobPieces
 from penstock.cache.disk.space import PRIVATE, Space
 from penstock.cache.errors import StalledError
@@ -116,9 +122,8 @@ class CacheFolder(ReadableFolder):
     """A cache folder that this process has open for writing. Safe for several threads.
 
     max_bytes: the limit; None uses the recorded one, or most of the free bytes. space: the limit
-    and the eviction. keys: the locks of blobs' keys. damage: descriptions of damaged files that
-    were repaired. Raises ConfigError (network file system, newer format, another limit in use),
-    OSError, sqlite3.Error.
+    and the eviction. damage: descriptions of damaged files that were repaired. Raises ConfigError
+    (network file system, newer format, another limit in use), OSError, sqlite3.Error.
     """
 
     def __init__(self, root: str, *, max_bytes: int | None, mode: int = 0o700) -> None:
@@ -128,8 +133,7 @@ class CacheFolder(ReadableFolder):
         self.catalogue = Catalogue(layout.top)
         self._readers = ReaderLocks(layout.top.open_or_create("readers.lock"))
         self._jobs = layout.locks("jobs")
-        self.keys = KeyLocks(layout)
-        self.space = Space(layout, self.catalogue, keys=self.keys)
+        self.space = Space(layout, self.catalogue)
         self._has_unverified = False
         try:
             self._begin(max_bytes)
@@ -148,9 +152,8 @@ class CacheFolder(ReadableFolder):
             self._jobs.unlock(_OPEN_BYTE)
             alone = self._jobs.lock(_OPEN_BYTE)
             self._jobs.unlock(_OPEN_BYTE)
-            of_limit = self.space.agree(max_bytes, alone=alone)
-            of_boot = self._move_unverified(alone=alone)
-            self.damage += [what for what in (of_limit, of_boot) if what is not None]
+            self.space.agree(max_bytes, alone=alone)
+            self._move_unverified(alone=alone)
             self._jobs.lock(_OPEN_BYTE, shared=True)
             self._has_unverified = bool(self.layout.names("unverified"))
             if not self._is_consistent(compares_sizes=alone):
@@ -224,15 +227,13 @@ class CacheFolder(ReadableFolder):
         OSError (the disk is full, …), StalledError."""
         key, pieces = source.key, BlobPieces(source)
         fills = self.layout.fills
-        with self.keys.holding(key):
+        with self.layout.holding(key):
             if self.layout.blobs.has(key) or not pieces.size_bytes:
                 return None
             try:
                 fill = Fill(fills, key, pieces)
             except (FileNotFoundError, ValueError, StrangeFileError):
-                disk_bytes = fill_disk_bytes(
-                    pieces.size_bytes, pieces.count, most_map_bytes=map_bytes(pieces)
-                )
+                disk_bytes = fill_disk_bytes(pieces.size_bytes, map_bytes(pieces))
                 if not self.space.reserve(
                     source, group=group, disk_bytes=disk_bytes, insist=pinned
                 ):
@@ -249,7 +250,7 @@ class CacheFolder(ReadableFolder):
         """Publish a fill that has all its pieces; do nothing if another process has published it.
         data: the fill's map, as a buffer."""
         key = source.key
-        with self.keys.holding(key):
+        with self.layout.holding(key):
             fills = self.layout.fills
             try:
                 if fills.stat(part_name(key)).st_ino != fill.inode or not fill.is_whole:
@@ -264,7 +265,7 @@ class CacheFolder(ReadableFolder):
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Write and publish a small object; the caller holds its key. Return False if no space is
         free. kept: True for manifests and sidecars."""
-        disk_bytes = fill_disk_bytes(len(data), 1)
+        disk_bytes = fill_disk_bytes(len(data))
         if not len(data) or not self.space.reserve(
             source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
         ):
@@ -326,9 +327,8 @@ class CacheFolder(ReadableFolder):
         row = self.catalogue.blob(key)
         return row is not None and row.crcs is not None and crcs_of_file(fd) == row.crcs
 
-    def _move_unverified(self, *, alone: bool) -> str | None:
+    def _move_unverified(self, *, alone: bool) -> None:
         """After a reboot, move blobs to unverified/ and remove fills, because no data was synced.
-        Return the name of a damaged file, or None.
 
         alone: True if no other process has the folder open; a damaged boot file then counts as that
         of another boot.
@@ -340,7 +340,8 @@ class CacheFolder(ReadableFolder):
             self.space.remove_fills()
         if before != now:
             layout.note_boot(now)
-        return "boot" if before == "" else None
+        if before == "":
+            self.damage.append("boot")
 
     def _adopt(self, key: str) -> bool:
         """Verify a blob that was written before the last reboot, and publish it again if its
@@ -348,7 +349,7 @@ class CacheFolder(ReadableFolder):
         old = self.layout.unverified
         if not self._has_unverified or not old.has(key):
             return False
-        with self.keys.holding(key):
+        with self.layout.holding(key):
             try:
                 fd = old.open(key)
             except FileNotFoundError:

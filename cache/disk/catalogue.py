@@ -7,6 +7,7 @@ damaged is rebuilt from them.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import sqlite3
@@ -14,7 +15,8 @@ import time
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.cache.disk.block_crcs import BLOCK_BYTES
+from crc32c import crc32c
+
 from penstock.cache.disk.catalogue_file import (
     CatalogueFile,
     UncountedError,
@@ -73,6 +75,30 @@ class BlobRow:
     used_s: float = field(default_factory=time.time)
     crcs: bytes | None = None
     pinned: bool = False
+
+
+BLOCK_BYTES = 2**20
+
+
+def crcs_of_file(fd: int) -> bytes:
+    """Compute the CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
+    size_bytes = os.fstat(fd).st_size
+    buffer = bytearray(BLOCK_BYTES)
+    found = []
+    for at in range(0, size_bytes, BLOCK_BYTES):
+        got = os.preadv(fd, [buffer], at)
+        found.append(int(crc32c(memoryview(buffer)[:got])).to_bytes(4, "little"))
+    return b"".join(found)
+
+
+def crcs_of(data: memoryview, *, known: Mapping[int, int] | None = None) -> bytes:
+    """Compute the CRC-32C of each MiB of bytes in memory, little-endian uint32. known: checksums
+    that are already known, by block number."""
+    crcs = dict(known or {})
+    for number, at in enumerate(range(0, len(data), BLOCK_BYTES)):
+        if number not in crcs:
+            crcs[number] = int(crc32c(data[at : at + BLOCK_BYTES]))
+    return b"".join([crcs[number].to_bytes(4, "little") for number in range(len(crcs))])
 
 
 _COLUMNS = tuple(each.name for each in fields(BlobRow))[:-1]  # all but `pinned`

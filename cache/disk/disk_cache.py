@@ -142,8 +142,6 @@ class DiskCache:
             finally:
                 self._warn_of_damage(folder)
         except DISK_ERRORS as error:
-            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
-                raise
             self.give_up(error)
             return None
 
@@ -160,8 +158,6 @@ class DiskCache:
             folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self.mode)
             exposed = folder.layout.others_may_write()
         except DISK_ERRORS as error:
-            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
-                raise
             if self._readable is None:  # published blobs can be read without the catalogue
                 self._readable = ReadableFolder.at(self.path, mode=self.mode)
             self.give_up(error)
@@ -176,7 +172,10 @@ class DiskCache:
             )
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
-        """Stop writing for a while, and warn once. reads: stop reading, too."""
+        """Stop writing for a while, and warn once. reads: stop reading, too. Raises the error again
+        if it isn't the disk's."""
+        if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+            raise error
         self._no_writes_until_s = time.monotonic() + RETRY_S
         if reads:
             self._no_reads_until_s = self._no_writes_until_s

@@ -18,7 +18,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base import ByteLocks
-from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
+from penstock.cache.disk.catalogue import BLOCK_BYTES, crcs_of
 from penstock.cache.disk.fill_marks import (
     BORDER_BYTES,
     BORDERS_FOLLOW,
@@ -213,15 +213,12 @@ def _write_borders(fd: int, pieces: BlobPieces) -> None:
         os.pwrite(fd, BORDERS_FOLLOW, KIND_AT)
 
 
-def fill_disk_bytes(size_bytes: int, pieces: int, *, most_map_bytes: int = 0) -> int:
+def fill_disk_bytes(size_bytes: int, marks_bytes: int = 0) -> int:
     """Compute the most bytes that a fill may use on the disk: both files, and the extents of a file
-    that is written in random order.
-
-    pieces: the number of pieces. most_map_bytes: the size of a map that stores more than one mark
-    per piece.
-    """
+    that is written in random order. marks_bytes: the size of a map that has more than a mark for
+    each PIECE_BYTES."""
     extents = size_bytes // PIECE_BYTES * 6  # worst case: 12 bytes for every second piece
-    marks = max(HEADER_BYTES + pieces, most_map_bytes)
+    marks = max(HEADER_BYTES + size_bytes // PIECE_BYTES + 1, marks_bytes)
     return disk_bytes(size_bytes) + disk_bytes(marks) + disk_bytes(extents)
 
 

@@ -52,6 +52,7 @@ _NAMES = {
     "trash": re.compile(r"[0-9a-f]+-[0-9]+"),
 }
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_TIMEOUT_S = 30.0
 
 
 class FolderLayout:
@@ -79,14 +80,12 @@ class FolderLayout:
 
     def _clear(self) -> None:
         """Remove files that have a folder's name, and folders that have a file's name."""
-        for name in _FOLDERS:
-            if self.top.has(name):
-                self.top.remove(name)
-                self.damage.append(name)
-        for name in _FILES:  # CatalogueFile checks the catalogue's own files
-            if self.top.is_folder(name):
-                self.top.remove(name)
-                self.damage.append(name)
+        wrong = [name for name in _FOLDERS if self.top.has(name)]
+        # CatalogueFile checks the catalogue's own files.
+        wrong += [name for name in _FILES if self.top.is_folder(name)]
+        for name in wrong:
+            self.top.remove(name)
+        self.damage += wrong
 
     def check_format(self) -> None:
         """Raise ConfigError if a newer version made the cache. A format.json that no version can
@@ -151,6 +150,23 @@ class FolderLayout:
         """Return locks on one of the lock files."""
         return ByteLocks(self.top.open_or_create(f"{name}.lock"))
 
+    @contextlib.contextmanager
+    def holding(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
+        """Hold the lock of a blob's key, waiting up to timeout_s. Raises StalledError.
+
+        Every holder opens the lock file separately, so that threads exclude each other, too."""
+        with (
+            contextlib.closing(self.locks("keys")) as locks,
+            locks.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def trying(self, key: str) -> Iterator[bool]:
+        """Hold the lock of a blob's key if it is free; yield False if it isn't."""
+        with contextlib.closing(self.locks("keys")) as locks:
+            yield locks.lock(_offset(key))
+
     def blob(self, key: str) -> str:
         """Return the path of a whole blob, for messages and for readers that need a path."""
         return os.path.join(self.root, "blobs", key)
@@ -196,10 +212,13 @@ class FolderLayout:
     def others_bytes(self) -> int:
         """Return the bytes of other modules' files in the folder: indexes and reports."""
         total = 0
-        with contextlib.suppress(OSError), os.scandir(self.top.fd) as found:
-            for entry in found:
-                if entry.is_dir(follow_symlinks=False) and entry.name not in _FOLDERS:
-                    total += sum(_tree_bytes(os.path.join(self.root, entry.name)))
+        for folder, inner, files in os.walk(self.root):
+            if folder == self.root:
+                inner[:] = [name for name in inner if name not in _FOLDERS]
+                continue
+            for name in files:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(folder, name)).st_blocks * 512
         return total
 
     def others_may_write(self) -> str | None:
@@ -231,6 +250,11 @@ def allocated_bytes(found: os.stat_result) -> int:
     return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
 
+def _offset(key: str) -> int:
+    """Return the offset of a key's lock: the key's first 60 bits."""
+    return int(key.partition("-")[0][:15], 16)
+
+
 def boot_id() -> str:
     """Read the id of the machine's current boot; "" if the system has none."""
     try:
@@ -238,47 +262,3 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def _tree_bytes(root: str) -> Iterator[int]:
-    for folder, _, files in os.walk(root):
-        for name in files:
-            with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(folder, name)).st_blocks * 512
-
-
-_TIMEOUT_S = 30.0
-
-
-class KeyLocks:
-    """One lock for each key of a cache.
-
-    Every holder opens the lock file separately, so that threads exclude each other, too.
-    """
-
-    def __init__(self, layout: FolderLayout) -> None:
-        self._layout = layout
-
-    @contextlib.contextmanager
-    def holding(self, key: str, *, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
-        """Hold a blob's key, waiting up to timeout_s. Raises StalledError."""
-        locks = self._layout.locks("keys")
-        try:
-            with locks.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"):
-                yield
-        finally:
-            locks.close()
-
-    @contextlib.contextmanager
-    def trying(self, key: str) -> Iterator[bool]:
-        """Hold a blob's key if it is free; yield False if it isn't."""
-        locks = self._layout.locks("keys")
-        try:
-            yield locks.lock(_offset(key))
-        finally:
-            locks.close()
-
-
-def _offset(key: str) -> int:
-    """Return the offset of a key's lock: the key's first 60 bits."""
-    return int(key.partition("-")[0][:15], 16)

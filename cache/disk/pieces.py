@@ -37,14 +37,15 @@ class Segments:
     """The segments of a blob as a table.
 
     starts: the first byte of each segment in the blob, and the blob's end, int64, shape
-    (segments + 1,). begins: the first byte of each stretch, int64, shape (stretches,).
-    is_of_one_object: True if one object holds all bytes.
+    (segments + 1,). sizes: the bytes of each segment, int64, shape (segments,). begins: the first
+    byte of each stretch, int64, shape (stretches,). is_of_one_object: True if one object holds all
+    bytes.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
-        sizes = np.fromiter((one.size_bytes for one in segments), np.int64, len(segments))
-        self.starts: Ints = np.concatenate(([0], np.cumsum(sizes)))
+        self.sizes: Ints = np.fromiter((s.size_bytes for s in segments), np.int64, len(segments))
+        self.starts: Ints = np.concatenate(([0], np.cumsum(self.sizes)))
         first: list[int] = []
         path, end = None, 0
         for number, one in enumerate(segments):
@@ -55,11 +56,6 @@ class Segments:
         self._first = first
         self.begins: Ints = self.starts[:-1][first]
         self.is_of_one_object = len({segments[number].path for number in first}) <= 1
-
-    @property
-    def sizes(self) -> Ints:
-        """The bytes of each segment, int64, shape (segments,)."""
-        return np.diff(self.starts)
 
     def stretches(self, start: int, end: int) -> Iterator[Stretch]:
         """Divide bytes [start, end) of the blob into stretches."""
@@ -83,8 +79,9 @@ PieceSpan = tuple[int, int]
 class BlobPieces:
     """The pieces of a blob.
 
-    count: the number of pieces. are_small: True if no piece has more than PIECE_BYTES.
-    is_of_one_object: True if one object holds all bytes.
+    count: the number of pieces. starts: the start of each piece, and the end, int64, shape
+    (count + 1,); None if all pieces but the last have PIECE_BYTES. are_small: True if no piece has
+    more than PIECE_BYTES. is_of_one_object: True if one object holds all bytes.
     """
 
     def __init__(self, source: BlobSource) -> None:
@@ -92,14 +89,14 @@ class BlobPieces:
         self._segments = source.segments
         self._table = table = Segments(source.segments)
         self.is_of_one_object = table.is_of_one_object
-        self._starts: NDArray[np.int64] | None = None
+        self.starts: Ints | None = None
         self.are_small = len(source.segments) == 1
         if self.are_small:
             self.count = -(-source.size_bytes // PIECE_BYTES)
         else:
-            self._starts = self._cut(table)
-            self.count = len(self._starts) - 1
-            self._borders = np.searchsorted(self._starts, table.begins)
+            self.starts = self._cut(table)
+            self.count = len(self.starts) - 1
+            self._borders = np.searchsorted(self.starts, table.begins)
 
     def _cut(self, table: Segments) -> NDArray[np.int64]:
         """Compute the start of each piece of several segments, and the end."""
@@ -111,28 +108,22 @@ class BlobPieces:
         starts = np.repeat(table.starts[:-1], counts) + within * np.repeat(steps, counts)
         return np.append(starts, table.starts[-1])
 
-    @property
-    def starts(self) -> NDArray[np.int64] | None:
-        """The start of each piece, and the end, int64, shape (count + 1,); None if all but the last
-        have PIECE_BYTES."""
-        return self._starts
-
     def span(self, pieces: PieceSpan) -> tuple[int, int]:
         """Return the bytes [start, end) of some pieces."""
-        if self._starts is None:
+        if self.starts is None:
             return pieces[0] * PIECE_BYTES, min(pieces[1] * PIECE_BYTES, self.size_bytes)
-        return int(self._starts[pieces[0]]), int(self._starts[pieces[1]])
+        return int(self.starts[pieces[0]]), int(self.starts[pieces[1]])
 
     def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[PieceSpan]:
         """Return the pieces that hold spans of bytes, sorted, and merged if they touch."""
         first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
         some = last > first
         first, last = first[some], last[some]
-        if self._starts is None:
+        if self.starts is None:
             low, high = first // PIECE_BYTES, -(-last // PIECE_BYTES)
         else:
-            low = np.searchsorted(self._starts, first, side="right") - 1
-            high = np.searchsorted(self._starts, last, side="left")
+            low = np.searchsorted(self.starts, first, side="right") - 1
+            high = np.searchsorted(self.starts, last, side="left")
         return merge_spans(zip(low.tolist(), high.tolist(), strict=True))
 
     def stretches(self, pieces: PieceSpan) -> Iterator[Stretch]:
@@ -142,7 +133,7 @@ class BlobPieces:
     def cut(self, pieces: PieceSpan, *, range_bytes: int) -> Iterator[PieceSpan]:
         """Cut a span into spans that are fetched together: one request of at most range_bytes, or
         several small ones."""
-        if self._starts is None:
+        if self.starts is None:
             most = max(1, range_bytes // PIECE_BYTES)
             for low in range(pieces[0], pieces[1], most):
                 yield low, min(low + most, pieces[1])
@@ -151,8 +142,8 @@ class BlobPieces:
         while low < high:
             last = int(np.searchsorted(self._borders, low, side="right")) - 1 + OBJECTS_AT_ONCE
             end = high if last >= len(self._borders) else min(high, int(self._borders[last]))
-            most = int(self._starts[low]) + range_bytes
-            fits = int(np.searchsorted(self._starts, most, side="right")) - 1
+            most = int(self.starts[low]) + range_bytes
+            fits = int(np.searchsorted(self.starts, most, side="right")) - 1
             if fits < end and self._has_ranges:
                 end = max(fits, low + 1)
                 # End at a border of objects, so that no object takes more requests than necessary.

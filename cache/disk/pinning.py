@@ -67,7 +67,7 @@ class ReadSet:
     def margin_bytes(self, fills: int) -> int:
         """Return the bytes that `fills` concurrent fills may use beyond their blobs' sizes."""
         size_bytes = self.largest_bytes
-        return fills * max(0, fill_disk_bytes(size_bytes, size_bytes // 4096) - size_bytes)
+        return fills * max(0, fill_disk_bytes(size_bytes) - size_bytes)
 
 
 def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:

@@ -19,7 +19,6 @@ from penstock.cache.base import format_size
 from penstock.cache.disk.catalogue import BlobRow
 from penstock.cache.disk.fill_files import discard_fill, fill_disk_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
-from penstock.cache.disk.pieces import PIECE_BYTES
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import BlobSource, Folder
     from penstock.cache.disk.catalogue import Catalogue
-    from penstock.cache.disk.folder_layout import FolderLayout, KeyLocks
+    from penstock.cache.disk.folder_layout import FolderLayout
 
 PRIVATE = "private"
 """The group of files that only one process uses: no other process continues their fill."""
@@ -44,11 +43,11 @@ _MOST_NOTED = 256  # uses of blobs that aren't in the catalogue yet
 class Space:
     """The limit of a cache folder, and what is removed to stay below it.
 
-    keys: the locks of blobs' keys. max_bytes: the limit; 0 before `agree`.
+    max_bytes: the limit; 0 before `agree`.
     """
 
-    def __init__(self, layout: FolderLayout, catalogue: Catalogue, *, keys: KeyLocks) -> None:
-        self._layout, self._catalogue, self._keys = layout, catalogue, keys
+    def __init__(self, layout: FolderLayout, catalogue: Catalogue) -> None:
+        self._layout, self._catalogue = layout, catalogue
         self._inodes = layout.locks("readers")  # only tried, and only in a transaction
         self._others_bytes = layout.others_bytes()
         self._full_until_s = 0.0
@@ -61,22 +60,22 @@ class Space:
 
     # -- the limit
 
-    def agree(self, wanted: int | None, *, alone: bool) -> str | None:
+    def agree(self, wanted: int | None, *, alone: bool) -> None:
         """Adopt the folder's recorded limit, or record one; call it in a transaction.
 
         wanted: the new limit; None adopts the recorded limit, or else most of the free bytes.
-        alone: True if no other process has the folder open. Return a description of damage, or
-        None. Raises ConfigError for a limit that differs from that of running jobs.
+        alone: True if no other process has the folder open. Raises ConfigError for a limit that
+        differs from that of running jobs.
 
         The limit is recorded outside the catalogue, too: if that is lost, a process without a limit
         of its own would use most of the disk. Errors of that file are ignored, because a cache on a
         full disk is still usable.
         """
-        numbers, noted, damage = self._catalogue.numbers, self._layout.limit_bytes, None
+        known, noted = None, self._layout.limit_bytes
         try:
-            known = numbers.get("max_bytes")
+            known = self._catalogue.number("max_bytes")
         except sqlite3.DatabaseError:
-            known, damage = None, "its limit"
+            self._layout.damage.append("its limit")
         limit = noted if known is None else known
         if limit is None or wanted not in (None, limit):
             if wanted is None:
@@ -90,12 +89,11 @@ class Space:
                 )
             limit = wanted
         if limit != known:
-            numbers.set("max_bytes", limit)
+            self._catalogue.set_number("max_bytes", limit)
         if limit != noted:
             with contextlib.suppress(OSError):
                 self._layout.note_limit(limit)
         self.max_bytes = limit
-        return damage
 
     @property
     def budget_bytes(self) -> int:
@@ -139,7 +137,7 @@ class Space:
         """Remove a blob whose bytes are wrong; existing maps stay valid. inode: remove only the
         file with this inode, not a newer one. Return False if there was none."""
         dropped = False
-        with self._keys.holding(key), self._catalogue.writing():
+        with self._layout.holding(key), self._catalogue.writing():
             for folder, name in self._layout.places(key):
                 with contextlib.suppress(FileNotFoundError):
                     found = folder.stat(name).st_ino
@@ -194,7 +192,7 @@ class Space:
     def remove_fill(self, row: BlobRow) -> bool:
         """Remove a fill and its row, unless a process works on it; call it in a transaction."""
         fills = self._layout.fills
-        with self._keys.trying(row.key) as is_free:
+        with self._layout.trying(row.key) as is_free:
             if not is_free:
                 return False
             with contextlib.suppress(FileNotFoundError):
@@ -218,7 +216,7 @@ class Space:
         except FileNotFoundError:
             return 0
         is_fill = fills.has(part_name(key)) and fills.has(map_name(key))
-        with self._keys.trying(key) as is_free:
+        with self._layout.trying(key) as is_free:
             if is_free and self._inodes.lock(found.st_ino):
                 self._inodes.unlock(found.st_ino)
                 if not is_fill or self._layout.blobs.has(key):
@@ -229,7 +227,7 @@ class Space:
         self._catalogue.adopt(
             key,
             size_bytes=found.st_size,
-            disk_bytes=fill_disk_bytes(found.st_size, found.st_size // PIECE_BYTES + 1),
+            disk_bytes=fill_disk_bytes(found.st_size),
             state="fill",
             used_s=found.st_mtime,
         )

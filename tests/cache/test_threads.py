@@ -114,9 +114,12 @@ def test_an_unclosed_pool_does_not_hang_the_exit() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
-def test_close_logs_a_thread_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_logs_a_thread_that_hangs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.cache.threads.STALL_TIMEOUT_S", 0.05)
     begun, never = threading.Event(), threading.Event()
-    pool = Workers(1, name="stuck", stall_timeout_s=0.05)
+    pool = Workers(1, name="stuck")
 
     def hang(_: object) -> bool:
         begun.set()
@@ -130,7 +133,7 @@ def test_close_logs_a_thread_that_hangs(caplog: pytest.LogCaptureFixture) -> Non
     with pytest.raises(CancelledError):
         waiting.result()
     never.set()
-    assert hanging.result()
+    assert hanging.result(30)
     assert pool.close()
 
 

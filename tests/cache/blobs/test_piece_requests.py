@@ -208,7 +208,7 @@ def test_neighbours_come_with_what_a_batch_waits_for(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
     remote, data = remotes(store), content(store, single(store, 0))
-    remote.widening = 4
+    remote.fills.widening = 4
     for start in range(0, SIZES[0] - 5000, 5000):
         ((found,),) = remote.load([spans(remote, store, 0, start)])
         assert bytes(found) == data[start : start + 5000]

@@ -172,17 +172,17 @@ def test_a_fill_without_a_worker_is_a_leftover(folder: CacheFolder) -> None:
 
 
 def test_a_key_is_held_by_one(folder: CacheFolder) -> None:
-    with folder.keys.holding("ab" * 20):
-        with folder.keys.trying("ab" * 20) as is_free:
+    with folder.layout.holding("ab" * 20):
+        with folder.layout.trying("ab" * 20) as is_free:
             assert not is_free
-        with folder.keys.trying("cd" * 20) as is_free:
+        with folder.layout.trying("cd" * 20) as is_free:
             assert is_free
         with (
             pytest.raises(StalledError, match="another process"),
-            folder.keys.holding("ab" * 20, timeout_s=0.0),
+            folder.layout.holding("ab" * 20, timeout_s=0.0),
         ):
             pass
-    with folder.keys.trying("ab" * 20) as is_free:
+    with folder.layout.trying("ab" * 20) as is_free:
         assert is_free
 
 

@@ -102,37 +102,32 @@ class PieceRequests:
     ) -> Iterator[BlobRequest]:
         """Make the requests for pieces, one for each stretch of an object. stop: once it is set,
         answers raise FillStoppedError."""
-        agreed = fill.version if fill.pieces.is_of_one_object else None
+        is_of_one_object = fill.pieces.is_of_one_object
+        agreed = fill.version if is_of_one_object else None
 
-        def keep(start: int, data: memoryview, crc: int) -> None:
+        def check_stop() -> None:
             if stop is not None and stop.is_set():
                 raise FillStoppedError
+
+        def keep(start: int, data: memoryview, crc: int) -> None:
+            check_stop()
             fill.put(start, data, crc)
+
+        def receive(wanted: BlobRange, span: PieceSpan, answer: Answer) -> None:
+            check_stop()
+            is_same = not is_of_one_object or fill.agree(answer.version)
+            if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
+                raise object_changed(source, wanted.segment)
+            if isinstance(answer, StreamedAnswer):
+                fill.mark(span)
+            else:
+                fill.write(span, memoryview(answer.data))
+            self._meter.add(bytes_filled=wanted.end - wanted.start)
 
         for stretch in fill.pieces.stretches(pieces):
             wanted = BlobRange.of_stretch(source, stretch, version=agreed, keep=keep)
             (span,) = fill.pieces.covering([wanted.start], [wanted.end])
-            yield BlobRequest(wanted, partial(self._store, wanted, fill, span, stop), span)
-
-    def _store(
-        self,
-        wanted: BlobRange,
-        fill: Fill,
-        pieces: PieceSpan,
-        stop: threading.Event | None,
-        answer: Answer,
-    ) -> None:
-        """Write an answer into a fill, and mark its pieces."""
-        if stop is not None and stop.is_set():
-            raise FillStoppedError
-        is_same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
-        if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
-            raise object_changed(wanted.blob, wanted.segment)
-        if isinstance(answer, StreamedAnswer):
-            fill.mark(pieces)
-        else:
-            fill.write(pieces, memoryview(answer.data))
-        self._meter.add(bytes_filled=wanted.end - wanted.start)
+            yield BlobRequest(wanted, partial(receive, wanted, span), span)
 
 
 @dataclass(slots=True)

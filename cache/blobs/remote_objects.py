@@ -71,7 +71,7 @@ class PassingBlob:
         self._requester, self._range_bytes, self._meter = requester, range_bytes, meter
         self._version: str | None = None  # of the first answer, if the source names none
         self._memory: mmap.mmap | None = None
-        self._table: Segments | None = None  # made at first use
+        self._table = Segments(source.segments)
 
     def requests(
         self, starts: Sequence[int], ends: Sequence[int]
@@ -109,8 +109,6 @@ class PassingBlob:
 
     def _ranges(self, start: int, end: int) -> Iterator[BlobRange]:
         """Cut bytes [start, end) into ranges of one object each, of at most range_bytes."""
-        if self._table is None:
-            self._table = Segments(self.source.segments)
         agreed = self._version if self._table.is_of_one_object else None
         count = max(1, -(-(end - start) // self._range_bytes))
         for low, high in pairwise(start + (end - start) * i // count for i in range(count + 1)):
@@ -133,7 +131,6 @@ class PassingBlob:
     def _checked(self, wanted: BlobRange, answer: Answer) -> Any:
         """Return the bytes of an answer. Raises ObjectChangedError if they are another object's."""
         version, is_same = answer.version, True
-        assert self._table is not None
         if self._table.is_of_one_object:
             if self._version is None and version:
                 self._version = version

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_OF_ROW = ("key", "uri", "size_bytes", "disk_bytes", "state", "pinned", "used_s")
+"""Fields of a BlobRecord that the catalogue's row has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
@@ -268,8 +271,7 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     def act(cache: CacheFolder) -> tuple[int, int]:
         with cache.catalogue.writing():
             before = cache.catalogue.used_bytes
-            corrected = cache.reconcile()
-            corrected += cache.space.remove_fills()
+            corrected = cache.reconcile() + cache.space.remove_fills()
         return corrected, before - cache.catalogue.used_bytes
 
     return on_folder(path, act)
@@ -281,15 +283,9 @@ def _records(cache: CacheFolder) -> list[BlobRecord]:
     try:
         return [
             BlobRecord(
-                key=row.key,
                 label=labels.get(row.group, ""),
-                uri=row.uri,
-                size_bytes=row.size_bytes,
-                disk_bytes=row.disk_bytes,
-                state=row.state,
-                pinned=row.pinned,
                 in_use=_in_use(cache, row, probe),
-                used_s=row.used_s,
+                **{name: getattr(row, name) for name in _OF_ROW},
             )
             for row in cache.catalogue.blobs()
         ]

@@ -116,7 +116,8 @@ class DatasetCache:
         """Begin a job; None without a cache. See Remote.join."""
         if self._cache is None:
             return None
-        job = PinnedShare(self.use, group=self.group, label=self.label, keys=keys, sizes=sizes)
+        use = self._cache.use
+        job = PinnedShare(use, group=self.group, label=self.label, keys=keys, sizes=sizes)
         with self._lock:
             self.jobs = (*self.jobs, job)
         return job

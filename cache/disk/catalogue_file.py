@@ -146,9 +146,7 @@ class CatalogueFile:
 
     def row(self, query: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """Return the first row that a query finds; None if there is none."""
-        with self._mutex, self._converting_errors():
-            found: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
-        return found
+        return next(iter(self.rows(query, values)), None)
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return all rows that a query finds."""

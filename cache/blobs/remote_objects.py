@@ -218,7 +218,8 @@ class Remote:
                 passed = self._read_past(wanted_cold)
             results.update(zip(cold, passed, strict=True))
             # Below all spans from the disk count as hits, including those just fetched.
-            self._meter.add(misses=missed, hits=-missed)
+            passing = sum(len(found) for found in passed if found is not None)
+            self._meter.add(misses=missed, hits=passing - missed)
         disk_bytes = 0
         hits = 0
         loaded = []

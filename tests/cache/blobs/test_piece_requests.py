@@ -150,16 +150,16 @@ class Refusing:
 
 
 def test_a_failure_is_noted_for_the_pieces_that_it_cost(tmp_path: Path) -> None:
-    blob, upstream, failures = source("x", 10, 20, 30), Refusing(), FillFailures()
+    blob, upstream = source("x", 10, 20, 30), Refusing()
     fill = fill_of(tmp_path, blob)
-    requester = Requester(upstream, failures)  # type: ignore[arg-type]
+    requester = Requester(upstream)  # type: ignore[arg-type]
     requester.send([])
     assert not upstream.asked
     with pytest.raises(FetchError, match="no"):
         requester.send(requests_of(blob, fill, TrafficMeter()))
     assert len(upstream.asked) == 3
     for piece in range(3):
-        found = failures.since(0.0, [(blob.key, [(piece, piece + 1)])])
+        found = requester.failures.since(0.0, [(blob.key, [(piece, piece + 1)])])
         assert (found is not None) is (piece == 1)
     fill.close()
 

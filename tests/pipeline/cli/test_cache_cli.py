@@ -230,7 +230,8 @@ def test_gc_and_the_doctor_find_what_the_dead_left(
 def test_the_doctor_sees_live_jobs_and_a_reboot(root: Path) -> None:
     with_job = DiskCache(root, max_bytes=LIMIT)
     keys = [a_source(f"one/{number}").key for number in range(1000)]
-    membership = with_job.join("one", label="s3://b/one", keys=keys, sizes=[BLOB_BYTES] * 1000)
+    sizes = [BLOB_BYTES] * len(keys)
+    membership = PinnedShare(with_job.use, group="one", label="s3://b/one", keys=keys, sizes=sizes)
     facts = cache_facts(root)
     (one,) = facts["jobs"]
     assert (one["label"], one["processes"], one["wanted_bytes"]) == (

@@ -460,7 +460,6 @@ def test_files_of_a_dead_process_are_removed(cache: DiskCache) -> None:
     kept = lost.write(chunk(1, size))
     assert kept is not None
     kept.value = None
-    kept._file._fill.close()
     kept._file._map = None  # as the kernel does for a killed process
     assert used_bytes(cache) > size
     files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)

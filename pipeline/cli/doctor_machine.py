@@ -629,12 +629,12 @@ def _catalogue_facts(layout: FolderLayout) -> dict[str, Any]:
         return {}
     catalogue = Catalogue(layout.top, mend=False)
     try:
-        rows = catalogue.blobs.rows()
+        rows = catalogue.blobs()
         blobs = sum(row.state == "ready" for row in rows)
         was_seen = layout.boot in (None, boot_id())  # else no job has run since the last boot
         return {
-            "max_bytes": catalogue.numbers.get("max_bytes"),
-            "used_bytes": catalogue.blobs.used_bytes,
+            "max_bytes": catalogue.number("max_bytes"),
+            "used_bytes": catalogue.used_bytes,
             "blobs": blobs,
             "unverified": len(layout.names("unverified")) if was_seen else blobs,
             **_jobs(layout, catalogue),
@@ -645,7 +645,7 @@ def _catalogue_facts(layout: FolderLayout) -> dict[str, Any]:
 
 
 def _jobs(layout: FolderLayout, catalogue: Catalogue) -> dict[str, Any]:
-    rows, locks = catalogue.jobs.rows(), layout.locks("jobs")
+    rows, locks = catalogue.jobs(), layout.locks("jobs")
     groups: dict[str, list[JobRow]] = defaultdict(list)
     try:
         for job in rows:
@@ -653,7 +653,7 @@ def _jobs(layout: FolderLayout, catalogue: Catalogue) -> dict[str, Any]:
                 groups[job.group].append(job)
     finally:
         locks.close()
-    labels = catalogue.labels.all()
+    labels = catalogue.labels()
     jobs = [
         {
             "label": labels.get(group, ""),

@@ -432,7 +432,7 @@ def _put_sample(cache: DiskCache) -> None:
         key=os.urandom(20).hex(), uri="sample", segments=[segment], size_bytes=RANGE_BYTES
     )
     data = memoryview(os.urandom(RANGE_BYTES))
-    cache.use(lambda shelf: shelf.writer.put(blob, data, group="0" * 32, kept=False))
+    cache.use(lambda shelf: shelf.put(blob, data, group="0" * 32, kept=False))
 
 
 @contextlib.contextmanager

@@ -24,13 +24,13 @@ from penstock.cache.base import BlobSource, Segment, TrafficMeter, blob_key
 from penstock.cache.blobs import Remote, StoreUpstream
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
-    NothingPlanned,
     Peer,
     PeerClient,
     PeerDirectory,
     PeerLimits,
     PeerSecret,
     PeerUpstream,
+    PlannedHolders,
 )
 from penstock.cache.stores import open_store
 
@@ -46,7 +46,7 @@ _PATIENT = PeerLimits(connect_s=60, silent_s=60)
 """There is no other way to the bytes: on a machine that others use, who is slow is still asked."""
 
 
-class _Everything(NothingPlanned):
+class _Everything(PlannedHolders):
     """A plan by which node 1 may have all shards."""
 
     def likely(self, key: str) -> list[int]:

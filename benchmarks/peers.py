@@ -132,7 +132,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
         part = memoryview(data)[: one.size_bytes]
         cache.use(functools.partial(_put, blob=one, data=part))
     server = PeerServer(cache, peers, secret)
-    context = make_credentials(secret, "127.0.0.1").client_context() if tls else None
+    context = make_credentials(secret).client_context() if tls else None
     client = PeerClient(secret, tls=None if context is None else lambda: context)
     peer = Peer(0, server.address)
     try:
@@ -152,8 +152,8 @@ def _put(shelf: CacheFolder, blob: BlobSource, data: memoryview) -> None:
     shelf.put(blob, data, group=peer_fills.GROUP, kept=False)
 
 
-def _held(data: object) -> None:
-    if not isinstance(data, list):
+def _held(data: list[memoryview | None]) -> None:
+    if None in data:
         raise RuntimeError("the server doesn't have the blob that was written")
 
 
@@ -169,7 +169,7 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    credentials = make_credentials(PeerSecret.draw(), "127.0.0.1")
+    credentials = make_credentials(PeerSecret.draw())
     Path(place, "cert.pem").write_text(credentials.certificate)
     Path(place, "key.pem").write_text(credentials.key)
     secured = f" ssl; ssl_certificate {place}/cert.pem; ssl_certificate_key {place}/key.pem"

@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEADER_BYTES = 512
 KIND_AT = HEADER_BYTES - 1
@@ -20,10 +16,7 @@ EVEN_PIECES, BORDERS_FOLLOW = b"\x01", b"\x02"
 BORDER_BYTES = 8
 _PIECE_BYTES = 4096  # pieces.PIECE_BYTES, without importing numpy
 MOST_MARKS = 2**20
-"""The most marks that one call reads; in a larger blob it reads those near the requested bytes."""
-
-Span = tuple[int, int]
-"""Bytes [start, end)."""
+"""The most marks that are read at once."""
 
 
 def part_name(key: str) -> str:
@@ -75,15 +68,6 @@ class FillMarks:
         marks = os.pread(self._fd, min(self._most_marks, self.count), HEADER_BYTES)
         return marks.count(1) / max(1, len(marks))
 
-    def held(self, around: int) -> list[Span]:
-        """Return the spans of bytes that are present, sorted. around: a byte; only the most_marks
-        pieces near it are read."""
-        middle = self._piece(min(max(around, 0), self.size_bytes - 1))
-        most = self._most_marks
-        low = max(0, min(middle - most // 2, self.count - most))
-        marks = os.pread(self._fd, min(most, self.count - low), HEADER_BYTES + low)
-        return [(self._border(low + a), self._border(low + b)) for a, b in _runs(marks)]
-
     def _border(self, piece: int) -> int:
         if self._is_even:
             return min(piece * _PIECE_BYTES, self.size_bytes)
@@ -102,12 +86,3 @@ class FillMarks:
             middle = (low + high) // 2
             low, high = (low, middle) if byte < self._border(middle) else (middle, high)
         return low
-
-
-def _runs(marks: bytes) -> Iterator[tuple[int, int]]:
-    """Yield runs [first, end) of marks that are set."""
-    end = 0
-    while (first := marks.find(1, end)) >= 0:
-        after = marks.find(0, first)
-        end = len(marks) if after < 0 else after
-        yield first, end

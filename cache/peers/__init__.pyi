@@ -5,29 +5,26 @@ from . import protocol as protocol
 from . import server_process as server_process
 from . import tokens as tokens
 from .answers import PeerRequest as PeerRequest, Responder as Responder
-from .answers import bytes_to_read as bytes_to_read, crc_of_file as crc_of_file
-from .answers import noted_crc as noted_crc, read_head as read_head
+from .answers import crc_of_file as crc_of_file, noted_crc as noted_crc, read_head as read_head
 from .certificates import credentials_of as credentials_of, is_loopback as is_loopback
 from .certificates import make_credentials as make_credentials
 from .held_files import HeldFile as HeldFile, HeldFiles as HeldFiles
 from .peer_client import PeerClient as PeerClient, PeerConnection as PeerConnection
 from .peer_client import PeerLimits as PeerLimits
 from .peer_diagnosis import PROTOCOL_NAMES as PROTOCOL_NAMES, PeerFacts as PeerFacts
-from .peer_diagnosis import ProbeSettings as ProbeSettings, RANGE_BYTES as RANGE_BYTES
+from .peer_diagnosis import ProbeSettings as ProbeSettings
 from .peer_diagnosis import fault_of as fault_of, probe as probe
-from .peer_directory import NothingPlanned as NothingPlanned, Peer as Peer
-from .peer_directory import PeerDirectory as PeerDirectory
+from .peer_directory import Peer as Peer, PeerDirectory as PeerDirectory
+from .peer_directory import PlannedHolders as PlannedHolders
 from .peer_link import NodeRanks as NodeRanks, PeerExchange as PeerExchange, PeerLink as PeerLink
-from .peer_store import PeerStore as PeerStore, list_name as list_name, peer_ranges as peer_ranges
+from .peer_store import PeerStore as PeerStore, peer_ranges as peer_ranges
 from .peer_upstream import Deliveries as Deliveries, PeerUpstream as PeerUpstream
-from .protocol import MOST_HEAD_BYTES as MOST_HEAD_BYTES, Span as Span, date_text as date_text
-from .protocol import stretches as stretches
-from .server import ConnectionCounter as ConnectionCounter, CountedConnection as CountedConnection
-from .server import ServerConnection as ServerConnection, ServerContext as ServerContext
-from .server import ServerLimits as ServerLimits, listen as listen
+from .protocol import MOST_HEAD_BYTES as MOST_HEAD_BYTES, RANGE_BYTES as RANGE_BYTES, Span as Span
+from .protocol import date_text as date_text, stretches as stretches
+from .server import NodeServer as NodeServer, ServerLimits as ServerLimits, listen as listen
 from .server_process import PeerServer as PeerServer
 from .tokens import MOST_LIFE_S as MOST_LIFE_S, PeerSecret as PeerSecret, Question as Question
 from .tokens import SECRET_VARIABLE as SECRET_VARIABLE, TOKEN_LIFE_S as TOKEN_LIFE_S
-from .tokens import authorize as authorize, check_token as check_token, job_of as job_of
+from .tokens import authorize as authorize, check_token as check_token
 from .tokens import job_secret as job_secret, prove_server as prove_server
 from .tokens import server_time as server_time

@@ -1,9 +1,10 @@
 """Create or load the TLS certificates with which the nodes of a job authenticate each other.
 
-A job's certificate authority is derived from the job's secret, so every process that knows the
-secret has the same authority, and nodes exchange no certificates beforehand. The authority signs a
-certificate for each node's address. Both sides of a connection present a certificate and check the
-other's with OpenSSL, without exceptions. Each process draws its own key and keeps it in memory.
+All nodes of a job use one certificate, whose key is derived from the job's secret: every process
+that knows the secret computes the same one, and trusts only it. So nodes exchange no certificates
+beforehand, and a node without the secret fails the handshake. Both sides of a connection present
+the certificate, and OpenSSL checks it. The user's own certificates are also checked against the
+address of the server.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import ipaddress
 import os
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.cache.base import Peers, TlsFiles
 from penstock.cache.errors import ConfigError, MissingDependencyError
@@ -24,18 +25,21 @@ if TYPE_CHECKING:
 
     from penstock.cache.peers.tokens import PeerSecret
 
-# Clocks of nodes may differ, and a job may run for long: its secret expires, not its certificates.
-_VALID_BEFORE, _VALID_FOR = datetime.timedelta(days=2), datetime.timedelta(days=3650)
-_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256's points
+# A job ends by its secret, not by its certificate, and clocks of nodes may differ.
+_FIRST_DAY, _LAST_DAY = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The certificate and key of one node, and the authority that it trusts, each as PEM."""
+    """The certificate and key of one node, and the authority that it trusts, each as PEM.
+
+    checks_host: True if the server's certificate must be for its address.
+    """
 
     certificate: str
     key: str = field(repr=False)
     authority: str
+    checks_host: bool
 
     def server_context(self) -> ssl.SSLContext:
         """Return the context for the server's side of a connection. Raises ssl.SSLError,
@@ -46,9 +50,11 @@ class Credentials:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the context for the client's side of a connection, which checks the host's name or
-        address. Raises ssl.SSLError, ValueError."""
-        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+        """Return the context for the client's side of a connection. Raises ssl.SSLError,
+        ValueError."""
+        context = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.checks_host
+        return context
 
     def _context(self, side: int) -> ssl.SSLContext:
         context = ssl.SSLContext(side)
@@ -86,12 +92,13 @@ def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
     if peers.tls is False or (peers.tls is None and is_loopback(peers.host)):
         return None
     if not isinstance(peers.tls, TlsFiles):
-        return make_credentials(secret, peers.host)
+        return make_credentials(secret)
     files = peers.tls
     found = Credentials(
         certificate=_read(files.certificate, "certificate"),
         key=_read(files.key, "key"),
         authority=_read(files.authority, "authority"),
+        checks_host=True,
     )
     try:
         found.client_context()
@@ -137,90 +144,37 @@ def _read(path: str | os.PathLike[str], what: str) -> str:
         ) from None
 
 
-def make_credentials(secret: PeerSecret, host: str) -> Credentials:
-    """Create a certificate for a host, signed by the authority of the job's secret. Raises
+def make_credentials(secret: PeerSecret) -> Credentials:
+    """Compute the key and the certificate of a job; the same on all of its nodes. Raises
     MissingDependencyError."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import ExtendedKeyUsageOID
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise MissingDependencyError(
             "Encrypted connections between nodes need the package cryptography: pip install "
             "'penstock[cluster]'. On a private network you can pass Peers(…, tls=False) instead."
         ) from error
-    number = int.from_bytes(secret.derive("tls authority"), "big") % (_ORDER - 1) + 1
-    root_key = ec.derive_private_key(number, ec.SECP256R1())
-    root_name = f"Penstock job {secret.job}"
-    key = ec.generate_private_key(ec.SECP256R1())
-    root = _signed(root_name, root_key.public_key(), by=(root_name, root_key), is_authority=True)
-    try:
-        address: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        address = x509.DNSName(host)
-    uses = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    certificate = _signed(
-        "Penstock node",
-        key.public_key(),
-        by=(root_name, root_key),
-        extensions=[x509.SubjectAlternativeName([address]), x509.ExtendedKeyUsage(uses)],
-    )
-    pem = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    return Credentials(
-        certificate=certificate.public_bytes(pem).decode(),
-        key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain).decode(),
-        authority=root.public_bytes(pem).decode(),
-    )
-
-
-def _signed(
-    name: str,
-    public: Any,
-    *,
-    by: tuple[str, Any],
-    extensions: list[Any] | None = None,
-    is_authority: bool = False,
-) -> Any:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import NameOID
-
-    def named(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    now = datetime.datetime.now(datetime.UTC)
-    issuer, issuer_key = by
-    builder = (
+    key = Ed25519PrivateKey.from_private_bytes(secret.derive("tls key"))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Penstock job {secret.job}")])
+    certificate = (  # without random parts, as Ed25519's signatures are
         x509.CertificateBuilder()
-        .subject_name(named(name))
-        .issuer_name(named(issuer))
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _VALID_BEFORE)
-        .not_valid_after(now + _VALID_FOR)
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
-            critical=False,
-        )
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=not is_authority,
-                key_cert_sign=is_authority,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                crl_sign=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(_FIRST_DAY)
+        .not_valid_after(_LAST_DAY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, None)
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
     )
-    for extension in extensions or ():
-        builder = builder.add_extension(extension, critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Credentials(
+        certificate=certificate, key=pem.decode(), authority=certificate, checks_host=False
+    )

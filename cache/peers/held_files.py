@@ -8,10 +8,10 @@ keys.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import sqlite3
+import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Folder
 
-_PROBE_STEP = 2**18
 _MOST_LISTED = 64
-_MOST_NOTES_BYTES = 2**22
-"""The most bytes of block checksums in memory; a blob of 64 MiB has 256 bytes."""
+_MOST_NOTES = 2**13
+"""The most blobs whose block checksums are in memory; a blob of 64 MiB has 256 bytes."""
 
 
 class HeldFile:
@@ -52,40 +51,11 @@ class HeldFile:
         self.marks: FillMarks | None = None
         self.crcs: bytes | None = None
 
-    def fileno(self) -> int:
-        """Return the descriptor, for sendfile."""
-        return self.fd
-
     def has(self, start: int, end: int) -> bool:
         """Return True if bytes [start, end) are present."""
         if not 0 <= start < end <= self.size_bytes:
             return False
         return self.marks is None or self.marks.has(start, end)
-
-    def held(self, around: int) -> list[tuple[int, int]]:
-        """Return the spans of present bytes. around: see FillMarks."""
-        return [(0, self.size_bytes)] if self.marks is None else self.marks.held(around)
-
-    def is_in_memory(self, start: int, end: int) -> bool:
-        """Return True if the page cache holds a sample of these bytes' pages, so that reading them
-        hardly waits for the disk. True if the file system doesn't report it."""
-        byte = bytearray(1)
-        for at in (*range(start, end, _PROBE_STEP), end - 1):
-            try:
-                os.preadv(self.fd, [byte], at, os.RWF_NOWAIT)
-            except OSError as error:
-                return error.errno != errno.EAGAIN
-        return True
-
-    def advise(self, start: int, end: int) -> None:
-        """Request that the kernel reads bytes ahead; doesn't wait."""
-        os.posix_fadvise(self.fd, start, end - start, os.POSIX_FADV_WILLNEED)
-
-    def load(self, start: int, end: int) -> None:
-        """Read bytes into the page cache, waiting for the disk."""
-        buffer = bytearray(min(_PROBE_STEP, end - start))
-        for at in range(start, end, len(buffer)):
-            os.preadv(self.fd, [buffer], at)
 
     def close(self) -> None:
         """Close the file and release its lock. Safe to call twice."""
@@ -96,7 +66,7 @@ class HeldFile:
 
 
 class HeldFiles:
-    """The blobs and fills of one cache folder. Not thread-safe.
+    """The blobs and fills of one cache folder. Safe for several threads.
 
     root, mode: the path and the permission bits of the cache. Raises OSError if the folder isn't a
     cache.
@@ -107,8 +77,8 @@ class HeldFiles:
         self._readers = ReaderLocks(self._layout.top.open_or_create("readers.lock"))
         self._catalogue: sqlite3.Connection | None = None
         self._catalogue_inode = 0
+        self._lock = threading.Lock()  # of the catalogue's connection and the notes
         self._notes: dict[tuple[str, int], bytes] = {}
-        self._notes_bytes = 0
 
     def open(self, key: str) -> HeldFile | None:
         """Open a blob or its fill; None if there is none, or it is being evicted. key: 40
@@ -160,10 +130,10 @@ class HeldFiles:
             with contextlib.suppress(sqlite3.DatabaseError):
                 noted = read_crcs(next(self._query(CRCS_QUERY, key), None), file.size_bytes)
             if noted is not None:
-                self._notes[key, file.inode] = noted
-                self._notes_bytes += len(noted)
-                while self._notes_bytes > _MOST_NOTES_BYTES:
-                    self._notes_bytes -= len(self._notes.pop(next(iter(self._notes))))
+                with self._lock:
+                    self._notes[key, file.inode] = noted
+                    while len(self._notes) > _MOST_NOTES:
+                        del self._notes[next(iter(self._notes))]
         return noted
 
     def keys_of(self, group: str, *, most: int) -> Iterator[str]:
@@ -182,28 +152,26 @@ class HeldFiles:
 
     def _query(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Query the catalogue; yield nothing if it can't be read or is being rebuilt."""
-        with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
-            inode = self._layout.top.stat("catalogue.db").st_ino
-            if self._catalogue is None or inode != self._catalogue_inode:
-                self._close_catalogue()
-                self._layout.top.check("catalogue.db")
-                root = os.readlink(f"/proc/self/fd/{self._layout.top.fd}")
-                place = quote(os.path.join(root, "catalogue.db"))
-                self._catalogue = sqlite3.connect(f"file:{place}?mode=ro", uri=True, timeout=0.1)
-                self._catalogue_inode = inode
-            yield from self._catalogue.execute(query, values)
-            return
-        self._close_catalogue()
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
+                inode = self._layout.top.stat("catalogue.db").st_ino
+                if self._catalogue is None or inode != self._catalogue_inode:
+                    self._close_catalogue()
+                    self._layout.top.check("catalogue.db")
+                    root = os.readlink(f"/proc/self/fd/{self._layout.top.fd}")
+                    place = quote(os.path.join(root, "catalogue.db"))
+                    self._catalogue = sqlite3.connect(
+                        f"file:{place}?mode=ro", uri=True, timeout=0.1, check_same_thread=False
+                    )
+                    self._catalogue_inode = inode
+                yield from self._catalogue.execute(query, values)
+                return
+            self._close_catalogue()
 
     def _close_catalogue(self) -> None:
         catalogue, self._catalogue = self._catalogue, None
         if catalogue is not None:
             catalogue.close()
-
-    @property
-    def count(self) -> int:
-        """The number of open files."""
-        return self._readers.count
 
     def close(self) -> None:
         """Close the folder."""

@@ -17,40 +17,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base import RequestError
 from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
-from penstock.cache.peers.protocol import (
-    FAULT_HEADER,
-    HELD_KEY_BYTES,
-    MOST_HELD_KEYS,
-    PROOF_HEADER,
-    blob_path,
-    content_range,
-    crcs_of,
-    held_part,
-    held_path,
-    held_prefixes,
-    ranges_text,
-    stretches,
-)
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
-from penstock.cache.stores import (
-    Connection,
-    ConnectionPool,
-    Dialer,
-    Hop,
-    Proxies,
-    Reply,
-    StaleError,
-    Timeouts,
-    request_origin,
-)
+from penstock.cache.stores import Connection, Hop, Proxies, Timeouts, WebClient
 
 if TYPE_CHECKING:
     import ssl
@@ -60,7 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.peers.peer_directory import Peer
     from penstock.cache.peers.protocol import Span
-    from penstock.cache.stores import WebOrigin
+    from penstock.cache.stores import Reply, WebOrigin
 
 _LEAST_S = 0.001  # 0 would mean no limit
 _AT_ONCE = 2**18
@@ -125,9 +102,6 @@ class PeerConnection(Connection):
         return received
 
 
-_LACKING = (404, 416)
-
-
 class WrongAnswerError(RequestError):
     """A peer's answer doesn't match the request, or its bytes have wrong checksums."""
 
@@ -151,18 +125,9 @@ class PeerLimits:
         return self.connect_s + self.silent_s + size_bytes / self.least_rate
 
 
-class MissingRanges(NamedTuple):
-    """The answer of a peer that lacks some of the requested bytes.
-
-    held: the spans of the blob that it has, as far as it reports them.
-    """
-
-    held: list[Span]
-
-
 Keep = Callable[[int, memoryview, int], object]
-"""Stores a stretch of a blob: its start, its bytes, valid only during the call, and their checked
-CRC-32C."""
+"""A function that stores a stretch of a blob: its start, its bytes, valid only during the call, and
+their checked CRC-32C."""
 
 
 class _StretchBuffer(threading.local):
@@ -197,14 +162,12 @@ class PeerClient:
         self._secret, self._tls, self._clock = secret, tls, clock
         self._limits = limits = limits or PeerLimits()
         self._scheme = "http" if tls is None else "https"
-        self._pool = ConnectionPool()
-        self._dialer = Dialer(
-            self._pool,
-            timeouts=Timeouts(
-                connect_s=limits.connect_s, read_s=limits.silent_s, whole_s=limits.whole_s(0)
-            ),
-            proxies=Proxies(),  # nodes of a job reach each other directly
+        self._web = WebClient(
+            connect_timeout_s=limits.connect_s,
+            read_timeout_s=limits.silent_s,
+            timeout_s=limits.whole_s(0),
             tls=tls or _no_tls,
+            proxies=Proxies(),  # nodes of a job reach each other directly
             make=PeerConnection,
         )
         self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's
@@ -216,48 +179,44 @@ class PeerClient:
         spans: Sequence[Span],
         size_bytes: int,
         *,
-        keep: Keep | None = None,
-    ) -> list[memoryview] | MissingRanges:
-        """Fetch spans [start, end) of a blob in one request; return MissingRanges if the peer lacks
-        some of them.
+        keeps: Sequence[Keep | None] | None = None,
+    ) -> list[memoryview | None]:
+        """Fetch spans [start, end) of a blob in one request; return the bytes of each, None for
+        spans that the peer lacks.
 
         spans: within the limits MOST_RANGES and MOST_RANGE_BYTES of the protocol. size_bytes: of
-        the blob. keep: stores each stretch as it arrives, and the result is empty. Raises
-        RequestError, WrongAnswerError, and what `keep` raises; stretches that were stored before
-        are right."""
-        question = Question("GET", blob_path(key), ranges_text(spans))
+        the blob. keeps: for each span None, or a function that stores its stretches as they arrive;
+        the returned bytes are then empty. Raises RequestError, WrongAnswerError, and what these
+        functions raise; stretches that were stored before are right."""
+        question = Question("GET", protocol.blob_path(key), protocol.ranges_text(spans))
         wanted = sum([end - start for start, end in spans])
         with contextlib.closing(self._request(peer, question, wanted)) as reply:
-            if reply.status in _LACKING:
+            if reply.status == 404:
                 reply.error_body()
-                held = held_part(reply.headers) if reply.status == 416 else None
-                return MissingRanges(held[1] if held is not None and held[0] == size_bytes else [])
+                return [None] * len(spans)
             if reply.status != 206:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
-            parts = stretches(spans)
-            got_range = reply.headers.get("content-range")
-            if (got_range, reply.length) != (content_range(spans, size_bytes), wanted):
+            found = protocol.spans_in_answer(
+                reply.headers.get("content-range", ""), spans, size_bytes
+            )
+            if found is None or reply.length != sum([end - start for start, end in found]):
                 raise WrongAnswerError("it answered with another range than was requested")
-            crcs = crcs_of(reply.headers, len(parts))
+            crcs = protocol.crcs_of(reply.headers, len(protocol.stretches(found)))
             if crcs is None:
                 raise WrongAnswerError("its answer has no checksums")
-            if keep is None:
-                return _read_spans(reply, spans, iter(crcs))
-            for (start, end), crc in zip(parts, crcs, strict=True):
-                data = _stretch_buffer.view[: end - start]
-                _read_stretch(reply, data, crc)
-                keep(start, data, crc)
-            return []
+            keep_of = dict(zip(spans, keeps or [None] * len(spans), strict=True))
+            data_of = _read_spans(reply, {span: keep_of[span] for span in found}, iter(crcs))
+            return [data_of.get(span) for span in spans]
 
     def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
         """Fetch the list of a peer's blobs of a dataset; see `protocol.held_prefixes`. Raises
         RequestError, WrongAnswerError."""
-        most = HELD_KEY_BYTES * MOST_HELD_KEYS
-        question = Question("GET", held_path(group))
+        most = protocol.HELD_KEY_BYTES * protocol.MOST_HELD_KEYS
+        question = Question("GET", protocol.held_path(group))
         with contextlib.closing(self._request(peer, question, most)) as reply:
             if reply.status != 200 or reply.length is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
-            found = held_prefixes(reply.read(most))
+            found = protocol.held_prefixes(reply.read(most))
         if found is None:
             raise WrongAnswerError("its list of blobs is malformed")
         return found
@@ -268,7 +227,7 @@ class PeerClient:
 
     def abort(self) -> None:
         """End all requests, now and later. Safe to call twice."""
-        self._pool.abort()
+        self._web.abort()
 
     # -- one request
 
@@ -278,66 +237,47 @@ class PeerClient:
         reply, token = self._request_once(peer, question, size_bytes)
         if reply.status != 401:
             return reply
-        date, proof = (reply.headers.get(name.lower(), "") for name in ("Date", PROOF_HEADER))
-        now_s = server_time(self._secret, token, date, proof)
-        is_late = reply.headers.get(FAULT_HEADER.lower()) == "expired"
+        now_s = server_time(self._secret, token, reply.headers)
         reply.error_body()
         reply.close()
-        if now_s is None or not is_late:
+        if now_s is None:
             raise RequestError("denied", "it doesn't know this job's token")
         self._ahead_s[peer.address] = now_s - self._clock()
         return self._request_once(peer, question, size_bytes)[0]
 
     def _request_once(self, peer: Peer, question: Question, size_bytes: int) -> tuple[Reply, str]:
-        """Return an answer, and the token of its request."""
-        hop = Hop(f"{self._scheme}://{peer.address}")
-        deadline_s = time.monotonic() + self._limits.whole_s(size_bytes)
+        """Return an answer, which may be a redirect, and the token of its request."""
         now_s = self._clock() + self._ahead_s.get(peer.address, 0.0)
         token = authorize(self._secret, question, now_s=now_s)
-        try:
-            return self._send(hop, question, token, deadline_s), token
-        except StaleError:  # a server may close a connection while a request is on its way
-            return self._send(hop, question, token, deadline_s, may_be_kept=False), token
-
-    def _send(
-        self,
-        hop: Hop,
-        question: Question,
-        token: str,
-        deadline_s: float,
-        *,
-        may_be_kept: bool = True,
-    ) -> Reply:
-        origin = request_origin(hop.url)
-        connection = self._pool.take(origin, only_public=False) if may_be_kept else None
-        if connection is None:
-            connection = self._dialer.connect(origin, only_public=False)
-        ranged = f"Range: {question.range}\r\n" if question.range else ""
-        head = (
-            f"{question.method} {question.path} HTTP/1.1\r\nHost: {origin.host_header}\r\n"
-            f"Authorization: {token}\r\n{ranged}\r\n"
+        reply = self._web.ask_once(
+            Hop(f"{self._scheme}://{peer.address}{question.path}"),
+            headers={},
+            own=question.headers(token),
+            deadline_s=time.monotonic() + self._limits.whole_s(size_bytes),
         )
-        try:
-            connection.send(head, b"", deadline_s)
-            return Reply(self._pool, connection, hop=hop, method="GET", deadline_s=deadline_s)
-        except BaseException:
-            self._pool.put_back(connection, keep=False)
-            raise
+        return reply, token
 
 
-def _read_spans(reply: Reply, spans: Sequence[Span], crcs: Iterator[int]) -> list[memoryview]:
+def _read_spans(
+    reply: Reply, keep_of: dict[Span, Keep | None], crcs: Iterator[int]
+) -> dict[Span, memoryview]:
+    """Read the spans of an answer in order, check their stretches, and store those that are kept;
+    return the bytes of the others."""
     # One allocation: many small ones would be mapped and unmapped page by page.
-    view = np.empty(sum([end - start for start, end in spans]), np.uint8).data
-    found = []
-    for start, end in spans:
-        data, view = view[: end - start], view[end - start :]
-        for low, high in stretches([(start, end)]):
-            _read_stretch(reply, data[low - start : high - start], next(crcs))
-        found.append(data)
+    returned = [end - start for (start, end), keep in keep_of.items() if keep is None]
+    view, found = np.empty(sum(returned), np.uint8).data, {}
+    for (start, end), keep in keep_of.items():
+        size = end - start if keep is None else 0
+        found[start, end], view = view[:size], view[size:]
+        for low, high in protocol.stretches([(start, end)]):
+            if keep is None:
+                data = found[start, end][low - start : high - start]
+            else:
+                data = _stretch_buffer.view[: high - low]
+            reply.read_into(data)
+            crc = next(crcs)
+            if crc32c(data) != crc:
+                raise WrongAnswerError("its bytes have a wrong checksum")
+            if keep is not None:
+                keep(low, data, crc)
     return found
-
-
-def _read_stretch(reply: Reply, data: memoryview, crc: int) -> None:
-    reply.read_into(data)
-    if crc32c(data) != crc:
-        raise WrongAnswerError("its bytes have a wrong checksum")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import select
 import socket
 import ssl
 import time
@@ -27,17 +26,15 @@ from penstock.cache.stores import parse_head
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.peers.protocol import Span
     from penstock.cache.peers.tokens import PeerSecret
 
-RANGE_BYTES = 2**24
 _CONNECT_S, _HANDSHAKE_S, _ANSWER_S, _RANGE_S = 3.0, 5.0, 5.0, 10.0
 _WHOLE_S = 28.0
 """Time limit of all requests to one server, because each of them may be slow."""
 _REQUESTS, _REQUESTS_S = 9, 3.0
 _END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 16 * 2**10
-_STEP = 2**12
+_STEP = 2**18
 # OpenSSL's codes for faults of a certificate.
 _NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
 
@@ -95,10 +92,14 @@ def probe(address: str, settings: ProbeSettings, *, measures: bool = True) -> Pe
         return replace(facts, failure=error)
     facts = replace(facts, connect_s=time.monotonic() - began)
     with contextlib.closing(connection):
-        if settings.tls is None:
-            facts = _probe_plain(connection, facts, settings)
-        else:
-            facts = _probe_encrypted(connection, facts, settings, settings.tls())
+        try:
+            if settings.tls is not None:
+                facts = replace(facts, tls=connection.secure(settings.tls()))
+            facts = _identify(connection, facts, settings)
+        except ssl.SSLCertVerificationError as error:
+            return replace(facts, speaks="tls", identity=_untrusted(error, settings))
+        except (OSError, RequestError) as error:
+            return _protocol(facts, error)
         if measures and facts.identity == "same":
             with contextlib.suppress(OSError, RequestError):
                 facts = _measure(connection, facts, settings)
@@ -120,62 +121,45 @@ class _ProbeConnection:
         self._sock = sock = context.wrap_socket(
             self._sock, server_hostname=self._host, do_handshake_on_connect=False
         )
-        deadline_s = time.monotonic() + _HANDSHAKE_S
-        sock.setblocking(False)
-        while True:
-            try:
-                sock.do_handshake()
-                return sock.version() or "TLS"
-            except ssl.SSLWantReadError:
-                select.select([sock], [], [], _left_s(deadline_s))
-            except ssl.SSLWantWriteError:
-                select.select([], [sock], [], _left_s(deadline_s))
+        sock.settimeout(_HANDSHAKE_S)
+        sock.do_handshake()
+        return sock.version() or "TLS"
 
-    def request(self, question: Question, token: str, *, most: int = 0) -> tuple[int, _ProbeAnswer]:
-        """Send a request; return the answer's status and the rest of it. most: the longest body
-        that is accepted, in bytes. Raises OSError, RequestError."""
-        signed = f"Authorization: {token}\r\n" if token else ""
-        ranged = f"Range: {question.range}\r\n" if question.range else ""
-        head = f"GET {question.path} HTTP/1.1\r\nHost: {self.address}\r\n{signed}{ranged}\r\n"
+    def request(
+        self, question: Question, token: str, *, most: int = 0
+    ) -> tuple[int, dict[str, str], bytearray]:
+        """Send a request; return the answer's status, its headers by lower-case name, and its body.
+        most: the longest body that is accepted, in bytes. Raises OSError, RequestError."""
+        lines = [f"{name}: {value}\r\n" for name, value in question.headers(token).items()]
+        head = f"GET {question.path} HTTP/1.1\r\nHost: {self.address}\r\n{''.join(lines)}\r\n"
         deadline_s = min(self._end_s, time.monotonic() + (_RANGE_S if most else _ANSWER_S))
         self._sock.settimeout(_left_s(deadline_s))
         self._sock.sendall(head.encode("ascii"))
         data = bytearray()
-        while (at := data.find(_END)) < 0:
+        while (begin := data.find(_END) + len(_END)) < len(_END):
             if len(data) > _MOST_HEAD_BYTES:
                 raise RequestError("refused", "the head of the answer has no end")
-            self._sock.settimeout(_left_s(deadline_s))
-            if not (received := self._sock.recv(_STEP)):
-                raise ConnectionResetError("the server ended the connection")
-            data += received
+            data += self._receive(deadline_s)
         try:
-            status, headers = parse_head(data[:at].decode("ascii"))
+            status, headers = parse_head(data[: begin - len(_END)].decode("ascii"))
             size_bytes = int(headers.get("content-length", ""))
         except ValueError:
             raise RequestError("refused", "the answer isn't one of a peer") from None
         if not 0 <= size_bytes <= max(most, _MOST_HEAD_BYTES):
             raise RequestError("refused", "the answer has another length")
-        body = bytearray(size_bytes)
-        begun = data[at + len(_END) :][:size_bytes]
-        body[: len(begun)] = begun
-        left = memoryview(body)[len(begun) :]
-        while left:
-            self._sock.settimeout(_left_s(deadline_s))
-            if not (count := self._sock.recv_into(left)):
-                raise ConnectionResetError("the server ended the connection")
-            left = left[count:]
-        return status, _ProbeAnswer(headers, body)
+        while len(data) < begin + size_bytes:
+            data += self._receive(deadline_s)
+        return status, headers, data[begin : begin + size_bytes]
+
+    def _receive(self, deadline_s: float) -> bytes:
+        self._sock.settimeout(_left_s(deadline_s))
+        if not (received := self._sock.recv(_STEP)):
+            raise ConnectionResetError("the server ended the connection")
+        return received
 
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()
-
-
-class _ProbeAnswer(NamedTuple):
-    """The headers, by lower-case name, and the body of an answer."""
-
-    headers: dict[str, str]
-    body: bytearray
 
 
 def _left_s(deadline_s: float) -> float:
@@ -187,17 +171,16 @@ def _left_s(deadline_s: float) -> float:
 # -- protocol and identity
 
 
-def _probe_plain(
-    connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings
-) -> PeerFacts:
-    try:
-        return _identify(connection, replace(facts, speaks="plain"), settings)
-    except TimeoutError:
-        return replace(facts, speaks="silence")
-    except RequestError:
-        return replace(facts, speaks="other")
-    except OSError:  # a TLS server closes the connection if it receives no handshake
-        return replace(facts, speaks="tls" if _speaks_tls(facts.address) else "other")
+def _protocol(facts: PeerFacts, error: OSError | RequestError) -> PeerFacts:
+    """Find out which protocol the other side uses after a failure without a faulty certificate."""
+    if not facts.tls:
+        speaks_other = _speaks_plain if facts.wants_tls else _speaks_tls
+        if speaks_other(facts.address):
+            return replace(facts, speaks="plain" if facts.wants_tls else "tls")
+    elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        # The server doesn't accept this side's certificate.
+        return replace(facts, speaks="tls", identity="another")
+    return replace(facts, speaks="silence" if isinstance(error, TimeoutError) else "other")
 
 
 def _speaks_tls(address: str) -> bool:
@@ -210,27 +193,6 @@ def _speaks_tls(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _probe_encrypted(
-    connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings, context: ssl.SSLContext
-) -> PeerFacts:
-    try:
-        facts = replace(facts, tls=connection.secure(context), speaks="tls")
-    except ssl.SSLCertVerificationError as error:
-        return replace(facts, speaks="tls", identity=_untrusted(error, settings))
-    except OSError as error:  # a plain server reads the handshake as a head without an end
-        if _speaks_plain(facts.address):
-            return replace(facts, speaks="plain")
-        return replace(facts, speaks="silence" if isinstance(error, TimeoutError) else "other")
-    try:
-        return _identify(connection, facts, settings)
-    except TimeoutError:
-        return replace(facts, speaks="silence")
-    except RequestError:
-        return replace(facts, speaks="other")
-    except OSError:  # the server doesn't accept this side's certificate
-        return replace(facts, identity="another")
 
 
 def _speaks_plain(address: str) -> bool:
@@ -253,19 +215,15 @@ def _untrusted(error: ssl.SSLCertVerificationError, settings: ProbeSettings) -> 
 def _identify(connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings) -> PeerFacts:
     """Compare the secrets by a signed request. Raises OSError, RequestError."""
     question, secret = Question("GET", protocol.ALIVE), settings.secret
+    facts = replace(facts, speaks="tls" if facts.wants_tls else "plain")
     ahead_s = 0.0
     for _ in range(2):
         now_s = time.time()
         token = "" if secret is None else authorize(secret, question, now_s=now_s + ahead_s)
-        status, answer = connection.request(question, token)
-        if status not in (200, 401) or answer.body:
+        status, headers, body = connection.request(question, token)
+        if status not in (200, 401) or body:
             raise RequestError("refused", f"status {status}")
-        server_s = None
-        if secret is not None:
-            date, proof = (
-                answer.headers.get(name.lower(), "") for name in ("Date", protocol.PROOF_HEADER)
-            )
-            server_s = server_time(secret, token, date, proof)
+        server_s = None if secret is None else server_time(secret, token, headers)
         if server_s is None:
             if status == 200:
                 raise RequestError("refused", "the answer has no proof")
@@ -276,54 +234,36 @@ def _identify(connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSet
     raise RequestError("refused", "the server refuses a token of its own time")
 
 
-# -- speed
-
-
 def _measure(connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings) -> PeerFacts:
     """Measure the time of small requests, and of a large one. Raises OSError, RequestError."""
     secret = settings.secret
     assert secret is not None
 
-    def signed(question: Question) -> str:
-        return authorize(secret, question, now_s=time.time() + facts.ahead_s)
+    def ask(path: str, most: int = 0) -> tuple[int, dict[str, str], bytearray]:
+        question = Question("GET", path)
+        token = authorize(secret, question, now_s=time.time() + facts.ahead_s)
+        return connection.request(question, token, most=most)
 
     times_s: list[float] = []
     while len(times_s) < _REQUESTS and sum(times_s) < _REQUESTS_S:
-        question = Question("GET", protocol.ALIVE)
-        token, began = signed(question), time.perf_counter()
-        connection.request(question, token)
+        began = time.perf_counter()
+        ask(protocol.ALIVE)
         times_s.append(time.perf_counter() - began)
     facts = replace(facts, request_s=sorted(times_s)[len(times_s) // 2])
-    span: Span = (0, RANGE_BYTES)
-    for _ in range(2):
-        question = Question("GET", protocol.ANY, protocol.ranges_text([span]))
-        token, began = signed(question), time.perf_counter()
-        try:
-            status, answer = connection.request(question, token, most=RANGE_BYTES)
-        except (OSError, RequestError):
-            return facts
-        range_s = time.perf_counter() - began
-        if status == 404:
-            return replace(facts, size_bytes=0)
-        held = protocol.held_part(answer.headers) if status == 416 else None
-        if held is not None and 0 < held[0] < RANGE_BYTES:
-            span = (0, held[0])
-            continue
-        if status != 206 or not _is_right(answer, span):
-            return facts
-        return replace(facts, size_bytes=len(answer.body), range_s=range_s)
-    return facts
-
-
-def _is_right(answer: _ProbeAnswer, span: Span) -> bool:
-    """Return True if an answer has the bytes of a range, with right checksums."""
-    parts = protocol.stretches([span])
-    crcs = protocol.crcs_of(answer.headers, len(parts))
-    body = memoryview(answer.body)
-    start = span[0]
-    return len(body) == span[1] - start and crcs == [
-        crc32c(body[low - start : high - start]) for low, high in parts
-    ]
+    began = time.perf_counter()
+    try:
+        status, headers, found = ask(protocol.ANY, protocol.RANGE_BYTES)
+    except (OSError, RequestError):
+        return facts
+    range_s = time.perf_counter() - began
+    if status == 404:
+        return replace(facts, size_bytes=0)
+    body = memoryview(found)
+    parts = protocol.stretches([(0, len(body))])
+    crcs = protocol.crcs_of(headers, len(parts))
+    if status != 206 or crcs != [crc32c(body[start:end]) for start, end in parts]:
+        return facts
+    return replace(facts, size_bytes=len(body), range_s=range_s)
 
 
 PROTOCOL_NAMES = {"tls": "TLS", "plain": "plain HTTP"}
@@ -344,7 +284,15 @@ def fault_of(facts: PeerFacts) -> Fault | None:
     """Return why a server doesn't serve this side; None if it does, or no fault was found."""
     if facts.failure is not None:
         return _connection_fault(facts, facts.failure)
-    return _protocol_fault(facts) or _identity_fault(facts)
+    own: SpokenProtocol = "tls" if facts.wants_tls else "plain"
+    if facts.speaks in PROTOCOL_NAMES and facts.speaks != own:
+        return Fault(
+            "speaks",
+            f"it uses {PROTOCOL_NAMES[facts.speaks]}, but this side uses {PROTOCOL_NAMES[own]}",
+            "Use the same setting on all nodes: tls=False in Peers(…) and --no-tls in commands, "
+            "only on a private network. Loopback addresses (127.0.0.1) are plain by default.",
+        )
+    return _FAULTS.get(facts.speaks) or _FAULTS.get(facts.identity)
 
 
 def _connection_fault(facts: PeerFacts, error: OSError) -> Fault:
@@ -383,50 +331,34 @@ def _connection_fault(facts: PeerFacts, error: OSError) -> Fault:
     )
 
 
-def _protocol_fault(facts: PeerFacts) -> Fault | None:
-    if facts.speaks == "silence":
-        return Fault(
-            "speaks",
-            "it accepts the connection but sends no answer",
-            "Check if that machine is overloaded, and if a load balancer or a proxy accepts "
-            "connections in its place.",
-        )
-    if facts.speaks == "other":
-        return Fault(
-            "speaks",
-            "its answer isn't that of a node",
-            "Another program has that port: choose a port that is free on all nodes.",
-        )
-    own: SpokenProtocol = "tls" if facts.wants_tls else "plain"
-    if facts.speaks == own:
-        return None
-    return Fault(
+_FAULTS = {
+    "silence": Fault(
         "speaks",
-        f"it uses {PROTOCOL_NAMES[facts.speaks]}, but this side uses {PROTOCOL_NAMES[own]}",
-        "Use the same setting on all nodes: tls=False in Peers(…) and --no-tls in commands, only "
-        "on a private network. Loopback addresses (127.0.0.1) are plain by default.",
-    )
-
-
-def _identity_fault(facts: PeerFacts) -> Fault | None:
-    if facts.identity in ("same", "unchecked"):
-        return None
-    if facts.identity == "name":
-        return Fault(
-            "secret",
-            "its certificate is for another address",
-            "Use exactly the address that it has in Peers(…) or --peers.",
-        )
-    if facts.identity == "clock":
-        return Fault(
-            "secret",
-            "its certificate isn't valid today",
-            "Set the clocks of both machines (NTP), and renew your own certificates.",
-        )
-    return Fault(
+        "it accepts the connection but sends no answer",
+        "Check if that machine is overloaded, and if a load balancer or a proxy accepts "
+        "connections in its place.",
+    ),
+    "other": Fault(
+        "speaks",
+        "its answer isn't that of a node",
+        "Another program has that port: choose a port that is free on all nodes.",
+    ),
+    "name": Fault(
+        "secret",
+        "its certificate is for another address",
+        "Use exactly the address that it has in Peers(…) or --peers.",
+    ),
+    "clock": Fault(
+        "secret",
+        "its certificate isn't valid today",
+        "Set the clocks of both machines (NTP), and renew your own certificates.",
+    ),
+    "another": Fault(
         "secret",
         "it has another secret (or certificates of another authority)",
         "Copy one token file to all nodes. If they have it, another job's server has the port, and "
         "this job's server listens at another one, which its log names: give both jobs the same "
         "token file, or each a separate port.",
-    )
+    ),
+}
+"""The faults by `PeerFacts.speaks` and `PeerFacts.identity`."""

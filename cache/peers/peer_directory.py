@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class PeerHealth:
         return self._rests_until_s - now_s
 
 
-log = logging.getLogger("penstock")
+_log = logging.getLogger("penstock")
 
 _MOST_CANDIDATES = 3
 _LACK_S = 2.0
@@ -77,50 +77,27 @@ class Peer:
     address: str
 
 
-class PlannedHolders(Protocol):
-    """The holders of blobs by the job's plan, as node numbers."""
+class PlannedHolders:
+    """The holders of blobs by the job's plan, as node numbers. This base class plans nothing."""
 
     def likely(self, key: str) -> Sequence[int]:
         """Return nodes that may hold a blob, the best first."""
-
-    def owner(self, key: str) -> int | None:
-        """Return the node that fetches a blob from the remote for all nodes that need it; None if
-        it is this node, or no other node needs it."""
-
-    def is_needed(self, key: str) -> bool:
-        """Return True if this node reads a blob in the current epoch."""
-
-    def record_held(self, texts: dict[int, str]) -> None:
-        """Record the blobs that nodes hold, from texts in a format of the plan, by node."""
-
-
-class NothingPlanned:
-    """A plan that names no holders."""
-
-    def likely(self, key: str) -> Sequence[int]:
-        """Return no nodes."""
         del key
         return ()
 
     def owner(self, key: str) -> int | None:
-        """Return None: every node fetches for itself."""
+        """Return the node that fetches a blob from the remote for all nodes that need it; None if
+        it is this node, or no other node needs it."""
         del key
         return None
 
     def is_needed(self, key: str) -> bool:
-        """Return True, because nothing is planned."""
+        """Return True if this node reads a blob in the current epoch."""
         del key
         return True
 
     def record_held(self, texts: dict[int, str]) -> None:
-        """Ignore the texts."""
-
-
-class _HeldList(NamedTuple):
-    """A peer's list of a dataset's blobs, and the time at which it was received."""
-
-    marks: Marks
-    at_s: float
+        """Record the blobs that nodes hold, from texts in a format of the plan, by node."""
 
 
 class PeerDirectory:
@@ -135,21 +112,16 @@ class PeerDirectory:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._health: dict[Peer, PeerHealth] = {}
-        self._lists: dict[Peer, _HeldList] = {}
+        self._lists: dict[Peer, tuple[Marks, float]] = {}  # and the times of their receipt
         self._faults: dict[Peer, str] = {}  # of peers that never sent a list
         self._lacks: dict[tuple[Peer, str], float] = {}
-        self._known: dict[str, tuple[Peer, ...]] = {}
-        self._holders: dict[str, tuple[Peer, ...]] = {}
-        self._planned: PlannedHolders = NothingPlanned()
+        self._known: dict[str, tuple[tuple[Peer, ...], int]] = {}  # by key, see `_sources`
+        self._planned: PlannedHolders = PlannedHolders()
 
     @property
     def peers(self) -> tuple[Peer, ...]:
         """All known peers."""
         return tuple(self._peers.values())
-
-    def peer(self, node: int) -> Peer | None:
-        """Return the peer with a node number; None if it isn't known any more."""
-        return self._peers.get(node)
 
     def set_peers(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
         """Set the job's other nodes; the records of nodes that stay are kept. planned: the plan's
@@ -162,55 +134,52 @@ class PeerDirectory:
                 self._planned = planned
             self._lacks.clear()
             self._known.clear()
-            self._holders.clear()
 
     def candidates(self, key: str, now_s: float) -> list[Peer]:
         """Return the peers to ask for a blob, in order."""
-        known = self._known.get(key)
-        if known is None:
-            with self._lock:
-                # If several peers hold a blob, the hash spreads the requests over them.
-                holders = sorted(self._list_holders(key), key=lambda peer: hash((key, peer.node)))
-                likely = self._planned.likely(key)
-                planned = [self._peers[node] for node in likely if node in self._peers]
-                known = tuple(dict.fromkeys([*holders, *planned]))
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[key] = known
-        found = []
-        for peer in known:
-            health = self._health.get(peer)
-            is_well = health is not None and not health.rests(now_s)
-            if is_well and self._lacks.get((peer, key), 0.0) <= now_s:
-                found.append(peer)
+        found = [
+            peer
+            for peer in self._sources(key)[0]
+            if self._is_well(peer, now_s) and self._lacks.get((peer, key), 0.0) <= now_s
+        ]
         return found[:_MOST_CANDIDATES]
 
-    def _list_holders(self, key: str) -> tuple[Peer, ...]:
-        """Return the peers whose lists contain a blob; the caller holds the lock."""
-        found = self._holders.get(key)
+    def holds(self, key: str, now_s: float) -> bool:
+        """Return True if the list of a healthy peer contains the blob."""
+        peers, count = self._sources(key)
+        return any(self._is_well(peer, now_s) for peer in peers[:count])
+
+    def has_other_owner(self, key: str, now_s: float) -> bool:
+        """Return True if another, healthy node fetches a blob from the remote for this one."""
+        node = self._planned.owner(key)
+        peer = None if node is None else self._peers.get(node)
+        return peer is not None and self._is_well(peer, now_s)
+
+    def _is_well(self, peer: Peer, now_s: float) -> bool:
+        health = self._health.get(peer)
+        return health is not None and not health.rests(now_s)
+
+    def _sources(self, key: str) -> tuple[tuple[Peer, ...], int]:
+        """Return the peers that have or may have a blob, in the order of requests, and how many of
+        them, the first ones, have it on their lists."""
+        found = self._known.get(key)
         if found is None:
-            found = tuple(peer for peer, held in self._lists.items() if _has(held.marks, key))
-            if len(self._holders) >= _MOST_KNOWN:
-                self._holders.clear()
-            self._holders[key] = found
+            with self._lock:
+                holders = [peer for peer, (marks, _) in self._lists.items() if _has(marks, key)]
+                # If several peers hold a blob, the hash spreads the requests over them.
+                holders.sort(key=lambda peer: hash((key, peer.node)))
+                likely = self._planned.likely(key)
+                planned = [self._peers[node] for node in likely if node in self._peers]
+                found = tuple(dict.fromkeys([*holders, *planned])), len(holders)
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = found
         return found
 
     def plan_again(self) -> None:
         """Forget the plan's holders, because a new epoch may have others."""
         with self._lock:
             self._known.clear()
-
-    def holds(self, key: str, now_s: float) -> bool:
-        """Return True if the list of a healthy peer contains the blob."""
-        with self._lock:
-            return any(not self._health[peer].rests(now_s) for peer in self._list_holders(key))
-
-    def has_other_owner(self, key: str, now_s: float) -> bool:
-        """Return True if another, healthy node fetches a blob from the remote for this one."""
-        node = self._planned.owner(key)
-        peer = None if node is None else self._peers.get(node)
-        health = None if peer is None else self._health.get(peer)
-        return health is not None and not health.rests(now_s)
 
     # -- the lists of peers
 
@@ -222,15 +191,14 @@ class PeerDirectory:
         """Store the list of a peer's blobs."""
         with self._lock:
             if peer in self._health:
-                self._lists[peer] = _HeldList(marks, now_s)
+                self._lists[peer] = marks, now_s
                 self._known.clear()
-                self._holders.clear()
 
     def due_for_list(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
         """Return at most `most` healthy peers without a list or with one that is at least older_s
         seconds old, the oldest first."""
         with self._lock:
-            times_s = {peer: held.at_s for peer, held in self._lists.items()}
+            times_s = {peer: at_s for peer, (_, at_s) in self._lists.items()}
             well = [peer for peer, health in self._health.items() if not health.rests(now_s)]
         due = [peer for peer in well if now_s - times_s.get(peer, -np.inf) >= older_s]
         return sorted(due, key=lambda peer: times_s.get(peer, -np.inf))[:most]
@@ -239,7 +207,7 @@ class PeerDirectory:
     def listed_blobs(self) -> int:
         """The total length of all lists."""
         with self._lock:
-            return sum(len(held.marks) for held in self._lists.values())
+            return sum(len(marks) for marks, _ in self._lists.values())
 
     def has_list(self, peer: Peer) -> bool:
         """Return True if a peer has sent a list."""
@@ -256,7 +224,7 @@ class PeerDirectory:
     # -- the results of requests
 
     def answered(self, peer: Peer) -> None:
-        """Record that a peer delivered what was requested."""
+        """Record that a peer answered, positively or negatively."""
         with self._lock:
             if (health := self._health.get(peer)) is not None:
                 health.answered()
@@ -264,8 +232,6 @@ class PeerDirectory:
     def lacks(self, peer: Peer, key: str, now_s: float) -> None:
         """Record that a peer lacks bytes of a blob."""
         with self._lock:
-            if (health := self._health.get(peer)) is not None:
-                health.answered()
             if len(self._lacks) >= _MOST_LACKS:
                 self._lacks.clear()
             self._lacks[peer, key] = now_s + _LACK_S
@@ -277,7 +243,9 @@ class PeerDirectory:
             if health is None or (health.rests(now_s) and not is_wrong):
                 return
             rest_s = health.failed(now_s, is_wrong=is_wrong)
-        log.info("node %d (%s) isn't asked for %.0f s: %s", peer.node, peer.address, rest_s, reason)
+        _log.info(
+            "node %d (%s) isn't asked for %.0f s: %s", peer.node, peer.address, rest_s, reason
+        )
 
 
 def _has(marks: Marks, key: str) -> bool:

@@ -246,7 +246,7 @@ class PeerLink:
         self._upstream.use_peers(self._others(peers), client, planned=planned, look=self._look)
 
     def renew(self) -> None:
-        """Update the list of nodes at the next range, without waiting."""
+        """Update the holders and the list of nodes for a new epoch, without waiting."""
         self._upstream.renew()
 
     def _look(self) -> list[Peer] | None:
@@ -268,10 +268,6 @@ class PeerLink:
         that share a node are unknown."""
         own = None if self._server is None else self._server.address
         return [peer for peer in peers if peer.address != own]
-
-    def plan_again(self) -> None:
-        """Forget the plan's holders, because a new epoch has begun."""
-        self._upstream.directory.plan_again()
 
     def close(self) -> None:
         """Stop using the server. Safe to call twice."""

@@ -10,32 +10,23 @@ Peers are asked for lists of their blobs before the first range, and again after
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from penstock.cache.base import Answer, FetchPolicy, ObjectRange, TrafficMeter
+from penstock.cache.base import Answer, FetchPolicy, StreamedAnswer, TrafficMeter
 from penstock.cache.errors import ClosedError, PenstockError, PenstockWarning, StalledError
 from penstock.cache.fetch import Fetcher
-from penstock.cache.peers.peer_store import (
-    NOT_FOUND,
-    PartialAnswer,
-    PartialRange,
-    PeerStore,
-    RangesAnswer,
-    list_name,
-    peer_ranges,
-)
-from penstock.cache.threads import STALL_TIMEOUT_S, Workers
+from penstock.cache.peers.peer_store import PeerStore, RangesAnswer, peer_ranges
+from penstock.cache.threads import STALL_TIMEOUT_S, Workers, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from penstock.cache.base import Store
     from penstock.cache.blobs import BlobRange, Upstream
     from penstock.cache.peers.peer_client import Keep, PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
@@ -43,53 +34,35 @@ if TYPE_CHECKING:
 
 
 class Deliveries:
-    """The deliveries of one call: answers are passed to its `deliver` until that raises, or `end`
+    """The deliveries of bytes from peers for one call, until one of them raises an error, or `end`
     is called.
 
-    Safe for several threads. Methods identify a range by its index in the call, `number`.
+    deliver: of the call. delivered: the numbers of the delivered ranges, which are their positions
+    in the call. error: the first error. Safe for several threads.
     """
 
     def __init__(self, deliver: Callable[[int, Answer], None]) -> None:
         self._deliver = deliver
         self._changed = threading.Condition()
-        self._done: set[int] = set()
         self._active = 0
-        self._keeping: set[int] = set()
         self._is_over = False
+        self.delivered: set[int] = set()
         self.error: BaseException | None = None
 
     def deliver(self, number: int, answer: Answer) -> None:
-        """Deliver one answer, unless its range was delivered or the call has ended. Raises what
-        `deliver` has raised."""
-        with self._changed:
-            if self.error is not None:
-                raise self.error
-            if self._is_over or number in self._done:
-                return
-            self._done.add(number)
-            # No other bytes of this range may be stored after its delivery.
-            self._settle(lambda: number not in self._keeping)
-            self._active += 1
-        try:
-            self._deliver(number, answer)
-        except BaseException as error:
-            self.error = self.error or error
-            raise
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify_all()
+        """Deliver an answer; see `run`."""
+        self.run(lambda: self._deliver(number, answer))
+        self.delivered.add(number)
 
-    def keep(self, number: int, act: Callable[[], None]) -> None:
-        """Call `act`, which stores bytes of a range that isn't delivered yet. Raises what it
-        raises, and ClosedError if the call has ended."""
+    def run(self, act: Callable[[], object]) -> None:
+        """Call `act`, which delivers or stores bytes. Raises what it raises, the first error, and
+        ClosedError if the call has ended."""
         with self._changed:
             if self.error is not None:
                 raise self.error
-            if self._is_over or number in self._done:
-                raise ClosedError("Another source has delivered this range.")
+            if self._is_over:
+                raise ClosedError("Other nodes aren't asked for these ranges any more.")
             self._active += 1
-            self._keeping.add(number)
         try:
             act()
         except BaseException as error:
@@ -98,26 +71,17 @@ class Deliveries:
         finally:
             with self._changed:
                 self._active -= 1
-                self._keeping.discard(number)
                 self._changed.notify_all()
 
     def end(self) -> None:
         """End deliveries; return when none is in progress. Raises StalledError."""
         with self._changed:
             self._is_over = True
-            self._settle(lambda: not self._active)
-
-    def _settle(self, is_settled: Callable[[], bool]) -> None:
-        if not self._changed.wait_for(is_settled, timeout=STALL_TIMEOUT_S):
-            raise StalledError(
-                f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
-                "local disk may hang: try to list the cache folder."
-            )
-
-    def left(self, numbers: list[int]) -> list[int]:
-        """Return those of `numbers` that weren't delivered."""
-        with self._changed:
-            return [number for number in numbers if number not in self._done]
+            if not self._changed.wait_for(lambda: not self._active, timeout=STALL_TIMEOUT_S):
+                raise StalledError(
+                    f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
+                    "local disk may hang: try to list the cache folder."
+                )
 
 
 _FIRST_S = 4.0
@@ -126,7 +90,8 @@ _AGAIN_S, _SOON_S = 10.0, 2.0
 """Seconds between requests for lists: fewer for short lists, which cost little."""
 _SHORT = 100_000  # blobs in all of them
 _MOST = 64
-"""The most peers that are asked for lists at a time."""
+"""The most peers that are asked for lists, one after another on each of a few threads."""
+_LIST_THREADS = 16
 _SHOWN = 5  # of those that don't answer
 _NO_ANSWER = (
     f"no answer within {_FIRST_S:.0f} s. Check the address, that the job runs there, and that no "
@@ -137,23 +102,21 @@ _NO_ANSWER = (
 class PeerLists:
     """The lists of the peers' blobs, which are fetched again when they may be out of date.
 
-    pool: the threads that fetch the lists. Safe for several threads.
+    pool: the thread that updates the peers and their lists. Safe for several threads.
     """
 
     def __init__(
         self,
         directory: PeerDirectory,
-        fetcher: Fetcher,
+        store: PeerStore,
         pool: Workers,
         *,
         look: Callable[[], Sequence[Peer] | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """look: returns the current peers, None if unchanged; called before lists are fetched
         again."""
         self._look = look
-        self._directory, self._fetcher, self._pool = directory, fetcher, pool
-        self._clock = clock
+        self._directory, self._store, self._pool = directory, store, pool
         self._first: Outcome[None] | None = None
         self._wait_until_s = 0.0
         self._due_s = 0.0
@@ -165,7 +128,7 @@ class PeerLists:
 
     def refresh(self) -> None:
         """Fetch the lists if they are due; the first time wait for them, for at most _FIRST_S."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self._first is None:
             self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
             self._first = self._pool.submit(self._fetch, None)
@@ -204,11 +167,11 @@ class PeerLists:
         """Fetch the lists that are due, after updating the peers by look()."""
         if look is not None and (peers := look()) is not None:
             self._directory.set_peers(peers)
-        due = self._directory.due_for_list(self._clock(), older_s=self._again_s / 2, most=_MOST)
-        wanted = [ObjectRange(path=list_name(peer), start=0, end=1, version=None) for peer in due]
-        # The fetcher was closed or is late; PeerStore records the failures of peers.
-        with contextlib.suppress(PenstockError):
-            self._fetcher.fetch(wanted, lambda *_: None)
+        due = self._directory.due_for_list(time.monotonic(), older_s=self._again_s / 2, most=_MOST)
+        for _ in ordered(
+            self._store.fetch_list, due, workers=_LIST_THREADS, ahead=_MOST, name="peer-lists"
+        ):
+            pass
 
 
 _log = logging.getLogger("penstock")
@@ -245,7 +208,6 @@ class PeerUpstream:
 
     def __init__(self, store: Upstream, directory: PeerDirectory, *, meter: TrafficMeter) -> None:
         self._store, self.directory, self._meter = store, directory, meter
-        self._client: PeerClient | None = None
         self._peer_store: PeerStore | None = None
         self._fetcher: Fetcher | None = None
         self._side = Workers(_SIDE_CALLS, name="peers")
@@ -275,19 +237,17 @@ class PeerUpstream:
         """Use these peers from now on. client: closed with this object. planned: the holders of
         blobs by the job's plan. look: returns the current peers, None if unchanged."""
         self.directory.set_peers(peers, planned=planned)
-        before = self._fetcher
-        if client is not self._client or before is None:
-            self._client = client
-            store = self._peer_store = PeerStore(self.directory, client, meter=self._meter)
-            self._fetcher = Fetcher(store, policy=_POLICY, meter=TrafficMeter())
-            if before is not None:
-                before.close()
-        assert self._fetcher is not None
-        self._lists = PeerLists(self.directory, self._fetcher, self._side, look=look)
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self._peer_store = store = PeerStore(self.directory, client, meter=self._meter)
+        # The fetcher uses nothing else of a store for `PeerRanges`.
+        self._fetcher = Fetcher(cast("Store", store), policy=_POLICY, meter=TrafficMeter())
+        self._lists = PeerLists(self.directory, store, self._side, look=look)
 
     def renew(self) -> None:
-        """Update the peers at the next range, on another thread: a new epoch may have other
-        owners."""
+        """Forget the plan's holders, because a new epoch may have others, and update the peers at
+        the next range, on another thread."""
+        self.directory.plan_again()
         self._left_since_s.clear()
         if self._lists is not None:
             self._lists.missed()
@@ -316,11 +276,31 @@ class PeerUpstream:
             lists.missed()
             self._store.fetch(ranges, deliver, urgent=urgent)
             return
+
+        def fetch_from_peers(_: None = None) -> None:
+            self._fetch_from_peers(fetcher, ranges, of_peers, gate, urgent=urgent)
+
+        def fetch_from_store(numbers: list[int]) -> None:
+            lists.missed()
+            wanted = [ranges[number] for number in numbers]
+            self._store.fetch(
+                wanted, lambda place, answer: deliver(numbers[place], answer), urgent=urgent
+            )
+
         gate = Deliveries(deliver)
         try:
-            self._fetch_both(fetcher, ranges, of_peers, others, gate, urgent=urgent)
+            if not others:
+                fetch_from_peers()
+            else:
+                side = self._side.submit(fetch_from_peers, None)
+                fetch_from_store(others)
+                # It may be queued after other calls; then the store delivers the rest.
+                if side.wait(_POLICY.retry_timeout_s + 1.0) or not side.cancel():
+                    side.result()
         finally:
-            gate.end()
+            gate.end()  # a request that exceeded its time may still be storing bytes
+        if left := [number for number in of_peers if number not in gate.delivered]:
+            fetch_from_store(left)
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Reserve connections for fills, to peers if one has the blob; see
@@ -390,97 +370,30 @@ class PeerUpstream:
         self._side.close(timeout_s=1.0)
         self._store.close()
 
-    # -- ranges
-
-    def _fetch_both(
-        self,
-        fetcher: Fetcher,
-        ranges: Sequence[BlobRange],
-        of_peers: list[int],
-        others: list[int],
-        gate: Deliveries,
-        *,
-        urgent: bool,
-    ) -> None:
-        pieces: dict[int, PartialAnswer] = {}
-
-        def fetch_from_peers(_: None) -> None:
-            self._fetch_from_peers(fetcher, ranges, of_peers, gate, pieces, urgent=urgent)
-
-        if not others:
-            fetch_from_peers(None)
-        else:
-            side = self._side.submit(fetch_from_peers, None)
-            self._fetch_rest(ranges, others, gate, {}, urgent=urgent)
-            try:
-                side.result(timeout=_POLICY.retry_timeout_s + 1.0)
-            except TimeoutError:  # it may still be queued after other calls
-                side.cancel()  # the store delivers the rest
-        if gate.error is not None:
-            raise gate.error
-        self._fetch_rest(ranges, gate.left(of_peers), gate, pieces, urgent=urgent)
-
-    def _fetch_rest(
-        self,
-        ranges: Sequence[BlobRange],
-        numbers: list[int],
-        gate: Deliveries,
-        pieces: dict[int, PartialAnswer],
-        *,
-        urgent: bool,
-    ) -> None:
-        """Fetch ranges from the store: whole ones, and the gaps between the pieces of others, which
-        are joined with the pieces."""
-        partial = {n: PartialRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
-        wanted = [(n, gap) for n, part in partial.items() for gap in part.gaps]
-        wanted += [(n, ranges[n]) for n in numbers if n not in partial]
-        for number, part in partial.items():
-            if not part.gaps:  # the peer's fill was completed meanwhile
-                whole_bytes = ranges[number].segment.whole_bytes
-                last = Answer(data=b"", version="", object_bytes=whole_bytes)
-                gate.deliver(number, part.answer(last))
-        if not wanted:
-            return
-
-        def deliver(place: int, answer: Answer) -> None:
-            number, fetched = wanted[place]
-            part = partial.get(number)
-            if part is None:
-                gate.deliver(number, answer)
-            elif part.put(fetched.start, memoryview(answer.data)):
-                gate.deliver(number, part.answer(answer))
-
-        if self._lists is not None:
-            self._lists.missed()
-        self._store.fetch([fetched for _, fetched in wanted], deliver, urgent=urgent)
-
     def _fetch_from_peers(
         self,
         fetcher: Fetcher,
         ranges: Sequence[BlobRange],
         numbers: list[int],
         gate: Deliveries,
-        pieces: dict[int, PartialAnswer],
         *,
         urgent: bool,
     ) -> None:
-        """Deliver the ranges that peers have, and collect pieces of others. Raises only what
-        `deliver` raises."""
+        """Deliver the ranges that peers have. Raises only what the call's `deliver` raises."""
 
         def keep_of(number: int) -> Keep | None:
             keep = ranges[number].keep
             if keep is None:
                 return None
-            return lambda start, data, crc: gate.keep(number, lambda: keep(start, data, crc))
+            return lambda start, data, crc: gate.run(lambda: keep(start, data, crc))
 
-        def deliver(place: int, answers: Answer) -> None:
-            assert isinstance(answers, RangesAnswer)
-            for number, answer in zip(wanted[place].numbers, answers.answers, strict=True):
-                if isinstance(answer, PartialAnswer):
-                    pieces[number] = answer
-                elif answer is not NOT_FOUND:
+        def deliver(place: int, answer: Answer) -> None:
+            assert isinstance(answer, RangesAnswer)
+            for number, data in zip(wanted[place].numbers, answer.parts, strict=True):
+                if data is not None:
+                    kind = Answer if ranges[number].keep is None else StreamedAnswer
                     whole_bytes = ranges[number].segment.whole_bytes
-                    gate.deliver(number, replace(answer, object_bytes=whole_bytes))
+                    gate.deliver(number, kind(data=data, version="", object_bytes=whole_bytes))
 
         wanted = peer_ranges(ranges, numbers, keep_of)
         try:

@@ -1,12 +1,12 @@
 """Define the protocol between the nodes of a job: paths, headers, ranges and limits. Pure.
 
-    GET /v2/blobs/<key>   Range: bytes=a-b,c-d   206  bytes of a blob, the ranges concatenated,
-                                                      with the CRC-32C of each stretch
-                                                 404  the node doesn't have the blob
-                                                 416  bytes are missing; Held lists those present
-    GET /v2/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
-    GET /v2/alive                                200  empty
-    GET /v2/any           Range: bytes=a-b       as for a blob, one that the server chooses
+    GET /v3/blobs/<key>   Range: bytes=a-b,c-d   206  those of the ranges of a blob that the node
+                                                      has, concatenated, with the CRC-32C of each
+                                                      stretch; Content-Range names them
+                                                 404  the node has none of them
+    GET /v3/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
+    GET /v3/alive                                200  empty
+    GET /v3/any                                  206  the beginning of any whole blob
 
 It is a subset of HTTP/1.1: no other methods, no request bodies, and no multipart answers for
 several ranges. Every request is signed (tokens.py); a client outside the job learns only the time.
@@ -14,6 +14,7 @@ several ranges. Every request is signed (tokens.py); a client outside the job le
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from email.utils import formatdate, parsedate_to_datetime
@@ -27,28 +28,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ALIVE = "/v2/alive"
-ANY = "/v2/any"
-"""Bytes of any whole blob, to measure the connection."""
-_BLOBS, _HELD = "/v2/blobs/", "/v2/held/"
+ALIVE = "/v3/alive"
+ANY = "/v3/any"
+"""The first bytes of any whole blob, to measure the connection."""
+_BLOBS, _HELD = "/v3/blobs/", "/v3/held/"
 
 CRC_HEADER = "Penstock-CRC32C"
 """CRC-32C of each stretch of the body, eight hex digits each, with commas between them."""
-HELD_HEADER = "Penstock-Held"
-"""Of an answer 416: the present bytes of the blob, as "0-4095,8192-12287" (ends inclusive, as in
-Range)."""
-FAULT_HEADER = "Penstock-Fault"
-"""Of an answer 401 to a request with a valid signature: "expired"."""
 PROOF_HEADER = "Penstock-Proof"
 """A signature of the request's token and the answer's Date, which proves that the server knows the
-secret."""
+secret. An answer 401 has it if the token was right but has expired."""
 
 MOST_RANGE_BYTES = 2**26
 """The most bytes of all ranges of one request."""
 MOST_RANGES = 24
 """The most ranges of one request."""
-MOST_HELD_RANGES = 256
-"""The most ranges in one answer 416: the longest ones."""
+RANGE_BYTES = 2**24
+"""The most bytes of an answer to `ANY`."""
 MOST_HELD_KEYS = 2**20
 """The most keys in one answer; it omits the others."""
 MOST_HEAD_BYTES = 4096
@@ -57,10 +53,10 @@ HELD_KEY_BYTES = 8
 
 _KEY = re.compile(r"[0-9a-f]{40}")
 _GROUP = re.compile(r"[0-9a-f]{32}")
+_BLOB_PATH = re.compile(rf"{_BLOBS}({_KEY.pattern})")
+_HELD_PATH = re.compile(rf"{_HELD}({_GROUP.pattern})")
 _ONE_RANGE = r"[0-9]{1,18}-[0-9]{1,18}"
 _RANGES = re.compile(rf"bytes=({_ONE_RANGE}(?:,{_ONE_RANGE}){{0,{MOST_RANGES - 1}}})")
-_SIZE = re.compile(r"bytes \*/([0-9]{1,18})")
-_HELD_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _CRCS = re.compile(r"[0-9a-f]{8}(?:,[0-9a-f]{8})*")
 
 Span = tuple[int, int]
@@ -88,19 +84,14 @@ def held_path(group: str) -> str:
 
 def key_of(path: str) -> str | None:
     """Return the key in a request's path; None for any other path."""
-    return _rest(path, _BLOBS, _KEY)
+    found = _BLOB_PATH.fullmatch(path)
+    return None if found is None else found[1]
 
 
 def group_of(path: str) -> str | None:
     """Return the group in a request's path; None for any other path."""
-    return _rest(path, _HELD, _GROUP)
-
-
-def _rest(path: str, prefix: str, wanted: re.Pattern[str]) -> str | None:
-    if not path.startswith(prefix):
-        return None
-    found = wanted.fullmatch(path, len(prefix))
-    return None if found is None else found[0]
+    found = _HELD_PATH.fullmatch(path)
+    return None if found is None else found[1]
 
 
 def ranges_text(spans: Sequence[Span]) -> str:
@@ -117,11 +108,11 @@ def ranges_of(text: str) -> list[Span] | None:
     left_bytes, at = MOST_RANGE_BYTES, 0
     for part in found[1].split(","):
         first, _, last = part.partition("-")
-        span = _span(first, last, most=left_bytes)
-        if span is None or span[0] < at:
+        start, end = int(first), int(last) + 1
+        if start < at or not 0 < end - start <= left_bytes:
             return None
-        spans.append(span)
-        left_bytes, at = left_bytes - (span[1] - span[0]), span[1]
+        spans.append((start, end))
+        left_bytes, at = left_bytes - (end - start), end
     return spans
 
 
@@ -140,25 +131,20 @@ def stretches(spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def _span(first: str, last: str, *, most: int) -> Span | None:
-    start, end = int(first), int(last) + 1
-    return (start, end) if 0 < end - start <= most else None
-
-
 def content_range(spans: Sequence[Span], size_bytes: int) -> str:
     """Return the value of Content-Range for spans of a blob."""
     return f"bytes {_listed(spans)}/{size_bytes}"
 
 
-def size_text(size_bytes: int) -> str:
-    """Return the value of Content-Range of an answer 416."""
-    return f"bytes */{size_bytes}"
-
-
-def held_text(spans: Iterable[Span]) -> str:
-    """Return the value of `HELD_HEADER` for present spans: at most the 256 longest."""
-    found = sorted(spans, key=lambda span: (span[0] - span[1], span))[:MOST_HELD_RANGES]
-    return _listed(sorted(found))
+def spans_in_answer(text: str, wanted: Sequence[Span], size_bytes: int) -> list[Span] | None:
+    """Return those of the wanted spans of a blob that an answer has, by its Content-Range; None if
+    it names others."""
+    if text == content_range(wanted, size_bytes):
+        return list(wanted)
+    found = ranges_of(text.replace(" ", "=", 1).partition("/")[0])
+    if not found or not set(found) <= set(wanted) or text != content_range(found, size_bytes):
+        return None
+    return found
 
 
 def crcs_text(crcs: Iterable[int]) -> str:
@@ -173,23 +159,6 @@ def crcs_of(headers: Mapping[str, str], count: int) -> list[int] | None:
     if len(text) != 9 * count - 1 or not _CRCS.fullmatch(text):
         return None
     return [int(part, 16) for part in text.split(",")]
-
-
-def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
-    """Return the blob's size and its present spans, sorted, from the head of an answer 416; None if
-    it is malformed."""
-    size = _SIZE.fullmatch(headers.get("content-range", ""))
-    text = headers.get(HELD_HEADER.lower(), "")
-    if size is None:
-        return None
-    spans: list[Span] = []
-    for part in text.split(",", MOST_HELD_RANGES) if text else ():
-        found = _HELD_RANGE.fullmatch(part)
-        span = None if found is None else _span(found[1], found[2], most=int(size[1]))
-        if span is None or span[1] > int(size[1]) or (spans and span[0] < spans[-1][1]):
-            return None
-        spans.append(span)
-    return int(size[1]), spans
 
 
 def held_keys(keys: Iterable[str]) -> bytes:
@@ -223,6 +192,7 @@ def key_prefix(key: str) -> int:
     return int(key[: 2 * HELD_KEY_BYTES], 16)
 
 
+@functools.lru_cache(maxsize=1)  # the server asks for the same second again and again
 def date_text(now_s: float) -> str:
     """Return the value of Date."""
     return formatdate(now_s, usegmt=True)

@@ -6,32 +6,30 @@ pipe, because it contains secrets.
 A user is a process that holds a connection to the server's socket in the cache folder. The system
 closes the connection when the process ends, however it dies: the server ends after its last user,
 and a user notices the server's death in the same way. Over this connection the server sends its
-port, a proof that it knows the secret, and its log messages.
+port, a proof that it knows the secret, and its log messages, each as a packet of JSON.
 """
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import contextlib
 import hashlib
 import json
 import logging
 import os
 import secrets
+import selectors
 import socket
 import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import TlsFiles
 from penstock.cache.errors import ConfigError, StalledError
 from penstock.cache.peers.certificates import Credentials, credentials_of
+from penstock.cache.peers.protocol import ALIVE
 from penstock.cache.peers.tokens import PeerSecret, prove_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from penstock.cache.base import Folder, Peers
 
 
@@ -71,10 +69,11 @@ server the second."""
 class ServerSpec:
     """The configuration of a server.
 
-    root, mode: the path and the permission bits of the cache folder. host, port: the address at
-    which the server listens; port 0 stands for any free port.
+    name: of its files, see `server_name`. root, mode: the path and the permission bits of the cache
+    folder. host, port: the address at which the server listens; port 0 stands for any free port.
     """
 
+    name: str
     root: str
     mode: int
     host: str
@@ -84,35 +83,25 @@ class ServerSpec:
 
     def dump(self) -> bytes:
         """Return the spec as a line of JSON."""
-        tls = self.credentials
-        spec = {
-            "root": self.root,
-            "mode": self.mode,
-            "host": self.host,
-            "port": self.port,
-            "secret": base64.b64encode(self.secret.value).decode(),
-            "tls": None if tls is None else [tls.certificate, tls.key, tls.authority],
-        }
+        spec = asdict(self) | {"secret": self.secret.value.decode("latin-1")}
         return json.dumps(spec).encode() + b"\n"
 
     @classmethod
     def load(cls, line: bytes) -> ServerSpec:
         """Parse a line of `dump`."""
         spec: dict[str, Any] = json.loads(line)
-        secret, tls = PeerSecret(base64.b64decode(spec.pop("secret"))), spec.pop("tls")
-        if tls is not None:
-            tls = Credentials(certificate=tls[0], key=tls[1], authority=tls[2])
-        return cls(**spec, secret=secret, credentials=tls)
+        secret, tls = PeerSecret(spec.pop("secret").encode("latin-1")), spec.pop("credentials")
+        return cls(**spec, secret=secret, credentials=None if tls is None else Credentials(**tls))
 
 
 def server_name(peers: Peers, secret: PeerSecret) -> str:
-    """Return the name of a server's files in the cache folder. Processes with the same address,
-    secret, encryption and user share a server."""
-    about = (peers.address, secret.job, repr(peers.tls), str(os.geteuid()))
+    """Return the name of a server's files in the cache folder. Processes with the same protocol,
+    address, secret, encryption and user share a server."""
+    about = (ALIVE, peers.address, secret.job, repr(peers.tls), str(os.geteuid()))
     return hashlib.sha256("\0".join(about).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-_MOST_LINE = 2**16
+_MOST_PACKET, _MOST_LOG = 2**16, 2000
 _HELLO_S = 10.0
 _CREDENTIALS = struct.Struct("3i")
 
@@ -122,90 +111,80 @@ def socket_path(folder: Folder, name: str) -> str:
     return f"/proc/self/fd/{folder.fd}/{name}.sock"
 
 
-class UserConnection(asyncio.Protocol):
-    """The server's end of a user's connection."""
+class Users(logging.Handler):
+    """The server's ends of its users' connections. As a log handler, it sends messages to the
+    oldest user, which logs them.
 
-    def __init__(self, users: Users) -> None:
-        self._users = users
-        self._transport: asyncio.Transport | None = None
-        self._line = bytearray()
+    spec: of the server, whose former process is dead. selector: calls this object when a connection
+    is readable. have_left: True after the last user has left.
+    """
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        _, uid, _ = _CREDENTIALS.unpack(
-            transport.get_extra_info("socket").getsockopt(
-                socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
-            )
-        )
-        if uid not in (0, os.geteuid()):
-            self._transport.abort()
-            return
-        self._users.enter(self)
-
-    def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        self._line += data
-        line, found, _ = self._line.partition(b"\n")
-        if len(self._line) > 200:
-            self._transport.abort()
-        elif found:
-            self.send(self._users.hello(line.decode("ascii", "replace")))
-            self._line.clear()
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message, unless the user doesn't read."""
-        transport = self._transport
-        if transport is not None and transport.get_write_buffer_size() < _MOST_LINE:
-            transport.write(json.dumps(message).encode() + b"\n")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self._users.leave(self)
-
-
-class Users:
-    """The users of this process. gone: called after the last user has left."""
-
-    def __init__(self, secret: PeerSecret, *, port: int, gone: Callable[[], object]) -> None:
-        self._secret, self._port, self._gone = secret, port, gone
-        self._users: dict[UserConnection, None] = {}
-
-    def hello(self, nonce: str) -> dict[str, Any]:
-        """Return the first message to a user."""
-        proof = prove_server(self._secret, nonce, str(self._port))
-        return {"port": self._port, "pid": os.getpid(), "proof": proof}
-
-    def enter(self, user: UserConnection) -> None:
-        """Add a user."""
-        self._users[user] = None
-
-    def leave(self, user: UserConnection) -> None:
-        """Remove a user; call `gone` after the last one."""
-        self._users.pop(user, None)
-        if not self._users:
-            self._gone()
+    def __init__(
+        self, folder: Folder, spec: ServerSpec, *, port: int, selector: selectors.BaseSelector
+    ) -> None:
+        super().__init__(logging.INFO)
+        self._folder, self._file = folder, f"{spec.name}.sock"
+        self._secret, self._port = spec.secret, port
+        self._selector = selector
+        self._users: list[socket.socket] = []
+        self.have_left = False
+        folder.remove(self._file)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(socket_path(folder, spec.name))
+        finally:
+            os.umask(before)
+        self._listener.listen()
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     @property
     def count(self) -> int:
         """The number of users."""
         return len(self._users)
 
-    def log(self, level: int, text: str) -> None:
-        """Send a log message to the oldest user, which logs it."""
-        if user := next(iter(self._users), None):
-            user.send({"level": level, "log": text})
+    def _accept(self, listener: socket.socket) -> None:
+        user, _ = listener.accept()
+        found = user.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(found)
+        if uid not in (0, os.geteuid()):
+            user.close()
+            return
+        user.setblocking(False)
+        self._users.append(user)
+        self._selector.register(user, selectors.EVENT_READ, self._receive)
 
-
-class LogToUsers(logging.Handler):
-    """A log handler that sends the messages of this process to one of its users."""
-
-    def __init__(self, users: Users) -> None:
-        super().__init__(logging.INFO)
-        self._users = users
+    def _receive(self, user: socket.socket) -> None:
+        """Answer a new user, or remove one that has left."""
+        try:
+            nonce = user.recv(100).decode("ascii", "replace")
+        except OSError:
+            nonce = ""
+        if nonce:
+            proof = prove_server(self._secret, nonce, str(self._port))
+            _send(user, {"port": self._port, "pid": os.getpid(), "proof": proof})
+            return
+        self._selector.unregister(user)
+        self._users.remove(user)
+        self.have_left = not self._users
+        user.close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record."""
-        self._users.log(record.levelno, self.format(record)[:2000])
+        """Send a log message to the oldest user."""
+        for user in self._users[:1]:
+            text = self.format(record)[:_MOST_LOG]
+            _send(user, {"level": record.levelno, "log": text})
+
+    def close(self) -> None:
+        """Accept no users any more."""
+        self._folder.remove(self._file)
+        self._listener.close()
+        super().close()
+
+
+def _send(user: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # it doesn't read, or has left
+        user.send(json.dumps(message).encode())
 
 
 class ServerLine:
@@ -216,13 +195,12 @@ class ServerLine:
     """
 
     def __init__(self, folder: Folder, name: str, secret: PeerSecret) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._left = b""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.settimeout(_HELLO_S)
             self._socket.connect(socket_path(folder, name))
             nonce = secrets.token_hex(16)
-            self._socket.sendall(nonce.encode() + b"\n")
+            self._socket.send(nonce.encode())
             hello = self.receive()
             if hello is None:
                 raise ConnectionResetError("the server is ending")
@@ -242,19 +220,14 @@ class ServerLine:
 
     def receive(self) -> dict[str, Any] | None:
         """Wait for the server's next message; None if it has ended, or `end` was called."""
-        while b"\n" not in self._left:
-            try:
-                data = self._socket.recv(2**14)
-            except TimeoutError:
-                raise
-            except OSError:
-                return None
-            if not data or len(self._left) > _MOST_LINE:
-                return None
-            self._left += data
-        line, _, self._left = self._left.partition(b"\n")
-        message = json.loads(line)
-        return message if isinstance(message, dict) else {}
+        try:
+            packet = self._socket.recv(_MOST_PACKET)
+        except TimeoutError:
+            raise
+        except OSError:
+            return None
+        message = json.loads(packet) if packet else None
+        return message if isinstance(message, dict | None) else {}
 
     def end(self) -> None:
         """Make `receive` return, from any thread."""

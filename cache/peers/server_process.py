@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import deque
 from multiprocessing import connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from penstock.cache.base import ByteLocks
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
@@ -91,7 +91,7 @@ class PeerServer:
         self._root, self._mode = cache.path, cache.mode
         self._folder: Folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = -1
+        self._stderr: BinaryIO | None = None
         self._ended = threading.Event()
         self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
         self._changing = threading.Lock()
@@ -169,6 +169,7 @@ class PeerServer:
 
     def _start(self, port: int) -> ServerLine:
         spec = ServerSpec(
+            name=self._name,
             root=self._root,
             mode=self._mode,
             host=self._peers.host,
@@ -204,8 +205,7 @@ class PeerServer:
         # The server's environment must not contain the secret.
         command = ["env", "-u", SECRET_VARIABLE, sys.executable, "-P", "-c", _PROGRAM]
         command += ["penstock-peer-server", self._peers.address]
-        self._close_stderr()
-        self._stderr = os.memfd_create("penstock-peer-server", os.MFD_CLOEXEC)
+        self._stderr = os.fdopen(os.memfd_create("penstock-peer-server", os.MFD_CLOEXEC), "rb")
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -217,7 +217,7 @@ class PeerServer:
         assert process.stdin is not None
         assert process.stdout is not None
         paths = [path for path in sys.path if isinstance(path, str)]
-        given = [json.dumps(paths).encode(), self._name.encode(), spec.dump()]
+        given = [json.dumps(paths).encode(), spec.dump()]
         with process.stdin, process.stdout, contextlib.suppress(BrokenPipeError, ValueError):
             process.stdin.write(b"\n".join(given))
             process.stdin.close()
@@ -233,31 +233,28 @@ class PeerServer:
             return report if isinstance(report, dict) else {}
         return {}
 
-    def _reap(self) -> int | None:
+    def _reap(self) -> tuple[int | None, str]:
         """Wait for a server that this process started, if it has ended; return its exit status,
-        None if unknown."""
+        None if unknown, and its last output."""
         process, self._process = self._process, None
-        if process is None:
-            return None
-        try:
-            return process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.returncode = 0  # other processes use it; this prevents Popen's warning
-            return None
+        if process is None or self._stderr is None:
+            return None, ""
+        with self._stderr as stderr:
+            try:
+                code: int | None = process.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.returncode = 0  # other processes use it; this prevents Popen's warning
+                return None, ""
+            stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _MOST_STDERR))
+            lines = stderr.read().decode("utf-8", "replace").splitlines()
+        return code, " | ".join([line.strip() for line in lines if line.strip()][-_STDERR_LINES:])
 
-    def _death(self, when: str, *, pid: int = 0) -> WorkerError:
+    def _death(self, when: str) -> WorkerError:
         """Return the error for a server that has ended; it quotes the stderr of a server that this
         process started."""
-        process, output = self._process, ""
-        code = self._reap()
-        if process is not None and self._stderr >= 0:
-            size = os.lseek(self._stderr, 0, os.SEEK_END)
-            text = os.pread(self._stderr, _MOST_STDERR, max(0, size - _MOST_STDERR))
-            lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines()]
-            output = " | ".join([line for line in lines if line][-_STDERR_LINES:])
-        self._close_stderr()
+        pid = self._line.pid if self._process is None else self._process.pid
+        code, output = self._reap()
         how = "ended" if code is None else describe_exit(code)
-        pid = pid if process is None else process.pid
         last = f" Its last output: {output}" if output else ""
         remedy = ""
         if code == -signal.SIGKILL:
@@ -265,11 +262,6 @@ class PeerServer:
         return WorkerError(
             f"{self._root}: the server of the cache (pid {pid}) {how} {when}.{remedy}{last}"
         )
-
-    def _close_stderr(self) -> None:
-        stderr, self._stderr = self._stderr, -1
-        if stderr >= 0:
-            os.close(stderr)
 
     # -- watching
 
@@ -288,7 +280,7 @@ class PeerServer:
 
     def _start_again(self) -> bool:
         before = self._line
-        died = str(self._death("while it served", pid=before.pid))
+        died = str(self._death("while it served"))
         try:
             line = self._find_or_start_patiently(before.port, died)
         except WorkerError as error:
@@ -320,10 +312,8 @@ class PeerServer:
         self._watcher.close(timeout_s=_LEAVE_S)
         self._line.close()
         self._reap()
-        self._close_stderr()
 
     def disown(self) -> None:
         """Stop being a user in a forked child, so that the server can end before the child."""
         self._ended.set()
         self._line.close()
-        self._close_stderr()

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.cache.base import OTHERS_WRITE
 from penstock.cache.errors import ConfigError
-from penstock.cache.peers.protocol import date_of
+from penstock.cache.peers.protocol import PROOF_HEADER, date_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from penstock.cache.base import Peers
     from penstock.cache.job_store import JobStore
@@ -38,15 +38,15 @@ SECRET_VARIABLE = "PENSTOCK_PEER_TOKEN"
 """The environment variable that holds the secret; `pipeline.plan.world` reads it."""
 
 _SCHEME = "Penstock"
-_TOKEN = re.compile(_SCHEME + r" ([0-9a-f]{16})\.([0-9]{1,12})\.([0-9a-f]{64})")
+_TOKEN = re.compile(_SCHEME + r" ([0-9]{1,12})\.([0-9a-f]{64})")
 _REMEDY = (
     "Create one with `python -c 'import secrets; print(secrets.token_hex(32))' > FILE; chmod 600 "
     "FILE`, and copy the file to every node."
 )
 
-Refusal = Literal["unknown", "expired"]
-"""unknown: no known secret signed this request. expired: one did, but the expiry is in the past or
-too far in the future."""
+TokenState = Literal["valid", "expired", "unknown"]
+"""unknown: the job's secret didn't sign this request. expired: it did, but the expiry is in the
+past or too far in the future."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,31 +132,25 @@ class Question:
     path: str
     range: str = ""
 
+    def headers(self, token: str) -> dict[str, str]:
+        """Return the headers of the request. token: signs it; "" for none."""
+        found = {"Authorization": token, "Range": self.range}
+        return {name: value for name, value in found.items() if value}
+
 
 def authorize(secret: PeerSecret, question: Question, *, now_s: float) -> str:
     """Return the value of Authorization for a request. now_s: the server's clock."""
     expiry = str(int(now_s) + TOKEN_LIFE_S)
-    return f"{_SCHEME} {secret.job}.{expiry}.{_signature(secret, question, expiry)}"
+    return f"{_SCHEME} {expiry}.{_signature(secret, question, expiry)}"
 
 
-def check_token(
-    find: Callable[[str], PeerSecret | None], question: Question, token: str, *, now_s: float
-) -> PeerSecret | Refusal:
-    """Return the secret that signed a request, or the reason for refusing it. find: returns the
-    secret of a job's name. token: the value of Authorization, "" without one."""
+def check_token(secret: PeerSecret, question: Question, token: str, *, now_s: float) -> TokenState:
+    """Return whether a token permits a request now. token: the value of Authorization, "" without
+    one."""
     found = _TOKEN.fullmatch(token)
-    secret = None if found is None else find(found[1])
-    if found is None or secret is None:
+    if found is None or not hmac.compare_digest(_signature(secret, question, found[1]), found[2]):
         return "unknown"
-    if not hmac.compare_digest(_signature(secret, question, found[2]), found[3]):
-        return "unknown"
-    return secret if now_s < int(found[2]) <= now_s + MOST_LIFE_S else "expired"
-
-
-def job_of(token: str) -> str | None:
-    """Return the name of the job in a token, without checking the token."""
-    found = _TOKEN.fullmatch(token)
-    return None if found is None else found[1]
+    return "valid" if now_s < int(found[1]) <= now_s + MOST_LIFE_S else "expired"
 
 
 def prove_server(secret: PeerSecret, token: str, date: str) -> str:
@@ -164,9 +158,10 @@ def prove_server(secret: PeerSecret, token: str, date: str) -> str:
     return _signed(secret.value, "proof", token, date).hex()
 
 
-def server_time(secret: PeerSecret, token: str, date: str, proof: str) -> float | None:
-    """Return the server's clock, seconds since the epoch; None unless the answer proves that the
-    server knows the secret. date, proof: of the answer, "" if missing."""
+def server_time(secret: PeerSecret, token: str, headers: Mapping[str, str]) -> float | None:
+    """Return the server's clock, seconds since the epoch; None unless the answer to a request with
+    this token proves that the server knows the secret. headers: by lower-case name."""
+    date, proof = (headers.get(name.lower(), "") for name in ("Date", PROOF_HEADER))
     if not proof.isascii() or not hmac.compare_digest(prove_server(secret, token, date), proof):
         return None
     return date_of(date)

@@ -31,13 +31,17 @@ from penstock.cache.stores.web_address import (
     request_origin,
     target_of,
 )
-from penstock.cache.stores.web_connection import ConnectionPool, Dialer, StaleError, Timeouts
+from penstock.cache.stores.web_connection import (
+    Connection,
+    ConnectionPool,
+    Dialer,
+    StaleError,
+    Timeouts,
+)
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
-
-    from penstock.cache.stores.web_connection import Connection
 
 _ERROR_BYTES = 16 * 2**10
 """The most bytes that are read of an error's body."""
@@ -199,8 +203,8 @@ class WebClient:
     """A client that makes requests to any number of origins, from any number of threads.
 
     connect_timeout_s: the time limit to connect. read_timeout_s: the longest time without a byte.
-    timeout_s: the time limit of an entire request. tls, resolve, public: see Dialer. Not across
-    fork.
+    timeout_s: the time limit of an entire request. tls, make, resolve, public: see Dialer. Not
+    across fork.
     """
 
     def __init__(
@@ -212,6 +216,7 @@ class WebClient:
         tls: Callable[[], ssl.SSLContext],
         proxies: Proxies | None = None,
         agent: str = "penstock",
+        make: type[Connection] = Connection,
         resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
         public: Callable[[str], bool] = is_public,
     ) -> None:
@@ -225,6 +230,7 @@ class WebClient:
             ),
             proxies=proxies if proxies is not None else Proxies.of_environment(),
             tls=tls,
+            make=make,
             resolve=resolve,
             public=public,
         )
@@ -244,12 +250,9 @@ class WebClient:
         Raises RequestError."""
         deadline_s = time.monotonic() + self._timeout_s
         for _ in range(MOST_REDIRECTS + 1):
-            try:
-                reply = self._ask_once(hop, method, headers, own, body, deadline_s)
-            except StaleError:  # the server may close a kept connection during the request
-                reply = self._ask_once(
-                    hop, method, headers, own, body, deadline_s, may_be_kept=False
-                )
+            reply = self.ask_once(
+                hop, method=method, headers=headers, own=own, body=body, deadline_s=deadline_s
+            )
             location = reply.headers.get("location")
             if reply.status not in _REDIRECTS or location is None:
                 return reply
@@ -276,35 +279,39 @@ class WebClient:
         """End all requests, now and later. Safe to call twice."""
         self._pool.abort()
 
-    def _ask_once(
+    def ask_once(
         self,
         hop: Hop,
-        method: str,
+        *,
+        method: str = "GET",
         headers: Mapping[str, str],
         own: Mapping[str, str],
-        body: Any,
+        body: Any = b"",
         deadline_s: float,
-        *,
-        may_be_kept: bool = True,
     ) -> Reply:
+        """Send a request and return the reply, which may be a redirect; see `ask`."""
         origin, only_public = request_origin(hop.url), hop.from_public
-        connection = self._pool.take(origin, only_public=only_public) if may_be_kept else None
-        if connection is None:
-            connection = self._dialer.connect(origin, only_public=only_public)
-        try:
-            lines = [
-                f"{method} {connection.prefix}{target_of(hop.url)} HTTP/1.1\r\n"
-                f"Host: {origin.host_header}\r\nAccept-Encoding: identity\r\n"
-                f"{connection.proxy_headers}"
-            ]
-            given = {**headers, **own} if hop.is_origin else own
-            if not any(name.lower() == "user-agent" for name in given):
-                lines.append(f"User-Agent: {self._agent}\r\n")
-            lines += [f"{name}: {value}\r\n" for name, value in given.items()]
-            if body or method == "PUT":
-                lines.append(f"Content-Length: {len(body)}\r\n")
-            connection.send("".join([*lines, "\r\n"]), body, deadline_s)
-            return Reply(self._pool, connection, hop=hop, method=method, deadline_s=deadline_s)
-        except BaseException:
-            self._pool.put_back(connection, keep=False)
-            raise
+        given = {**headers, **own} if hop.is_origin else own
+        connection = self._pool.take(origin, only_public=only_public)
+        while True:
+            if connection is None:
+                connection = self._dialer.connect(origin, only_public=only_public)
+            try:
+                lines = [
+                    f"{method} {connection.prefix}{target_of(hop.url)} HTTP/1.1\r\n"
+                    f"Host: {origin.host_header}\r\nAccept-Encoding: identity\r\n"
+                    f"{connection.proxy_headers}"
+                ]
+                if not any(name.lower() == "user-agent" for name in given):
+                    lines.append(f"User-Agent: {self._agent}\r\n")
+                lines += [f"{name}: {value}\r\n" for name, value in given.items()]
+                if body or method == "PUT":
+                    lines.append(f"Content-Length: {len(body)}\r\n")
+                connection.send("".join([*lines, "\r\n"]), body, deadline_s)
+                return Reply(self._pool, connection, hop=hop, method=method, deadline_s=deadline_s)
+            except StaleError:  # the server may close a kept connection during the request
+                self._pool.put_back(connection, keep=False)
+                connection = None
+            except BaseException:
+                self._pool.put_back(connection, keep=False)
+                raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import JobStore
-from penstock.cache.peers import NodeRanks, PeerLink, PeerUpstream, job_secret
+from penstock.cache.peers import NodeRanks, PeerLink, PeerUpstream, PlannedHolders, job_secret
 from penstock.pipeline.members import held_of_groups
 from penstock.pipeline.plan import (
     MOST_LEVEL,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from penstock.readers import RemoteShards
 
 
-class PlannedNodes:
-    """The nodes that may hold the blobs of one remote, by the plan; a `PlannedHolders`.
+class PlannedNodes(PlannedHolders):
+    """The nodes that may hold the blobs of one remote, by the plan.
 
     node: this node. shard_of: returns a blob's shard. epoch: the current epoch, kept up to date by
     the owner.
@@ -119,7 +119,6 @@ class PeerLinks:
         for planned in self._planned:
             planned.epoch = epoch
         for link in self._links or ():
-            link.plan_again()
             link.renew()
 
     def close(self) -> None:

@@ -20,12 +20,12 @@ from penstock.cache.disk import BLOCK_BYTES, DiskCache, crcs_of
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
     Deliveries,
-    NothingPlanned,
     Peer,
     PeerClient,
     PeerConnection,
     PeerDirectory,
     PeerUpstream,
+    PlannedHolders,
     peer_ranges,
     protocol,
 )
@@ -51,7 +51,7 @@ SIZE = 3 * BLOCK_BYTES + 4321
 DATA = np.random.default_rng(3).bytes(SIZE)
 
 
-class Likely(NothingPlanned):
+class Likely(PlannedHolders):
     """Node 1 may have everything."""
 
     def likely(self, key: str) -> list[int]:
@@ -141,17 +141,20 @@ def test_what_a_peer_that_breaks_off_gave_counts_for_nothing(tmp_path: Path) -> 
         assert store.bytes_read == SIZE
 
 
-def test_nothing_is_kept_behind_a_delivery_or_the_end() -> None:
+def test_nothing_is_kept_behind_the_end_or_an_error() -> None:
     kept: list[int] = []
     gate = Deliveries(lambda number, _: kept.append(-number))
-    gate.keep(1, lambda: kept.append(1))
+    gate.run(lambda: kept.append(1))
     gate.deliver(1, Answer(data=b"", version="", object_bytes=0))
-    with pytest.raises(ClosedError):
-        gate.keep(1, lambda: kept.append(1))
     gate.end()
     with pytest.raises(ClosedError):
-        gate.keep(2, lambda: kept.append(2))
-    assert kept == [1, -1]
+        gate.run(lambda: kept.append(2))
+    assert (kept, gate.delivered) == ([1, -1], {1})
+    gate = Deliveries(lambda number, _: kept.append(1 // number))
+    for number in (0, 1):
+        with pytest.raises(ZeroDivisionError):
+            gate.deliver(number, Answer(data=b"", version="", object_bytes=0))
+    assert (len(kept), gate.delivered) == (2, set())
 
 
 @given(

@@ -22,13 +22,13 @@ from penstock.cache.peers import (
     PeerStore,
     ProbeSettings,
     credentials_of,
-    list_name,
     probe,
     protocol,
     prove_server,
 )
 from penstock.cache.peers import peer_diagnosis as probe_module
 from tests.cache.peers.serving import GROUP, Served, put, serving
+from tests.cache.peers.test_tokens import own_files
 from tests.servers.scripted import scripted
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ def test_a_client_of_another_protocol_gets_a_reason(
     assert facts.identity == "unchecked"
 
 
-def test_a_certificate_for_another_address(served: Served) -> None:
-    if not served.peers.tls:
-        pytest.skip("plain connections have none")
-    facts = probe(f"localhost:{served.place[1]}", asking(served.peers, served.secret))
-    assert (facts.speaks, facts.identity) == ("tls", "name")
+def test_a_certificate_for_another_address(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=own_files(tmp_path))) as served:
+        ask = asking(served.peers, served.secret)
+        assert probe(served.server.address, ask).identity == "same"
+        facts = probe(f"localhost:{served.place[1]}", ask)
+        assert (facts.speaks, facts.identity) == ("tls", "name")
 
 
 @contextlib.contextmanager
@@ -223,7 +224,7 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         directory = PeerDirectory(group=GROUP)
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
-        store.read(list_name(peer))
+        store.fetch_list(peer)
         report = directory.fault(peer)
         assert directory.has_list(peer) is (said is None)
         assert report is None if said is None else report is not None and report.startswith(said)
@@ -237,7 +238,7 @@ def test_another_programs_web_server_is_no_node(status: str) -> None:
         directory = PeerDirectory(group=GROUP)
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
-        store.read(list_name(peer))
+        store.fetch_list(peer)
         assert not directory.has_list(peer)
         assert "Another program has that port" in str(directory.fault(peer))
         store.close()

@@ -29,7 +29,7 @@ from penstock.cache.peers import (
     protocol,
     server_process,
 )
-from tests.cache.peers.serving import PATIENCE_S, Served, key_of, put, serving
+from tests.cache.peers.serving import PATIENCE_S, Served, content, key_of, put, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -303,10 +303,10 @@ def test_an_address_of_ipv6_is_one(tmp_path: Path) -> None:
         pytest.skip("this machine has no IPv6")
     with serving(tmp_path / "cache", Peers("[::1]:0", tls=True)) as served:
         put(served.cache, "any", 1000)
-        context = make_credentials(served.secret, "::1").client_context()
+        context = make_credentials(served.secret).client_context()
         client = PeerClient(served.secret, tls=lambda: context)
         peer = Peer(0, served.server.address)
-        assert client.blob(peer, key_of("any"), [(0, 1000)], 1000) is not None
+        assert client.blob(peer, key_of("any"), [(0, 1000)], 1000) == [content("any", 1000)]
         client.abort()
 
 
@@ -323,7 +323,7 @@ def test_who_holds_the_socket_without_the_secret_is_no_server(tmp_path: Path) ->
     with serving(tmp_path / "cache") as served:
         name = next((tmp_path / "cache" / "peers").glob("*.sock")).name
         secret = served.secret
-    impostor = socket.socket(socket.AF_UNIX)
+    impostor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     impostor.bind(str(tmp_path / "cache" / "peers" / name))
     impostor.listen()
     said = []
@@ -333,7 +333,7 @@ def test_who_holds_the_socket_without_the_secret_is_no_server(tmp_path: Path) ->
             met, _ = impostor.accept()
             with met:
                 said.append(met.recv(100))
-                met.sendall(json.dumps({"port": 1, "pid": 1, "proof": "0" * 64}).encode() + b"\n")
+                met.send(json.dumps({"port": 1, "pid": 1, "proof": "0" * 64}).encode())
 
     thread = threading.Thread(target=lie)
     thread.start()

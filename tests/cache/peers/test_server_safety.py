@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
 import random
+import select
 import socket
 import ssl
+import threading
 import time
-from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.cache import Workers
 from penstock.cache.base import Peers
 from penstock.cache.peers import (
-    ConnectionCounter,
-    HeldFile,
     HeldFiles,
+    NodeServer,
     PeerSecret,
     Question,
     Responder,
-    ServerConnection,
-    ServerContext,
     ServerLimits,
     authorize,
+    listen,
     make_credentials,
     protocol,
 )
 from tests.cache.peers.serving import PATIENCE_S, Served, content, key_of, put, read_answer, serving
+from tests.cache.peers.test_tokens import own_files
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-    from penstock.cache.peers import CountedConnection
 
 SIZE = 16 * 2**20
 FLAT_BYTES = 16e6
@@ -157,24 +153,24 @@ def test_paths_that_look_elsewhere_find_nothing_even_signed(plain: Served) -> No
     open(f"{root}/blobs/{'8' * 40}", "w", encoding="ascii").close()
     paths = [protocol.blob_path(str(n) * 40) for n in range(1, 9)]
     paths += [
-        f"/v2/blobs/../blobs/{KEY}",
-        f"/v2/blobs/%2e%2e/blobs/{KEY}",
-        f"/v2/blobs/./{KEY}",
-        f"/v2/blobs//{KEY}",
-        f"//v2/blobs/{KEY}",
-        f"/v2/blobs/{KEY}/",
-        f"/v2/blobs/{KEY}.part",
-        f"/v2/blobs/{KEY}%00",
-        f"/v2/blobs/{KEY}?x",
-        f"/v2/blobs/{KEY}#x",
-        f"/v2/blobs/{KEY.upper()}",
-        f"/v2/blobs/{KEY[:-1]}",
-        "/v2/blobs/../format.json",
-        "/v2/blobs/../catalogue.db",
-        "/v2/blobs/..%2fcatalogue.db",
-        "/v2/blobs/\\..\\catalogue.db",
-        "/v2/held/../blobs/" + KEY,
-        "/v2/held/*",
+        f"/v3/blobs/../blobs/{KEY}",
+        f"/v3/blobs/%2e%2e/blobs/{KEY}",
+        f"/v3/blobs/./{KEY}",
+        f"/v3/blobs//{KEY}",
+        f"//v3/blobs/{KEY}",
+        f"/v3/blobs/{KEY}/",
+        f"/v3/blobs/{KEY}.part",
+        f"/v3/blobs/{KEY}%00",
+        f"/v3/blobs/{KEY}?x",
+        f"/v3/blobs/{KEY}#x",
+        f"/v3/blobs/{KEY.upper()}",
+        f"/v3/blobs/{KEY[:-1]}",
+        "/v3/blobs/../format.json",
+        "/v3/blobs/../catalogue.db",
+        "/v3/blobs/..%2fcatalogue.db",
+        "/v3/blobs/\\..\\catalogue.db",
+        "/v3/held/../blobs/" + KEY,
+        "/v3/held/*",
         "/etc/passwd",
         "/",
         "*",
@@ -273,7 +269,7 @@ def test_200_silent_connections_block_no_others(served: Served) -> None:
         for number in range(SLOW):
             sock = socket.create_connection(served.place, timeout=PATIENCE_S)
             stack.enter_context(contextlib.closing(sock))
-            sock.sendall(b"GET /v2/blobs/"[: number % 10])
+            sock.sendall(b"GET /v3/blobs/"[: number % 10])
         for _ in range(20):
             assert_alive(served)
 
@@ -314,11 +310,11 @@ def test_who_shows_no_certificate_of_the_job_gets_nothing(tmp_path: Path) -> Non
     with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=True)) as served:
         put(served.cache, "whole", 1000)
         bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        bare.load_verify_locations(cadata=make_credentials(served.secret, "x").authority)
-        old = make_credentials(served.secret, "127.0.0.1").client_context()
+        bare.load_verify_locations(cadata=make_credentials(served.secret).authority)
+        old = make_credentials(served.secret).client_context()
         old.minimum_version = ssl.TLSVersion.TLSv1_2
         old.maximum_version = ssl.TLSVersion.TLSv1_2
-        others = make_credentials(PeerSecret.draw(), "127.0.0.1").client_context()
+        others = make_credentials(PeerSecret.draw()).client_context()
         others.check_hostname, others.verify_mode = False, ssl.CERT_NONE  # the thief's own choice
         thieves: tuple[ssl.SSLContext, ...] = (bare, old, others)
         for thief in thieves:
@@ -335,10 +331,16 @@ def test_who_shows_no_certificate_of_the_job_gets_nothing(tmp_path: Path) -> Non
 
 def test_a_server_of_another_job_isnt_believed(tmp_path: Path) -> None:
     with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=True)) as served:
-        context = make_credentials(PeerSecret.draw(), "127.0.0.1").client_context()
+        context = make_credentials(PeerSecret.draw()).client_context()
         sock = socket.create_connection(served.place, timeout=PATIENCE_S)
         with contextlib.closing(sock), pytest.raises(ssl.SSLCertVerificationError):
             context.wrap_socket(sock, server_hostname="127.0.0.1")
+
+
+def test_a_server_without_its_own_certificate_isnt_believed(tmp_path: Path) -> None:
+    """With the user's certificates, a node is believed at its own address only."""
+    files = own_files(tmp_path)
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=files)) as served:
         right = served.client_context()
         assert right is not None
         sock = socket.create_connection(served.place, timeout=PATIENCE_S)
@@ -349,194 +351,128 @@ def test_a_server_of_another_job_isnt_believed(tmp_path: Path) -> None:
 # -- limits in time: a server inside of this process, whose limits are short
 
 
-class WatchedDoors(ConnectionCounter):
-    """Says when everybody has left."""
-
-    def __init__(self, limits: ServerLimits) -> None:
-        super().__init__(limits)
-        self.empty = asyncio.Event()
-
-    def enter(self, guest: CountedConnection) -> bool:
-        self.empty.clear()
-        return super().enter(guest)
-
-    def leave(self, guest: CountedConnection) -> None:
-        super().leave(guest)
-        if not self.count:
-            self.empty.set()
-
-
-@contextlib.asynccontextmanager
-async def short_of_time(
+@contextlib.contextmanager
+def short_of_time(
     served: Served, limits: ServerLimits, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[int, WatchedDoors]]:
+) -> Iterator[tuple[int, NodeServer]]:
     held = HeldFiles(served.cache.path, mode=0o700)
-    readers = Workers(1, name="test-read")
-    doors = WatchedDoors(limits)
-    replies = Responder(held, {served.secret.job: served.secret})
-    office = ServerContext(replies, doors, readers=readers, tls=tls, refused=lambda _: None)
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: ServerConnection(office), "127.0.0.1", 0)
+    replies = Responder(held, served.secret)
+    listener, _ = listen("127.0.0.1", 0)
+    server = NodeServer(listener, replies, limits=limits, tls=tls)
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.is_set():
+            if select.select([listener], [], [], 0.02)[0]:
+                with contextlib.suppress(OSError):
+                    server.accept()
+            server.end_late(time.monotonic())
+
+    thread = threading.Thread(target=run)
+    thread.start()
     try:
-        yield server.sockets[0].getsockname()[1], doors
+        yield listener.getsockname()[1], server
     finally:
+        is_over.set()
+        thread.join(PATIENCE_S)
         server.close()
-        doors.clear()
-        readers.close()
         held.close()
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /v2/alive HT"])
-def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes) -> None:
-    async def play() -> None:
-        async with short_of_time(plain, ServerLimits(head_s=0.1)) as (port, doors):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(begun)
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
-            assert doors.count == 0
-            writer.close()
+def until_empty(server: NodeServer) -> None:
+    """Wait until all connections have ended."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while server.count:
+        assert time.monotonic() < deadline_s
 
-    asyncio.run(play())
+
+def dial(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v3/alive HT"])
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes, is_secured: bool) -> None:
+    tls = make_credentials(plain.secret).server_context() if is_secured else None
+    with short_of_time(plain, ServerLimits(head_s=0.1), tls) as (port, server):
+        with dial(port) as sock:
+            sock.sendall(begun)
+            assert all_that_comes(sock)[:4] in (b"", TLS_ALERT)
+        until_empty(server)
+
+
+TLS_ALERT = b"\x15\x03\x03\x00"
 
 
 def test_who_is_idle_or_reads_too_slowly_is_cut_and_holds_no_file(plain: Served) -> None:
-    async def play() -> None:
-        async with short_of_time(plain, ServerLimits(idle_s=0.1, write_s=0.1)) as (port, doors):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(plain.head(protocol.ALIVE))
-            said = await asyncio.wait_for(reader.read(), PATIENCE_S)
-            assert said.startswith(b"HTTP/1.1 200")
-            writer.close()
-            await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
-            # 64 KiB of it are buffered here, some in the kernel, and the rest isn't read.
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**15)
-            writer.write(plain.head(PATH, (0, SIZE)))
-            await reader.readexactly(4)
-            while doors.count:
-                await asyncio.sleep(0.01)
-            with pytest.raises(asyncio.IncompleteReadError):
-                await asyncio.wait_for(reader.readexactly(SIZE), PATIENCE_S)
-            writer.close()
-
-    asyncio.run(play())
-
-
-def test_what_the_disk_has_to_bring_comes_all_the_same(
-    plain: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By threads that wait for it, in the middle of a body too."""
-    answers = iter([False, True, False] * 1000)
-    monkeypatch.setattr(HeldFile, "is_in_memory", lambda *_: next(answers))
-    data = content("whole", SIZE)
-
-    async def play() -> None:
-        async with short_of_time(plain, ServerLimits()) as (port, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for span in ((0, 100), (7, SIZE - 7), (0, SIZE), (SIZE - 1, SIZE)):
-                writer.write(plain.head(PATH, span))
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
-                assert head.startswith(b"HTTP/1.1 206")
-                body = await asyncio.wait_for(reader.readexactly(span[1] - span[0]), PATIENCE_S)
-                assert body == data[slice(*span)]
-            writer.close()
-
-    asyncio.run(play())
+    with short_of_time(plain, ServerLimits(idle_s=0.1, write_s=0.1)) as (port, server):
+        with dial(port) as sock:
+            sock.sendall(plain.head(protocol.ALIVE))
+            assert all_that_comes(sock).startswith(b"HTTP/1.1 200")
+        until_empty(server)
+        with dial(port) as sock:
+            sock.sendall(plain.head(PATH, (0, SIZE)))
+            assert sock.recv(4) == b"HTTP"
+            until_empty(server)  # some of it is in the kernel, and the rest isn't read
+            assert len(all_that_comes(sock)) < SIZE
 
 
 def test_places_are_limited_and_strangers_go_first(plain: Served) -> None:
-    async def play() -> None:
-        limits = ServerLimits(connections=6, of_one_address=5)
-        async with short_of_time(plain, limits) as (port, doors):
-            known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-            for reader, writer in known:
-                writer.write(plain.head(protocol.ALIVE))
-                await reader.readuntil(b"\r\n\r\n")
-            first, _ = stranger = await asyncio.open_connection("127.0.0.1", port)
-            second = await asyncio.open_connection("127.0.0.1", port)
-            assert await asyncio.wait_for(_end(first), PATIENCE_S)
-            assert doors.count == 5
-            second[1].write(plain.head(protocol.ALIVE))
-            await second[0].readuntil(b"\r\n\r\n")
-            late = await asyncio.open_connection("127.0.0.1", port)  # all are of the job
-            assert await asyncio.wait_for(_end(late[0]), PATIENCE_S)
-            for _, writer in (*known, stranger, second, late):
-                writer.close()
+    limits = ServerLimits(connections=6, of_one_address=5)
+    with contextlib.ExitStack() as stack, short_of_time(plain, limits) as (port, server):
 
-    asyncio.run(play())
+        def come(*, is_known: bool) -> socket.socket:
+            sock = stack.enter_context(dial(port))
+            if is_known:
+                sock.sendall(plain.head(protocol.ALIVE))
+                assert read_answer(sock)[0].status == 200
+            return sock
+
+        for _ in range(4):
+            come(is_known=True)
+        stranger = come(is_known=False)
+        come(is_known=True)
+        assert all_that_comes(stranger) == b""
+        assert server.count == 5
+        assert all_that_comes(come(is_known=False)) == b""  # all are of the job
 
 
 def test_who_leaves_an_encrypted_body_is_sent_nothing_more(
     plain: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest was encrypted all the same, at one go, with a line in the job's log each 64 KiB."""
-    credentials = make_credentials(PeerSecret.draw(), "127.0.0.1")
-    looks, guests = list[int](), list[socket.socket]()
+    credentials = make_credentials(PeerSecret.draw())
+    reads = list[int]()
+    read = os.pread
 
-    def leave_soon(file: HeldFile, start: int, end: int) -> bool:
-        del file, end
-        looks.append(start)
-        if len(looks) == 3:
-            guests.pop().close()  # with an answer begun and not read: a reset
-        return True
+    def pread(fd: int, size: int, at: int) -> bytes:
+        if size == 2**16:
+            reads.append(at)
+            if len(reads) == 3:
+                client.close()  # with an answer begun and not read: a reset
+        return read(fd, size, at)
 
-    def ask(port: int) -> None:
-        sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        context = credentials.client_context()
-        guests.append(context.wrap_socket(sock, server_hostname="127.0.0.1"))
-        guests[0].sendall(plain.head(PATH, (0, SIZE)))
-
-    async def play() -> None:
-        tls = credentials.server_context()
-        async with short_of_time(plain, ServerLimits(), tls) as (port, doors):
-            await asyncio.to_thread(ask, port)
-            await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
-
-    monkeypatch.setattr(HeldFile, "is_in_memory", leave_soon)
-    asyncio.run(play())
-    assert len(looks) < SIZE // 2**16 // 2
-    assert not [one for one in caplog.records if one.name == "asyncio"]
+    monkeypatch.setattr(os, "pread", pread)
+    tls = credentials.server_context()
+    with short_of_time(plain, ServerLimits(), tls) as (port, server):
+        client = credentials.client_context().wrap_socket(dial(port), server_hostname="127.0.0.1")
+        client.sendall(plain.head(PATH, (0, SIZE)))
+        until_empty(server)
+    assert 3 <= len(reads) < SIZE // 2**16 // 2
+    assert not caplog.records
 
 
-async def _end(reader: asyncio.StreamReader) -> bool:
-    """Return True if a connection ended without an answer."""
-    try:
-        return await reader.read() == b""
-    except ConnectionError:
-        return True
-
-
-def test_handshakes_that_are_broken_off_leave_nothing() -> None:
-    """Not even for the collector of cycles: 50 KB of OpenSSL's each."""
-    secret, left = PeerSecret.draw(), list[str]()
-
-    async def play() -> None:
-        office = ServerContext(
-            None,
-            doors := ConnectionCounter(ServerLimits()),
-            readers=None,
-            tls=make_credentials(secret, "127.0.0.1").server_context(),
-            refused=lambda address: left.append(address),
-        )
-        server = await asyncio.get_running_loop().create_server(
-            lambda: ServerConnection(office), "127.0.0.1", 0
-        )
-        place = server.sockets[0].getsockname()
-        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"G"):
-            for _ in range(5):
-                _, writer = await asyncio.open_connection(*place)
-                writer.write(said)
-                await writer.drain()
-                writer.close()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(left) < 15 or doors.count:
-                await asyncio.sleep(0.01)
-        server.close()
-
+def test_handshakes_that_are_broken_off_leave_nothing(plain: Served) -> None:
+    tls = make_credentials(PeerSecret.draw()).server_context()
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(play())
+        with short_of_time(plain, ServerLimits(), tls) as (port, server):
+            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"G"):
+                for _ in range(5):
+                    with dial(port) as sock:
+                        sock.sendall(said)
+            until_empty(server)
         # Not isinstance: it asks what other libraries deprecate.
-        assert not [one for one in gc.get_objects() if type(one) is SSLProtocol]
+        assert not [one for one in gc.get_objects() if type(one) is ssl.SSLSocket]
     finally:
         gc.enable()

@@ -98,9 +98,7 @@ class NodeServer:
         self._lock = threading.Lock()
         self._connections: dict[ServerConnection, None] = {}  # the oldest first
         self._refused, self._next_warning_s = 0, 0.0
-        self._threads = Workers(
-            self.limits.connections, name="peer-serve", lets_others_finish=False
-        )
+        self._threads = Workers(self.limits.connections, name="peer-serve")
 
     @property
     def count(self) -> int:
@@ -274,18 +272,22 @@ class ServerConnection:
                 self._sock.sendall(head + data)
                 head = b""
         else:
-            # The head is sent together with the first bytes, so that the client wakes once.
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            sock = self._sock
+            is_corked = len(reply.spans) > 1  # for one span it would cost twice the CPU time
+            if is_corked:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
             self._allow(self._limits.write_s)
-            self._sock.sendall(head)
+            # The head is sent together with the first bytes, so that the client wakes once.
+            sock.sendall(head, socket.MSG_MORE)
             for start, size in _steps(reply.spans, _STEP):
                 self._allow(self._limits.write_s)
                 while size:
-                    sent = os.sendfile(self._sock.fileno(), reply.file.fd, start, size)
+                    sent = os.sendfile(sock.fileno(), reply.file.fd, start, size)
                     if not sent:
                         raise EOFError("the file is shorter than it was")
                     start, size = start + sent, size - sent
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            if is_corked:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
 def _steps(spans: Sequence[Span], most: int) -> Iterator[Span]:

@@ -106,8 +106,8 @@ def malformed(served: Served) -> dict[str, bytes]:
         "old": right.replace(b"HTTP/1.1", b"HTTP/1.0"),
         "newer": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "absolute": line.replace(b"GET ", b"GET http://x") + b"\r\n" + rest,
-        "nul": line.replace(b"/v2", b"/\0v2") + b"\r\n" + rest,
-        "unicode": line.replace(b"/v2", "/ü".encode()) + b"\r\n" + rest,
+        "nul": line.replace(b"/v3", b"/\0v2") + b"\r\n" + rest,
+        "unicode": line.replace(b"/v3", "/ü".encode()) + b"\r\n" + rest,
         "long path": b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\n" + rest,
         "chunked": served.head(PATH, (0, 100), more="Transfer-Encoding: chunked\r\n")
         + b"5\r\nabcde",

@@ -7,7 +7,6 @@ data.
   another order, a tenth of the shards moving.
 - readers: how many nodes read a shard on average, of 8 GPUs with 32 samples each, exactly.
 - choice: CPU-seconds to choose a lane order over 2,048 groups of lanes.
-- moves: CPU-seconds to compute which of 10^6 shards change nodes between two epochs.
 
 Writes benchmarks/results/order_large.json.
 """
@@ -131,14 +130,6 @@ def choices() -> dict[str, float]:
     return found
 
 
-def moves_s() -> float:
-    """Return the CPU-seconds for 10^6 shards."""
-    plan = Plan(np.full(10**6, 100), seed=1, lanes=4096, window=2, reshuffle=0.1)
-    began_s = time.process_time()
-    Holders(plan, nodes=[8] * 512).moves(4)
-    return time.process_time() - began_s
-
-
 def main() -> None:
     """Measure, print and write the result."""
     result = {
@@ -149,7 +140,6 @@ def main() -> None:
             for n in NODES
         ],
         "choice_cpu_s": choices(),
-        "moves_cpu_s": moves_s(),
     }
     for name, value in result.items():
         for line in value if isinstance(value, list) else [value]:

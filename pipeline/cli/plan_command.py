@@ -21,12 +21,9 @@ from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
     from penstock.pipeline.cli.plan_inputs import KnownData
-    from penstock.pipeline.plan.sizing import ClusterSetup, Forecast, SimulatedEpoch
+    from penstock.pipeline.plan.sizing import Forecast
 
 _out = partial(Option, rich_help_panel="The output")
-
-# A simulation takes about 0.2 ms per step and node, and 4 bytes per sample and node.
-_MOST_PAIRS, _MOST_SAMPLES = 200_000, 50_000_000
 
 
 @command(
@@ -58,10 +55,6 @@ def plan(
             "the temporary folder), decoding on the CPU and the URL's store.",
         ),
     ] = False,
-    simulate: Annotated[
-        bool,
-        _out("--simulate", help="Also simulate two epochs of the real order, in some seconds."),
-    ] = False,
     plot: Annotated[
         Path | None, _out(help="Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.")
     ] = None,
@@ -91,11 +84,10 @@ def plan(
         known = _known(url, data.arguments(), measure)
     setup, assumptions = setup_of(options, known, given)
     found = forecast(setup)
-    walked = _walked(setup) if simulate else ()
     if as_json:
-        typer.echo(json.dumps(plan_values(found, assumptions, walked)))
+        typer.echo(json.dumps(plan_values(found, assumptions)))
     else:
-        show_plan(found, assumptions, Console(), walked)
+        show_plan(found, assumptions, Console())
     if plot is not None:
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
@@ -152,25 +144,6 @@ def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownData:
         store_bytes_per_s=found.store_bytes_per_s,
         store_latency_s=found.store_latency_s,
     )
-
-
-def _walked(setup: ClusterSetup) -> list[SimulatedEpoch]:
-    """Simulate two epochs of the real order. Raises ConfigError if that would take minutes."""
-    from penstock.pipeline.plan.sizing import simulate
-
-    if setup.job.reshuffle:
-        raise ConfigError(
-            f"--simulate: got --reshuffle {setup.job.reshuffle:g}, but the simulation has no "
-            "reshuffling. Leave out one of them; the formulas include it."
-        )
-    pairs = setup.steps * setup.job.nodes
-    if pairs > _MOST_PAIRS or setup.data.samples > _MOST_SAMPLES:
-        raise ConfigError(
-            f"--simulate: got {pairs:,} steps times nodes and {setup.data.samples:,} samples, "
-            f"wanted at most {_MOST_PAIRS:,} and {_MOST_SAMPLES:,}, because a simulation takes "
-            "minutes or too much memory beyond. Reduce --samples and --nvme in proportion."
-        )
-    return simulate(setup)
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:

@@ -30,13 +30,13 @@ from penstock.pipeline.plan.sizing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
 
     from penstock.pipeline.cli.plan_inputs import Assumptions
-    from penstock.pipeline.plan.sizing import ClusterSetup, EpochForecast, Forecast, SimulatedEpoch
+    from penstock.pipeline.plan.sizing import ClusterSetup, EpochForecast, Forecast
 
 _SOURCES = {
     "remote": "the store",
@@ -51,10 +51,8 @@ _LEGEND = (
 )
 
 
-def plan_values(
-    found: Forecast, assumptions: Assumptions, walked: Sequence[SimulatedEpoch] = ()
-) -> dict[str, Any]:
-    """Return the values of `--json`; docs/sizing.md has their units. walked: simulated epochs."""
+def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
+    """Return the values of `--json`; docs/sizing.md has their units."""
     job, geometry, first, later = found.setup.job, found.geometry, found.first, found.later
     return {
         "shard_bytes": round(geometry.shard_bytes),
@@ -92,7 +90,6 @@ def plan_values(
         "advice": [asdict(change) for change in changes(found)],
         "warnings": warnings_of(found, assumptions),
         "assumptions": assumptions,
-        "simulated": [asdict(epoch) for epoch in walked],
     }
 
 
@@ -168,12 +165,7 @@ def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
     return [text for is_true, text in warnings if is_true]
 
 
-def show_plan(
-    found: Forecast,
-    assumptions: Assumptions,
-    console: Console,
-    walked: Sequence[SimulatedEpoch] = (),
-) -> None:
+def show_plan(found: Forecast, assumptions: Assumptions, console: Console) -> None:
     """Print the result and the first change to make, then tables of the requirements, the epochs
     and the assumptions."""
     whole = not console.is_terminal  # don't wrap lines in a file or a pipe
@@ -184,14 +176,6 @@ def show_plan(
         console.print(line, highlight=False, soft_wrap=whole)
     console.print(_settings(found))
     console.print(_epochs(found))
-    for number, epoch in enumerate(walked):
-        tiers = [f"{name} {format_size(n)}" for name, n in epoch.bytes_by_tier.items() if n]
-        console.print(
-            f"simulated epoch {number + 1}: {duration(epoch.seconds)}, AU {epoch.au:.1f} %, "
-            f"{', '.join(tiers)}",
-            highlight=False,
-            soft_wrap=whole,
-        )
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
     table = Table(
         "assumption", "value", "from", box=None, title_justify="left", title="Assumptions"

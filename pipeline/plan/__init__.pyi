@@ -34,7 +34,7 @@ from .order_costs import (
 from .order_costs import spread_warning as spread_warning, usual_spreads as usual_spreads
 from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL, Nodes as Nodes
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
-from .placement import level_text as level_text, levels_of as levels_of, moves as moves
+from .placement import level_text as level_text, levels_of as levels_of
 from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
 from .job_order import partners as partners, with_partners as with_partners

@@ -190,52 +190,21 @@ _EPOCHS_KEPT = 3
 _MOST_HOLDERS = 3  # nodes that are listed for a shard since they held its lane at the job's start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardMoves:
-    """The moves of shards between two epochs: int64, shape (moves,) each, sorted by shard.
-
-    shard: moves from `source` to `to`, which are lanes or nodes. If a shard is in two lanes (its
-    end extends into the next one), each new lane is a move from the lane that had most of it.
-    """
-
-    shard: Ints
-    source: Ints
-    to: Ints
-
-    def __len__(self) -> int:
-        """Return the number of moves."""
-        return len(self.shard)
-
-
-def moves(plan: Plan, epoch: int) -> ShardMoves:
-    """Return the shards that have another lane in the next epoch; none without `reshuffle`."""
-    if not plan.reshuffle:
-        none = np.empty(0, dtype=np.int64)
-        return ShardMoves(shard=none, source=none, to=none)
-    now, then = _ShardLanes.of(plan, epoch), _ShardLanes.of(plan, epoch + 1)
-    return _moves(now, then, plan.lanes)
-
-
 class Holders:
     """The nodes that hold or fetch each shard in the epochs of a job. Thread-safe.
 
     plan: has the job's lane order. nodes: number of ranks of each node, in the order of the ranks;
-    at least 1. held: bytes or levels of each group of lanes that each node held when the job
-    started, int64, shape (nodes, groups); None: none. start_epoch: epoch of `held`. Memory is
-    O(shards) for each of the three most recently used epochs; for one if lanes are fixed. Raises
-    PlanError for arguments that contradict each other.
+    at least 1. start_epoch: epoch in which the job starts. Memory is O(shards) for each of the
+    three most recently used epochs; for one if lanes are fixed. Raises PlanError for a node without
+    ranks.
     """
 
-    def __init__(
-        self, plan: Plan, *, nodes: Sequence[int], held: Ints | None = None, start_epoch: int = 0
-    ) -> None:
+    def __init__(self, plan: Plan, *, nodes: Sequence[int], start_epoch: int = 0) -> None:
         if not len(nodes) or min(nodes) < 1:
             raise PlanError(f"holders: got nodes of {list(nodes)} ranks, wanted 1 or more of each.")
         self._plan, self._start, self._groups = plan, start_epoch, LaneGroups(plan.lanes)
         self._nodes = len(nodes)
         self._held: Ints | None = None
-        if held is not None:
-            self.set_held(held)
         self._first, self._end = _readers(plan, nodes)
         self._tables: dict[int, _ShardLanes] = {}
         self._lock = threading.Lock()
@@ -246,7 +215,8 @@ class Holders:
         return self._nodes, len(self._groups)
 
     def set_held(self, held: Ints) -> None:
-        """Set the bytes or levels that nodes held when the job started, as in the constructor."""
+        """Set the bytes or levels of each group of lanes that each node held when the job started,
+        int64, shape (nodes, groups). Raises PlanError for another shape."""
         if held.shape != self.held_shape:
             raise PlanError(
                 f"holders: got held bytes of shape {held.shape}, wanted one row for each of the "
@@ -273,29 +243,18 @@ class Holders:
         found.update(dict.fromkeys(self.readers(shard, epoch)))
         return tuple(found)
 
-    def owner(self, shard: int, epoch: int, nodes: Sequence[int] | None = None) -> int | None:
-        """Return the node that fetches a shard from the store for all others; None if no healthy
-        node reads it.
+    def owner(self, shard: int, epoch: int) -> int | None:
+        """Return the node that fetches a shard from the store for all others; None if none reads
+        it.
 
         It is the node with the highest hash of those that read the shard in this epoch (rendezvous:
-        Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6, 1998), so that only the
-        shards of a lost node change their owner. nodes: the healthy nodes; None: all.
+        Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6, 1998).
         """
         readers = self.readers(shard, epoch)
-        if nodes is not None:
-            healthy = set(nodes)
-            readers = tuple(node for node in readers if node in healthy)
         if len(readers) < 2:
             return readers[0] if readers else None
         hashes = keyed_hash(_OWNER, shard, np.array(readers, dtype=np.int64))
         return readers[int(np.argmax(hashes))]
-
-    def moves(self, epoch: int) -> ShardMoves:
-        """Return the shards that a node reads in the next epoch but not in this one."""
-        if not self._plan.reshuffle:
-            return moves(self._plan, epoch)
-        now, then = (self._of_nodes(self._table(e)) for e in (epoch, epoch + 1))
-        return _moves(now, then, self._nodes)
 
     def _first_holders(self, shard: int) -> list[int]:
         """Return the nodes that held most of the shard's lanes at the job's start, sorted."""
@@ -307,16 +266,6 @@ class Holders:
         tie = keyed_hash(_OWNER, shard, np.arange(self._nodes, dtype=np.int64))
         most = np.lexsort((tie, -held))[:_MOST_HOLDERS]
         return [int(node) for node in most if held[node]]
-
-    def _of_nodes(self, table: _ShardLanes) -> _ShardLanes:
-        """Return the table with the nodes that read the lanes instead of the lanes."""
-        first, end = self._first[table.lane], self._end[table.lane]
-        count = end - first
-        shard, rows = np.repeat(table.shards(), count), np.repeat(table.rows, count)
-        begin = np.cumsum(count) - count
-        node = np.arange(int(count.sum())) - np.repeat(begin - first, count)
-        order = np.argsort(shard * self._nodes + node, kind="stable")
-        return _ShardLanes.grouped(shard[order], node[order], rows[order], len(self._plan.sizes))
 
     def _table(self, epoch: int) -> _ShardLanes:
         key = epoch if self._plan.reshuffle else 0
@@ -347,55 +296,20 @@ def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
 class _ShardLanes:
     """The lanes of each shard in an epoch: shard x has lane[begin[x] : begin[x + 1]].
 
-    rows: the shard's rows in that lane. lane, rows: int64, shape (pieces,). begin: int64, shape
-    (shards + 1,).
+    lane: int64, shape (pairs,). begin: int64, shape (shards + 1,).
     """
 
     begin: Ints
     lane: Ints
-    rows: Ints
 
     @classmethod
     def of(cls, plan: Plan, epoch: int) -> _ShardLanes:
         pieces: StrandPieces = plan.pieces(epoch)
-        lane = np.repeat(np.arange(plan.strands, dtype=np.int64), pieces.strand_pieces)
-        lane %= plan.lanes
-        order = np.argsort(pieces.shard * plan.lanes + lane, kind="stable")
-        return cls.grouped(pieces.shard[order], lane[order], pieces.rows[order], len(plan.sizes))
-
-    @classmethod
-    def grouped(cls, shard: Ints, lane: Ints, rows: Ints, shards: int) -> _ShardLanes:
-        """Return the table of pairs sorted by shard and lane; add the rows of equal pairs."""
-        is_new = np.ones(len(shard), dtype=bool)
-        is_new[1:] = (np.diff(shard) != 0) | (np.diff(lane) != 0)
-        starts = np.flatnonzero(is_new)
-        sums = np.add.reduceat(rows, starts) if len(starts) else rows
-        count = np.bincount(shard[starts], minlength=shards)
-        return cls(begin=np.concatenate([[0], np.cumsum(count)]), lane=lane[starts], rows=sums)
+        strand = np.repeat(np.arange(plan.strands, dtype=np.int64), pieces.strand_pieces)
+        pairs = np.unique(pieces.shard * plan.lanes + strand % plan.lanes)
+        begin = np.searchsorted(pairs, np.arange(len(plan.sizes) + 1) * plan.lanes)
+        return cls(begin=begin, lane=pairs % plan.lanes)
 
     def lanes_of(self, shard: int) -> Ints:
         """Return the lanes of a shard, ascending."""
         return self.lane[self.begin[shard] : self.begin[shard + 1]]
-
-    def shards(self) -> Ints:
-        """Return the shard of each pair."""
-        return np.repeat(np.arange(len(self.begin) - 1), np.diff(self.begin))
-
-    def homes(self) -> Ints:
-        """Return the lane that has most rows of each shard, the first of several; -1 for an empty
-        shard."""
-        home = np.full(len(self.begin) - 1, -1, dtype=np.int64)
-        best = np.lexsort((self.lane, -self.rows, self.shards()))
-        filled = np.flatnonzero(np.diff(self.begin))
-        home[filled] = self.lane[best[self.begin[filled]]]
-        return home
-
-
-def _moves(now: _ShardLanes, then: _ShardLanes, count: int) -> ShardMoves:
-    """Return the pairs of `then` that `now` doesn't have. count: number of lanes, or of nodes."""
-    shard_then = then.shards()
-    key, known = shard_then * count + then.lane, now.shards() * count + now.lane  # ascending
-    at = np.minimum(np.searchsorted(known, key), len(known) - 1)
-    is_new = known[at] != key
-    shard = shard_then[is_new]
-    return ShardMoves(shard=shard, source=now.homes()[shard], to=then.lane[is_new])

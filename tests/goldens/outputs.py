@@ -48,7 +48,7 @@ COMMANDS = (
     f"inspect in/tokens {TOKENS}",
     "inspect in/pair --fields=a=left,b=right --batch=2 --out=sheet.png",
     "plan --samples=100000 --sample-bytes=100KB --model=resnet50 --nodes=4",
-    "plan photos-pack --samples-per-s=1000 --local --simulate",
+    "plan photos-pack --samples-per-s=1000 --local",
     f"{WARM} --dry-run",
     WARM,
     "bench in/npz --seconds=0.1 --augment=none --batch-size=8",

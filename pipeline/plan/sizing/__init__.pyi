@@ -1,3 +1,6 @@
+from .cluster import CONNECTIONS_A_RANK as CONNECTIONS_A_RANK, MARGIN_SHARE as MARGIN_SHARE
+from .cluster import READ_S_PER_GB as READ_S_PER_GB, REQUEST_BYTES as REQUEST_BYTES
+from .cluster import fetch_cpu_s as fetch_cpu_s, peer_s_per_gb as peer_s_per_gb
 from .cluster import ClusterSetup as ClusterSetup, DataFigures as DataFigures
 from .cluster import JobFigures as JobFigures, NodeFigures as NodeFigures
 from .cluster import PEER_CLIENT_S_PER_GB as PEER_CLIENT_S_PER_GB
@@ -15,8 +18,8 @@ from .shard_geometry import SHARD_BYTES as SHARD_BYTES, few_shards_warning as fe
 from .shard_geometry import geometry_of as geometry_of, shard_bytes_for as shard_bytes_for
 from .shard_geometry import shard_readers as shard_readers, shards_for as shards_for
 from .shard_geometry import small_cache_warning as small_cache_warning
-from .simulation import SimulatedEpoch as SimulatedEpoch, Simulation as Simulation
-from .simulation import simulate as simulate
+from .shard_geometry import ShardGeometry as ShardGeometry
+from .traffic import EARLY_BATCHES as EARLY_BATCHES, block_samples as block_samples
 from .traffic import TIER_NAMES as TIER_NAMES, memory_share as memory_share
 from .traffic import reshuffled_share as reshuffled_share, single_share as single_share
 from .cluster import au_percent as au_percent

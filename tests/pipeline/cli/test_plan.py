@@ -152,19 +152,6 @@ def test_unknown_models_and_rates_name_the_known_ones() -> None:
     assert parse_rate("800MiB/s") == 800 * 2**20
 
 
-def test_a_simulation_is_shown_next_to_the_formulas(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["plan", "--model", "resnet50", "--samples", "60000"]
-    small += ["--store-requests-per-s", "1e6"]
-    found = planned(capsys, *small, "--nodes", "2", "--simulate")
-    first, later = found["simulated"]
-    assert first["seconds"] == pytest.approx(found["epoch_first_s"], rel=0.1)
-    assert later["seconds"] == pytest.approx(found["epoch_later_s"], rel=0.1)
-    assert main([*small, "--simulate"]) == 0
-    assert "simulated epoch 2" in capsys.readouterr().out
-    assert main(["plan", "--model", "resnet50", "--samples", "1000000000", "--simulate"]) == 2
-    assert "takes minutes" in capsys.readouterr().err
-
-
 def test_the_chart_shows_both_kinds_of_epoch(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "plan.png"

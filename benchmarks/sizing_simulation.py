@@ -17,28 +17,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base import FetchPolicy
-from penstock.pipeline.plan.needs import AHEAD_BYTES, LookAhead, Pace, room_for_fills
-from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.sizing.cluster import (
+from penstock.pipeline.plan import AHEAD_BYTES, LookAhead, Pace, Plan, room_for_fills
+from penstock.pipeline.plan.sizing import (
     CONNECTIONS_A_RANK,
+    EARLY_BATCHES,
     MARGIN_SHARE,
     RAM_SHARE,
     READ_S_PER_GB,
     REQUEST_BYTES,
     au_percent,
+    block_samples,
     fetch_cpu_s,
+    geometry_of,
     peer_s_per_gb,
 )
-from penstock.pipeline.plan.sizing.shard_geometry import geometry_of
-from penstock.pipeline.plan.sizing.traffic import EARLY_BATCHES, block_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.sizing.cluster import ClusterSetup
-    from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry
+    from penstock.pipeline.plan.sizing import ClusterSetup, ShardGeometry
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.pipeline.plan.sizing import ClusterSetup, Simulation, forecast, simulate
+from benchmarks.sizing_simulation import Simulation, simulate
+from penstock.pipeline.plan.sizing import ClusterSetup, forecast
 from tests.pipeline.plan.sizing.setups import setup
 
 SMALL: dict[str, Any] = {"samples": 320_000}

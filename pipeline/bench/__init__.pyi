@@ -2,7 +2,7 @@ from .accelerators import ACCELERATORS as ACCELERATORS, Accelerator as Accelerat
 from .accelerators import accelerator as accelerator
 from .bench_report import as_json as as_json, machine as machine, show_result as show_result
 from .bench_report import versions as versions
-from .ceilings import joined_ceilings as joined_ceilings, measure_ceilings as measure_ceilings
+from .ceilings import measure_ceilings as measure_ceilings, rate_in_sequence as rate_in_sequence
 from .ceilings import without_augmenting as without_augmenting
 from .child_process import Child as Child, ChildFailedError as ChildFailedError, HOME as HOME
 from .child_process import MARK as MARK, send_to_parent as send_to_parent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.cache import PenstockError
 from penstock.cache.base import usable_cores
-from penstock.pipeline.bench.ceilings import joined_ceilings, measure_ceilings
+from penstock.pipeline.bench.ceilings import measure_ceilings
 from penstock.pipeline.bench.loader_comparison import ROUND, ROUNDS, check_comparable, compare_url
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
 from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
@@ -232,19 +232,14 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSetting
             ranges = dataset.contents.images
             images = check_recipes(operations, dataset.schema, fields, ranges).images
     with reopened(workload, dataset) as own:
-        measured: list[tuple[str, CheckedRecipe] | None] = [*images.items()] or [None]
-        each = [
-            measure_ceilings(
-                own,
-                image,
-                batch_size=setup.batch_size,
-                device=workload.device,
-                threads=setup.num_workers,
-                seconds=_CEILING_SHARE * workload.seconds / len(measured),
-            )
-            for image in measured
-        ]
-        return joined_ceilings(each)
+        return measure_ceilings(
+            own,
+            images,
+            batch_size=setup.batch_size,
+            device=workload.device,
+            threads=setup.num_workers,
+            seconds=_CEILING_SHARE * workload.seconds,
+        )
 
 
 def _play_loaders(

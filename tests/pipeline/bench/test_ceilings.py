@@ -21,8 +21,8 @@ from penstock.augment import (
     imagenet_train,
 )
 from penstock.cache import ConfigError, DiskCache
-from penstock.pipeline.bench import joined_ceilings, measure_ceilings, without_augmenting
-from penstock.pipeline.report import Ceilings, Rate
+from penstock.pipeline.bench import measure_ceilings, rate_in_sequence, without_augmenting
+from penstock.pipeline.report import Rate
 from penstock.readers import Dataset, ImageRange, concat
 from tests.images import jpeg
 from tests.servers import Faults, serving
@@ -67,7 +67,7 @@ def test_every_stage_of_a_local_dataset_is_measured(
     place: Path = request.getfixturevalue(kind)
     with Dataset(place) as dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
-        found = measure_ceilings(dataset, ("image", recipe), batch_size=16, threads=2, seconds=0.05)
+        found = measure_ceilings(dataset, {"image": recipe}, batch_size=16, threads=2, seconds=0.05)
     assert set(found.stages()) == {"read", "decode", "augment", "python"}
     for rate in found.stages().values():
         assert rate.samples_per_s > 0
@@ -81,7 +81,7 @@ def test_every_stage_of_a_local_dataset_is_measured(
 
 def test_a_dataset_without_images_is_only_read(pack: Path) -> None:
     with Dataset(pack, fields=("label", "id")) as dataset:
-        found = measure_ceilings(dataset, None, batch_size=16, seconds=0.02)
+        found = measure_ceilings(dataset, {}, batch_size=16, seconds=0.02)
     assert set(found.stages()) == {"read"}
     assert found.decode_share is None
 
@@ -91,7 +91,7 @@ def test_a_part_of_a_dataset_is_measured_as_one_is(pack: Path, tmp_path: Path) -
     with serving(pack.parent) as server, Dataset(f"{server.url}/{pack.name}", cache=cache) as far:
         both = concat([Dataset(pack), far]).subset(range(0, 2 * len(far), 5))
         recipe = check_recipe(imagenet_train(32), images=far.contents.images["image"])
-        found = measure_ceilings(both, ("image", recipe), batch_size=16, threads=1, seconds=0.05)
+        found = measure_ceilings(both, {"image": recipe}, batch_size=16, threads=1, seconds=0.05)
     assert set(found.stages()) == {"remote", "read", "decode", "augment", "python"}
 
 
@@ -102,7 +102,7 @@ def test_a_slow_remote_is_fetched_from_but_not_waited_for(pack: Path, tmp_path: 
         with Dataset(f"{server.url}/{pack.name}", cache=cache) as dataset:
             recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
             found = measure_ceilings(
-                dataset, ("image", recipe), batch_size=16, threads=1, seconds=0.2
+                dataset, {"image": recipe}, batch_size=16, threads=1, seconds=0.2
             )
         cache.close()
     assert set(found.stages()) == {"remote", "decode", "augment", "python"}
@@ -120,7 +120,7 @@ def test_numbers_that_cant_be_are_named(
     pack: Path, arguments: dict[str, float], named: str
 ) -> None:
     with Dataset(pack) as dataset, pytest.raises(ConfigError, match=named):
-        measure_ceilings(dataset, None, **arguments)  # type: ignore[arg-type]
+        measure_ceilings(dataset, {}, **arguments)  # type: ignore[arg-type]
 
 
 def few(tmp_path: Path, *, progressive: int, baseline: int) -> Dataset:
@@ -136,7 +136,7 @@ def measured(dataset: Dataset) -> ProgressiveCost | None:
     with dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         return measure_ceilings(
-            dataset, ("image", recipe), batch_size=16, threads=1, seconds=0.02
+            dataset, {"image": recipe}, batch_size=16, threads=1, seconds=0.02
         ).progressive
 
 
@@ -170,7 +170,7 @@ def test_on_a_gpu_the_copy_is_measured_too(pack: Path) -> None:
     with Dataset(pack) as dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         found = measure_ceilings(
-            dataset, ("image", recipe), batch_size=16, device="cuda", threads=2, seconds=0.1
+            dataset, {"image": recipe}, batch_size=16, device="cuda", threads=2, seconds=0.1
         )
     assert found.copy is not None
     assert found.copy.samples_per_s > 0
@@ -179,9 +179,7 @@ def test_on_a_gpu_the_copy_is_measured_too(pack: Path) -> None:
 def test_what_several_images_take_adds_up() -> None:
     fast = Rate(samples_per_s=400.0, bytes_per_s=4e6, cpu_s_per_1000=1.0)
     slow = Rate(samples_per_s=100.0, bytes_per_s=3e6, cpu_s_per_1000=4.0)
-    one, other = Ceilings(read=fast, decode=fast, augment=slow), Ceilings(read=slow, decode=slow)
-    found = joined_ceilings([one, other])
-    assert found.read == fast
-    assert found.decode == Rate(samples_per_s=80.0, bytes_per_s=3.2e6, cpu_s_per_1000=5.0)
-    assert found.augment == slow
-    assert joined_ceilings([one]) == one
+    both = Rate(samples_per_s=80.0, bytes_per_s=3.2e6, cpu_s_per_1000=5.0)
+    assert rate_in_sequence([fast, slow]) == both
+    assert rate_in_sequence([None, slow]) == slow
+    assert rate_in_sequence([None]) is None

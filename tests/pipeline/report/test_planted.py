@@ -281,7 +281,9 @@ def test_with_ceilings_the_cause_stays_and_gets_a_prediction(tmp_path: Path) -> 
     found = run(Dataset(some), 12, augment=recipe)
     with Dataset(some) as dataset:
         checked = check_recipe(recipe, images=dataset.index.images["image"])
-        ceilings = measure_ceilings(dataset, checked, batch_size=16, threads=2, seconds=0.3)
+        ceilings = measure_ceilings(
+            dataset, {"image": checked}, batch_size=16, threads=2, seconds=0.3
+        )
     told = diagnose(replace(found.facts, ceilings=ceilings))
     assert (told.limit, told.cause) == ("decode", "progressive")
     assert told.of_ceiling is not None
@@ -302,7 +304,9 @@ def test_what_a_remote_gives_alone_is_told_apart_from_what_the_cache_has(
         found = run(Dataset(url, cache=cache, storage_options=QUICK), 10)
         with Dataset(url, cache=cache, storage_options=QUICK) as dataset:
             checked = check_recipe(SMALL, images=dataset.index.images["image"])
-            ceilings = measure_ceilings(dataset, checked, batch_size=16, threads=2, seconds=0.2)
+            ceilings = measure_ceilings(
+                dataset, {"image": checked}, batch_size=16, threads=2, seconds=0.2
+            )
         cache.close()
     told = diagnose(replace(found.facts, ceilings=ceilings))
     assert (told.limit, told.cause) == ("remote", "slow-remote")

@@ -8,7 +8,7 @@ from .child_process import Child as Child, ChildFailedError as ChildFailedError,
 from .child_process import MARK as MARK, send_to_parent as send_to_parent
 from .loader_comparison import LoaderComparison as LoaderComparison, LoaderFigures as LoaderFigures
 from .loader_comparison import (
-    compare_url as compare_url,
+    compare_loaders as compare_loaders,
     crop_of as crop_of,
     export_files as export_files,
 )

@@ -53,56 +53,29 @@ class Accelerator:
         return self.samples_per_s * self.sample_bytes
 
 
-def _table(*accelerators: Accelerator) -> dict[str, Accelerator]:
-    return {accelerator.name: accelerator for accelerator in accelerators}
-
-
-ACCELERATORS = _table(
-    Accelerator(name="h100-resnet50", step_s=0.224, batch_size=400, sample_bytes=114_660),
-    Accelerator(
-        name="h100-unet3d", step_s=0.323, batch_size=7, sample_bytes=146_600_628, has_images=False
-    ),
-    Accelerator(
-        name="h100-cosmoflow",
-        step_s=0.0035,
-        batch_size=1,
-        sample_bytes=2_828_486,
-        samples=524_288,
-        has_images=False,
-    ),
-    Accelerator(name="a100-resnet50", step_s=0.435, batch_size=400, sample_bytes=114_660),
-    Accelerator(
-        name="a100-unet3d", step_s=0.636, batch_size=7, sample_bytes=146_600_628, has_images=False
-    ),
-    Accelerator(
-        name="a100-cosmoflow",
-        step_s=0.00551,
-        batch_size=1,
-        sample_bytes=2_828_486,
-        samples=524_288,
-        has_images=False,
-    ),
-    Accelerator(
-        name="b200-unet3d",
-        step_s=0.162,
-        batch_size=7,
-        sample_bytes=146_600_628,
-        samples=7_200,
-        has_images=False,
-    ),
-    Accelerator(
-        name="b200-retinanet",
-        step_s=0.04755,
-        batch_size=24,
-        sample_bytes=322_957,
-        samples=1_170_301,
-    ),
-    Accelerator(
-        name="b200-flux", step_s=1.35, batch_size=48, sample_bytes=2_164_832, samples=4_296 * 288
-    ),
-    # A batch of 240 gives a step of half a second.
-    Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),
-)
+_PUBLISHED = {  # name: (step_s, batch_size, sample_bytes, samples, has_images)
+    "h100-resnet50": (0.224, 400, 114_660, 0, True),
+    "h100-unet3d": (0.323, 7, 146_600_628, 0, False),
+    "h100-cosmoflow": (0.0035, 1, 2_828_486, 524_288, False),
+    "a100-resnet50": (0.435, 400, 114_660, 0, True),
+    "a100-unet3d": (0.636, 7, 146_600_628, 0, False),
+    "a100-cosmoflow": (0.00551, 1, 2_828_486, 524_288, False),
+    "b200-unet3d": (0.162, 7, 146_600_628, 7_200, False),
+    "b200-retinanet": (0.04755, 24, 322_957, 1_170_301, True),
+    "b200-flux": (1.35, 48, 2_164_832, 4_296 * 288, True),
+    "dgx-pod": (0.5, 240, 500_000, 300_000, True),  # a batch of 240 gives a step of half a second
+}
+ACCELERATORS = {
+    name: Accelerator(
+        name=name,
+        step_s=step_s,
+        batch_size=batch_size,
+        sample_bytes=sample_bytes,
+        samples=samples,
+        has_images=has_images,
+    )
+    for name, (step_s, batch_size, sample_bytes, samples, has_images) in _PUBLISHED.items()
+}
 
 
 def accelerator(name: str) -> Accelerator:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.loader_comparison import LoaderComparison, LoaderFigures
     from penstock.pipeline.bench.measured_run import RunFigures
     from penstock.pipeline.bench.measurement import BenchResult
-    from penstock.pipeline.bench.settings_search import SettingsRuns
     from penstock.pipeline.report import Rate
 
 _DISTRIBUTIONS = {
@@ -108,14 +107,7 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "predicted": found.predicted_samples_per_s,
         "assumes": found.assumes,
         "basis": found.basis,
-        "ceilings": {
-            name: {
-                "samples_per_s": rate.samples_per_s,
-                "bytes_per_s": rate.bytes_per_s,
-                "cpu_s_per_1000": rate.cpu_s_per_1000,
-            }
-            for name, rate in result.ceilings.stages().items()
-        },
+        "ceilings": {name: asdict(rate) for name, rate in result.ceilings.stages().items()},
         "against": {name: asdict(figures) for name, figures in loader_figures(result).items()},
         "against_ours": None if loaders is None or loaders.ours is None else asdict(loaders.ours),
         "skipped": {} if loaders is None else dict(loaders.skipped),
@@ -135,16 +127,15 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "python": None if workload.recipe.reads_only else workload.line(setup),
         "tried": None
         if result.search is None
-        else [_runs_values(runs) for runs in result.search.setups],
+        else [
+            {**asdict(each.setup), "samples_per_s": each.samples_per_s, "runs": list(each.runs)}
+            for each in result.search.setups
+        ],
         "noise": None if result.search is None else result.search.noise,
         "date": result.date.isoformat(),
         "machine": machine(),
         "versions": versions(),
     }
-
-
-def _runs_values(runs: SettingsRuns) -> dict[str, Any]:
-    return {**asdict(runs.setup), "samples_per_s": runs.samples_per_s, "runs": list(runs.runs)}
 
 
 def loader_figures(result: BenchResult) -> Mapping[str, LoaderFigures]:
@@ -169,26 +160,27 @@ def show_result(result: BenchResult, console: Console) -> None:
         console.print(_title("Each stage on its own"), _stages(result, stages), sep="\n")
     if result.loaders is not None:
         _show_loaders(result.loaders, console)
-    for number, part in enumerate(_verdict(result)):
-        text = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
-        console.print(text, soft_wrap=True)
-    for hint in _hints(result):
-        console.print(Text(hint), soft_wrap=True)
-    if not result.workload.recipe.reads_only:  # no user's loader only reads
-        console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
+    found = result.diagnosis
+    before, advice, after = found.verdict.partition(found.advice or "\0")
+    console.print(Text(f"\n{before.strip()}", style="bold"), soft_wrap=True)
+    for line in ([f"{advice}{after}"] if advice else []) + list(_hints(result)):
+        console.print(Text(line), soft_wrap=True)
+    workload = result.workload
+    if not workload.recipe.reads_only:  # no user's loader only reads
+        code = f"{workload.imports}\nloader = {workload.line(result.setup)}"
+        console.print(_title("The same in Python"), Text(code), sep="\n", soft_wrap=True)
 
 
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="dim")
 
 
-def _verdict(result: BenchResult) -> Iterator[str]:
-    """Return the bottleneck and, on a second line, its remedy and the gain."""
-    found = result.diagnosis
-    before, advice, after = found.verdict.partition(found.advice or "\0")
-    yield before.strip()
-    if advice:
-        yield f"{advice}{after}"
+def _table(*names: str) -> Table:
+    """Return a table with a column of words, then columns of figures, then unnamed ones of words."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number and name else "left")
+    return table
 
 
 def _head(result: BenchResult) -> Text:
@@ -258,30 +250,24 @@ def _p99(result: BenchResult) -> str:
 def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
     """Tabulate the stages; only the limiting one shows the share that the run reached."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", ""):
-        table.add_column(name, justify="left" if name in ("stage", "") else "right")
+    table = _table("stage", "samples/s", "MB/s", "CPU s/1,000", "")
     for name, rate in stages.items():
-        is_limit = name == limit and share is not None
+        reached = ""
+        if name == limit and share is not None:
+            reached = f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
         table.add_row(
             STAGE_TITLES.get(name, name),
             f"{rate.samples_per_s:,.0f}",
             f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
             f"{rate.cpu_s_per_1000:.2f}",
-            _reached(share) if is_limit and share is not None else "",
-            style="bold" if is_limit else "",
+            reached,
+            style="bold" if reached else "",
         )
     return table
 
 
-def _reached(share: float) -> str:
-    return f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
-
-
 def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
-        table.add_column(name, justify="left" if name == "loader" else "right")
+    table = _table("loader", "samples/s", "CPU s/1,000", "Penstock is")
     rows = {OURS: loaders.ours} if loaders.ours is not None else {}
     for name, figures in (rows | dict(loaders.results)).items():
         table.add_row(
@@ -299,27 +285,18 @@ def _show_loaders(loaders: LoaderComparison, console: Console) -> None:
         console.print(Text(line), style="yellow", soft_wrap=True)
 
 
-def _ms(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
 def _search_table(result: BenchResult) -> Table:
     assert result.search is not None
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    names = ("num_workers", "prefetch_factor", "batch_size", "read", "samples/s", "runs", "")
-    for name in names:
-        table.add_column(name, justify="right")
-    for runs in result.search.setups:
-        setup, best = runs.setup, runs.setup == result.setup
+    settings = ("num_workers", "prefetch_factor", "batch_size", "read")
+    table = _table(*settings, "samples/s", "runs", "")
+    for each in result.search.setups:
+        chosen = each.setup == result.setup
         table.add_row(
-            str(setup.num_workers),
-            str(setup.prefetch_factor),
-            str(setup.batch_size),
-            setup.read,
-            f"{runs.samples_per_s:,.0f}",
-            str(len(runs.runs)),
-            "chosen" if best else "",
-            style="bold" if best else "",
+            *(str(getattr(each.setup, name)) for name in settings),
+            f"{each.samples_per_s:,.0f}",
+            str(len(each.runs)),
+            "chosen" if chosen else "",
+            style="bold" if chosen else "",
         )
     return table
 
@@ -343,14 +320,11 @@ def _hints(result: BenchResult) -> Iterator[str]:
         else:
             yield f"{noise}; smaller differences don't count."
     if result.stepped is None:
+        step_ms = fed_step_ms(result)
+        shown = f"{step_ms:,.0f}" if step_ms >= 10 else f"{step_ms:.2g}"
         yield (
-            f"An accelerator whose step over {result.setup.batch_size} samples takes "
-            f"{_ms(fed_step_ms(result))} ms or more never waits at this rate; --step-ms or "
-            "--accelerator measures its utilisation."
+            f"An accelerator whose step over {result.setup.batch_size} samples takes {shown} ms or "
+            "more never waits at this rate; --step-ms or --accelerator measures its utilisation."
         )
     if result.search is None:
         yield "The run used the loader's default settings; --tune searches for faster ones."
-
-
-def _python(result: BenchResult) -> str:
-    return f"{result.workload.imports}\nloader = {result.workload.line(result.setup)}"

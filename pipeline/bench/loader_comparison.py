@@ -16,10 +16,9 @@ import numpy as np
 
 from penstock.augment import RandomResizedCrop, imagenet_train
 from penstock.cache import ConfigError, DatasetError
-from penstock.cache.base import usable_cores
 from penstock.pipeline.bench.adapters import OURS, Work, list_files, split_installed
 from penstock.pipeline.bench.rounds import RoundSize, compare
-from penstock.readers import Rejection
+from penstock.readers import Dataset, Rejection
 from penstock.readers.fieldtypes import (
     IMAGE_HEAD_BYTES,
     DenseColumn,
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.augment import Recipes
-    from penstock.pipeline.bench.rounds import Comparison, Summary
-    from penstock.readers import Dataset, Source
-    from penstock.readers.index import Index
+    from penstock.pipeline.bench.rounds import Comparison
+    from penstock.readers import Source
 
 _DIGITS = 19  # of the largest int64: folders sort by name as labels do
 _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time
@@ -123,19 +121,17 @@ class LoaderComparison:
     comparison: Comparison | None
 
 
-def compare_url(
+def compare_loaders(
     names: Sequence[str],
-    url: str | Source,
+    dataset: Source,
     *,
     recipe: Recipes,
     batch_size: int,
-    workers: int | None = None,
-    rounds: int = ROUNDS,
+    workers: int,
     size: RoundSize = ROUND,
-    seed: int = 7,
     most_samples: int = MOST_SAMPLES,
     scratch: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> LoaderComparison:
     """Play interleaved rounds of Penstock and the named loaders over a dataset, on the CPU.
 
@@ -145,41 +141,50 @@ def compare_url(
     unless it has more than most_samples samples. If it has more, or is remote, all loaders read the
     same local copy of most_samples samples.
 
-    url: a URL, or a Dataset or Source, which stays open. names: from
-    `pipeline.bench.adapters.LOADERS`; loaders that aren't installed are skipped and listed.
-    workers: processes or threads of each loader; by default the number of usable cores. progress:
-    called with (rounds played, rounds in total) over all loaders. Raises ConfigError (unknown
-    name, another recipe than imagenet_train, a batch larger than the dataset), NotTheSameWorkError,
-    ChildFailedError, and what Dataset raises.
+    dataset: stays open. names: from `pipeline.bench.adapters.LOADERS`; loaders that aren't
+    installed are skipped and listed. workers: processes or threads of each loader. progress: called
+    with the share of the rounds that were played. Raises ConfigError (unknown name, another recipe
+    than imagenet_train, a batch larger than the dataset), NotTheSameWorkError, ChildFailedError,
+    and what Dataset raises.
     """
     crop = crop_of(recipe)
     there, skipped = split_installed(name for name in names if name not in OURS)
     if not there:
         return LoaderComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
-        source = _local_files(url, Path(place), most_samples)
-        source.check_batch(batch_size)
+        files = _compared_files(dataset, Path(place), most_samples)
+        if batch_size > files.samples:
+            raise ConfigError(
+                f"batch_size: got {batch_size}, but there are only {files.samples} samples. Pass a "
+                "smaller batch size."
+            )
         work = Work(
-            folder=source.folder,
-            pack=source.ours,
+            folder=files.folder,
+            pack=files.ours,
             scratch=Path(place),
             batch_size=batch_size,
             size=crop,
-            workers=workers or usable_cores(),
-            seed=seed,
+            workers=workers,
         )
         played = ["penstock", *there]
         done = compare(
             played,
             work,
-            rounds=rounds,
+            rounds=ROUNDS,
             size=size,
-            progress=progress and (lambda count: progress(count, rounds * len(played))),
+            progress=progress and (lambda count: progress(count / (ROUNDS * len(played)))),
         )
-    results = {name: _figures_of(summary) for name, summary in done.summaries.items()}
+    results = {
+        name: LoaderFigures(
+            samples_per_s=summary.images_per_s.median,
+            cpu_s_per_1000=summary.cpu_s_per_1000.median,
+            ratio=summary.speed_ratio.median,
+        )
+        for name, summary in done.summaries.items()
+    }
     ours = results.pop("penstock")
     return LoaderComparison(
-        results=results, ours=ours, skipped=skipped, note=source.note, comparison=done
+        results=results, ours=ours, skipped=skipped, note=files.note, comparison=done
     )
 
 
@@ -209,14 +214,6 @@ def crop_of(recipe: Recipes) -> int:
     )
 
 
-def _figures_of(summary: Summary) -> LoaderFigures:
-    return LoaderFigures(
-        samples_per_s=summary.images_per_s.median,
-        cpu_s_per_1000=summary.cpu_s_per_1000.median,
-        ratio=summary.speed_ratio.median,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ComparedFiles:
     """The files that a comparison reads.
@@ -230,60 +227,35 @@ class _ComparedFiles:
     samples: int
     note: str
 
-    def check_batch(self, size: int) -> None:
-        """Raise ConfigError for a batch larger than the dataset."""
-        if size > self.samples:
-            raise ConfigError(
-                f"batch_size: got {size}, but there are only {self.samples} samples. Pass a "
-                "smaller batch size."
-            )
 
-
-def _local_files(url: str | Source, place: Path, most_samples: int) -> _ComparedFiles:
-    from penstock.readers import Dataset, Source
-
-    if isinstance(url, Dataset):
-        return _files_of(url, place, most_samples)
-    if isinstance(url, Source):
-        done, copy = export_files(url, place / "files", most_samples=most_samples), place / "files"
-        note = f"All loaders read a local copy of {done.samples} of {len(url)} samples as files."
-        return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
-    with Dataset(url, allow_left_out=1) as dataset:
-        return _files_of(dataset, place, most_samples)
-
-
-def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFiles:
-    index = dataset.open()
-    if dataset.is_plain and (folder := _labelled_folder(dataset)) is not None:
+def _compared_files(dataset: Source, place: Path, most_samples: int) -> _ComparedFiles:
+    whole, home = len(dataset), _local_path(dataset)
+    if home is not None and _is_labelled_folder(dataset, home):
         note = "All loaders read the image folder in place."
-        return _ComparedFiles(folder=folder, ours=folder, samples=index.samples, note=note)
+        return _ComparedFiles(folder=home, ours=home, samples=whole, note=note)
     copy = place / "files"
     done = export_files(dataset, copy, most_samples=most_samples)
-    is_local = isinstance(index.origin, LocalFolder)
-    if is_local and dataset.is_plain and done.same_labels and done.samples == index.samples:
-        note = (
-            f"The other loaders read the {done.samples} samples as files; Penstock reads the "
-            "dataset in place."
-        )
-        return _ComparedFiles(folder=copy, ours=_path(index), samples=done.samples, note=note)
-    whose = "the dataset" if is_local else "the remote dataset"
-    note = (
-        f"All loaders read a local copy of {done.samples} of {index.samples} samples of {whose}, "
-        "as files."
+    note = f"All loaders read a local copy of {done.samples} of {whole} samples as files."
+    ours = copy
+    if home is not None and done.same_labels and done.samples == whole:
+        ours = home
+        note = f"The other loaders read the {whole} samples as files; Penstock reads the dataset "
+        note += "in place."
+    return _ComparedFiles(folder=copy, ours=ours, samples=done.samples, note=note)
+
+
+def _local_path(dataset: Source) -> Path | None:
+    """Return the path of a local dataset that is determined by its URL alone, else None."""
+    if not isinstance(dataset, Dataset) or not dataset.is_plain:
+        return None
+    origin = dataset.index.origin
+    return Path(origin.url) if isinstance(origin, LocalFolder) else None
+
+
+def _is_labelled_folder(dataset: Source, folder: Path) -> bool:
+    """Return True if the files of a folder are exactly the dataset's samples, with its classes."""
+    return (
+        dataset.contents.is_file_per_sample
+        and class_field(dataset.schema, dataset.fields) is not None
+        and len(list_files(folder)) == len(dataset)
     )
-    return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
-
-
-def _labelled_folder(dataset: Dataset) -> Path | None:
-    """Return the local folder whose files are exactly the dataset's samples, or None."""
-    index = dataset.index
-    if not index.format.is_file_per_sample or not isinstance(index.origin, LocalFolder):
-        return None
-    if class_field(dataset.schema, dataset.fields) is None:
-        return None
-    folder = _path(index)
-    return folder if len(list_files(folder)) == index.samples else None
-
-
-def _path(index: Index) -> Path:
-    return Path(index.origin.url)

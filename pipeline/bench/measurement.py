@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.cache import PenstockError
 from penstock.cache.base import usable_cores
 from penstock.pipeline.bench.ceilings import measure_ceilings
-from penstock.pipeline.bench.loader_comparison import ROUND, ROUNDS, check_comparable, compare_url
+from penstock.pipeline.bench.loader_comparison import (
+    ROUND,
+    ROUNDS,
+    check_comparable,
+    compare_loaders,
+)
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
 from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
 from penstock.pipeline.report import Diagnosis, diagnose
@@ -250,12 +255,12 @@ def _play_loaders(
     rate = result.raw.figures.samples_per_s / result.setup.batch_size
     timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
     with workload.dataset() as dataset:
-        return compare_url(
+        return compare_loaders(
             loaders,
             dataset,
             recipe=result.workload.recipe.operations,
             batch_size=result.setup.batch_size,
             workers=result.setup.num_workers,
             size=replace(ROUND, timed=timed),
-            progress=lambda done, rounds: progress("other loaders", done / rounds),
+            progress=lambda share: progress("other loaders", share),
         )

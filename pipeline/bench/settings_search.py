@@ -54,11 +54,8 @@ class Axis:
     values: tuple[Any, ...]
     tie: bool = False
 
-    def of(self, setup: LoaderSettings, place: int) -> LoaderSettings:
-        return replace(setup, **{self.name: self.values[place]})
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SettingsRuns:
     """One setup, and the samples/s of each of its runs."""
 
@@ -80,31 +77,6 @@ class SearchResult:
     noise: float
 
 
-def tune(
-    start: LoaderSettings,
-    axes: Sequence[Axis],
-    measure: Callable[[LoaderSettings], float],
-    *,
-    on_run: Callable[[LoaderSettings, float], None] | None = None,
-) -> SearchResult:
-    """Search along one axis after the other, beginning at start, and return the fastest setup.
-
-    axes: each contains start's own value. measure: returns the samples/s of a short run. on_run:
-    called after each run with its setup and samples/s.
-
-    Raises ConfigError for an axis without start's value, and what measure raises.
-    """
-    search = _SettingsSearch(measure, on_run)
-    search.run(start)
-    search.run(start)
-    low, high = sorted(search.runs_of(start).runs)
-    noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
-    best = start
-    for axis in axes:
-        best = _along(axis, best, search, noise)
-    return SearchResult(best=best, setups=tuple(search.setups.values()), noise=noise)
-
-
 def axes_for(
     start: LoaderSettings, *, cores: int, samples: int, given: Collection[str] = ()
 ) -> tuple[Axis, ...]:
@@ -121,57 +93,63 @@ def axes_for(
     return tuple(axis for axis in axes if axis.name not in given)
 
 
+def tune(
+    start: LoaderSettings, axes: Sequence[Axis], measure: Callable[[LoaderSettings], float]
+) -> SearchResult:
+    """Search along one axis after the other, beginning at start, and return the fastest setup.
+
+    axes: each contains start's own value. measure: returns the samples/s of a short run.
+
+    Raises ConfigError for an axis without start's value, and what measure raises.
+    """
+    search = _SettingsSearch(measure)
+    low, high = sorted((search.run(start), search.run(start)))
+    noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
+    best = start
+    for axis in axes:
+        best = search.along(axis, best, noise)
+    return SearchResult(best=best, setups=tuple(search.setups.values()), noise=noise)
+
+
 class _SettingsSearch:
     """The runs of a search so far."""
 
-    def __init__(
-        self,
-        measure: Callable[[LoaderSettings], float],
-        on_run: Callable[[LoaderSettings, float], None] | None,
-    ) -> None:
-        self._measure, self._on_run = measure, on_run
+    def __init__(self, measure: Callable[[LoaderSettings], float]) -> None:
+        self._measure = measure
         self.setups: dict[LoaderSettings, SettingsRuns] = {}
-
-    def runs_of(self, setup: LoaderSettings) -> SettingsRuns:
-        return self.setups[setup]
 
     def run(self, setup: LoaderSettings) -> float:
         """Make one more run and return its samples/s."""
         rate = self._measure(setup)
         self.setups.setdefault(setup, SettingsRuns(setup)).runs.append(rate)
-        if self._on_run is not None:
-            self._on_run(setup, rate)
         return rate
 
     def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
         """Return True if a setup is faster by that share (if negative: slower by no more), in a
         first run and in a second run of both: one lucky run is no reason to change."""
-        if self.run(new) <= (1 + by) * self.runs_of(best).samples_per_s:
+        if self.run(new) <= (1 + by) * self.setups[best].samples_per_s:
             return False
         return self.run(new) > (1 + by) * self.run(best)
 
-
-def _along(
-    axis: Axis, best: LoaderSettings, search: _SettingsSearch, noise: float
-) -> LoaderSettings:
-    """Return the best setup along one axis: search downwards first, then upwards if that found
-    nothing better."""
-    try:
-        begin = axis.values.index(getattr(best, axis.name))
-    except ValueError:
-        raise ConfigError(
-            f"{axis.name}: the search begins at {getattr(best, axis.name)!r}, which isn't one of "
-            f"the values to try, {list(axis.values)}."
-        ) from None
-    place, peak = begin, best
-    for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
-        while 0 <= place + step < len(axis.values):
-            new = axis.of(best, place + step)
-            # Compare with the fastest so far, so that several small losses don't add up.
-            if not search.beats(new, peak, by=by):
+    def along(self, axis: Axis, best: LoaderSettings, noise: float) -> LoaderSettings:
+        """Return the best setup along one axis: search downwards first, then upwards if that found
+        nothing better."""
+        now = getattr(best, axis.name)
+        if now not in axis.values:
+            raise ConfigError(
+                f"{axis.name}: the search begins at {now!r}, which isn't one of the values to try, "
+                f"{list(axis.values)}."
+            )
+        begin = place = axis.values.index(now)
+        peak = best
+        for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
+            while 0 <= place + step < len(axis.values):
+                new = replace(best, **{axis.name: axis.values[place + step]})
+                # Compare with the fastest so far, so that several small losses don't add up.
+                if not self.beats(new, peak, by=by):
+                    break
+                best, place = new, place + step
+                peak = max(peak, new, key=lambda setup: self.setups[setup].samples_per_s)
+            if place != begin:
                 break
-            best, place = new, place + step
-            peak = max(peak, new, key=lambda setup: search.runs_of(setup).samples_per_s)
-        if place != begin:
-            break
-    return best
+        return best

@@ -512,7 +512,7 @@ def test_a_loader_that_fails_leaves_what_was_measured(
     def fail(*_: object, **__: object) -> None:
         raise NotTheSameWorkError("they differ")
 
-    monkeypatch.setattr("penstock.pipeline.bench.measurement.compare_url", fail)
+    monkeypatch.setattr("penstock.pipeline.bench.measurement.compare_loaders", fail)
     given = ("--seconds", "0.1", "--batch-size", "16", "--against", "torch", "--json")
     assert main(["bench", str(pack), *given]) == 1
     out, err = capsys.readouterr()

@@ -24,9 +24,10 @@ from penstock.pipeline.bench import (
     Child,
     ChildFailedError,
     Comparison,
+    LoaderComparison,
     Player,
     RoundSize,
-    compare_url,
+    compare_loaders,
     crop_of,
     export_files,
     fitted_size,
@@ -51,6 +52,8 @@ from tests.benchmarks.test_benchmarks import PIXELS, a_round
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock.readers import Source
 
 COLOURS = {"blue": (0, 0, 254), "green": (0, 254, 0), "red": (254, 0, 0)}  # sorted: labels 0, 1, 2
 BRIGHT = {0: 2, 1: 1, 2: 0}  # label -> plane
@@ -249,7 +252,7 @@ def test_samples_without_labels_are_exported_as_one_class(tmp_path: Path) -> Non
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
-    """compare_url with rounds that cost nothing; what they were asked for."""
+    """compare_loaders with rounds that cost nothing; what they were asked for."""
     works: list[Work] = []
 
     def fake(names: Sequence[str], work: Work, *, rounds: int, **_: Any) -> Comparison:
@@ -267,8 +270,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[Work]:
     return works
 
 
+def compared(names: list[str], dataset: Source, **changed: Any) -> LoaderComparison:
+    options: dict[str, Any] = {"recipe": imagenet_train(), "batch_size": 8, "workers": 1}
+    return compare_loaders(names, dataset, **(options | changed))
+
+
 def test_a_labelled_folder_is_read_where_it_lies(coloured: Path, played: list[Work]) -> None:
-    done = compare_url(["dali"], str(coloured), recipe=imagenet_train(32), batch_size=8, workers=1)
+    done = compared(["dali"], Dataset(coloured), recipe=imagenet_train(32))
     (work,) = played
     assert (work.folder, work.pack) == (coloured, coloured)
     assert (work.size, work.workers, work.batch_size) == (32, 1, 8)
@@ -281,9 +289,7 @@ def test_a_labelled_folder_is_read_where_it_lies(coloured: Path, played: list[Wo
 def test_a_packs_samples_are_given_to_others_as_files(
     packed: Path, played: list[Work], tmp_path: Path
 ) -> None:
-    done = compare_url(
-        ["dali"], str(packed), recipe=imagenet_train(), batch_size=8, scratch=tmp_path
-    )
+    done = compared(["dali"], Dataset(packed), scratch=tmp_path)
     assert played[0].pack == packed
     assert played[0].folder.is_relative_to(tmp_path)
     assert not list(tmp_path.iterdir())  # the copy is gone again
@@ -294,9 +300,7 @@ def test_all_read_the_same_copy_of_a_set_that_is_too_large(
     packed: Path, played: list[Work]
 ) -> None:
     with Dataset(packed) as dataset:
-        done = compare_url(
-            ["dali"], dataset, recipe=imagenet_train(), batch_size=8, most_samples=20
-        )
+        done = compared(["dali"], dataset, most_samples=20)
         assert len(dataset) == EACH * len(COLOURS)  # still open
     assert played[0].pack == played[0].folder
     assert "20 of 48 samples" in done.note
@@ -305,7 +309,7 @@ def test_all_read_the_same_copy_of_a_set_that_is_too_large(
 def test_all_read_the_same_copy_of_a_part_of_a_dataset(packed: Path, played: list[Work]) -> None:
     with Dataset(packed) as dataset:
         part = dataset.subset(range(0, 48, 3))
-        done = compare_url(["dali"], part, recipe=imagenet_train(), batch_size=8)
+        done = compared(["dali"], part)
     assert played[0].pack == played[0].folder
     assert "16 of 16 samples" in done.note
 
@@ -315,7 +319,7 @@ def test_nothing_is_played_where_no_loader_is_installed(
 ) -> None:
     gone = {name: replace(a, needs=("nowhere",)) for name, a in ADAPTERS.items()}
     monkeypatch.setattr(loader_registry, "ADAPTERS", gone)
-    done = compare_url(["ffcv"], str(coloured), recipe=imagenet_train(), batch_size=8)
+    done = compared(["ffcv"], Dataset(coloured))
     assert not done.results
     assert done.ours is None
     assert set(done.skipped) == {"ffcv"}
@@ -334,7 +338,7 @@ def test_other_loaders_play_the_training_recipe_only(recipe: Any) -> None:
 
 def test_a_batch_larger_than_the_set_is_refused(coloured: Path, played: list[Work]) -> None:
     with pytest.raises(ConfigError, match="49, but there are only 48 samples"):
-        compare_url(["dali"], str(coloured), recipe=imagenet_train(), batch_size=49)
+        compared(["dali"], Dataset(coloured), batch_size=49)
     assert not played
 
 

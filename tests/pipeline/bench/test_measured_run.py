@@ -227,12 +227,6 @@ def test_one_lucky_run_is_not_enough() -> None:
     assert tune(START, axes, lambda _: next(lucky)).best == START
 
 
-def test_every_run_is_reported() -> None:
-    reported: list[float] = []
-    found = tune(START, AXES, lambda _: 100.0, on_run=lambda _, rate: reported.append(rate))
-    assert len(reported) == sum(len(trial.runs) for trial in found.setups)
-
-
 def test_a_search_that_begins_off_its_axis_is_refused() -> None:
     with pytest.raises(ConfigError, match="begins at 4"):
         tune(START, (Axis(name="num_workers", values=(1, 2)),), lambda _: 1.0)

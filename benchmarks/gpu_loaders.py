@@ -13,15 +13,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from penstock.pipeline.bench.adapters import (
-    AREA,
-    DEVIATION,
-    MEAN,
-    RATIO,
-    SMALL_CROP,
-    endless,
-    list_files,
-)
+from penstock.pipeline.bench import endless
+from penstock.pipeline.bench.adapters import AREA, DEVIATION, MEAN, RATIO, SMALL_CROP, list_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -176,7 +176,7 @@ def _title(text: str) -> Text:
 
 
 def _table(*names: str) -> Table:
-    """Return a table with a column of words, then columns of figures, then unnamed ones of words."""
+    """Return a table with a column of words, columns of figures, and unnamed columns of words."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(names):
         table.add_column(name, justify="right" if number and name else "left")

@@ -24,7 +24,7 @@ from penstock.cache import ConfigError
 from penstock.pipeline.plan.sizing import au_percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.pipeline.report import LoaderFacts, Statistics
 
@@ -111,15 +111,8 @@ _LEAST_BATCHES = 2
 _REPORT_EVERY_S = 0.5
 
 
-class Clock(Protocol):
+class Clock:
     """The time that a run measures, in seconds from any start, and the wait of a step."""
-
-    def now_s(self) -> float: ...
-    def wait(self, seconds: float) -> None: ...
-
-
-class WallClock:
-    """The machine's monotonic clock."""
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -136,7 +129,7 @@ class Loader(Protocol):
     def close(self) -> None: ...
 
 
-_WALL_CLOCK = WallClock()
+_CLOCK = Clock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +146,19 @@ class MeasuredRun:
 
 
 @dataclass(slots=True)
-class _StepTimes:
+class StepTimes:
     """The measured times of consecutive steps, and the number of their samples."""
 
     waits_s: list[float] = field(default_factory=list)
     computes_s: list[float] = field(default_factory=list)
     samples: int = 0
     elapsed_s: float = 0.0
+
+    @property
+    def au(self) -> float:
+        """The AU in per cent. An AU leaves out the first step; here, the steps before the measured
+        part replace it."""
+        return au_percent(self.computes_s, self.elapsed_s)
 
 
 def play(
@@ -170,7 +169,7 @@ def play(
     settle: int = SETTLE_BATCHES,
     sample_bytes: float | None = None,
     progress: Callable[[float], None] | None = None,
-    clock: Clock = _WALL_CLOCK,
+    clock: Clock = _CLOCK,
 ) -> MeasuredRun:
     """Build a loader, consume batches for `seconds` (at least two batches), and close it.
 
@@ -192,7 +191,7 @@ def play(
     began = clock.now_s()
     loader = make_loader()
     try:
-        batches = _endless(loader)
+        batches = endless(loader)
         first = next(batches)
         _wait_for_batch(first)
         first_batch_s = clock.now_s() - began
@@ -204,41 +203,44 @@ def play(
         _settle(batches, step_s, settle - settle // 2, most_s / 2, clock)
         before, cpu_s = loader.statistics(), tree_cpu_s()
         report = _ShareReporter(progress, seconds)
-        steps = _play_steps(
+        steps = play_steps(
             batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES, clock
         )
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
-    facts = after.facts.since(before.facts)
-    size_bytes = facts.bytes_read if sample_bytes is None else round(sample_bytes * steps.samples)
-    return MeasuredRun(
-        figures=_run_figures(
-            steps,
-            size_bytes=size_bytes,
-            cpu_s=cpu_s,
-            first_batch_s=first_batch_s,
-            stepped=step_s > 0,
-            tiers=_bytes_by_tier(before, after),
-        ),
-        facts=facts,
-        waits_s=tuple(steps.waits_s),
+    facts, waits_s = after.facts.since(before.facts), np.array(steps.waits_s)
+    figures = RunFigures(
+        samples=steps.samples,
+        batches=len(waits_s),
+        seconds=steps.elapsed_s,
+        bytes=facts.bytes_read if sample_bytes is None else round(sample_bytes * steps.samples),
+        cpu_s=cpu_s,
+        first_batch_s=first_batch_s,
+        wait_p50_s=float(np.quantile(waits_s, 0.5)),
+        wait_p99_s=float(np.quantile(waits_s, 0.99)),
+        wait_share=float(waits_s.sum() / steps.elapsed_s),
+        step_s=float(np.median(steps.computes_s)) if step_s else 0.0,
+        au=steps.au if step_s else 0.0,
+        bytes_by_tier={
+            tier: getattr(after, f"bytes_{tier}") - getattr(before, f"bytes_{tier}")
+            for tier in ("remote", "peers", "disk", "memory")
+        },
     )
+    return MeasuredRun(figures=figures, facts=facts, waits_s=tuple(steps.waits_s))
 
 
 def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float, clock: Clock) -> None:
-    _play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s), clock)
+    play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s), clock)
 
 
-def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _WALL_CLOCK) -> float:
+def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _CLOCK) -> float:
     """Return the AU in per cent of a loader without any cost: the same loop over one ready batch.
 
     The difference to 100 is the time that this machine takes to wake a step.
     """
     batches = itertools.repeat(batch)
-    return _au(
-        _play_steps(batches, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds, clock)
-    )
+    return play_steps(batches, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds, clock).au
 
 
 def import_all() -> None:
@@ -255,22 +257,28 @@ def import_all() -> None:
         return  # a run that needs it raises the error when it builds its graph
 
 
-def _endless(loader: Loader) -> Iterator[Any]:
-    """Yield the batches of epoch after epoch. Raise ConfigError for an epoch without a batch."""
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield batches of epoch after epoch. Raise ConfigError for an epoch without a batch."""
     while True:
-        count = 0
+        empty = True
         for batch in loader:
-            count += 1
+            empty = False
             yield batch
-        if not count:
-            raise ConfigError("The loader has no batch in an epoch. Pass a smaller batch size.")
+        if empty:
+            raise ConfigError(
+                "The loader delivers no batch in an epoch: each of its workers has fewer samples "
+                "than a batch. Use a smaller batch size, fewer workers or more samples."
+            )
 
 
-def _play_steps(
-    batches: Iterator[Any], step_s: float, is_enough: Callable[[int, float], bool], clock: Clock
-) -> _StepTimes:
+def play_steps(
+    batches: Iterator[Any],
+    step_s: float,
+    is_enough: Callable[[int, float], bool],
+    clock: Clock = _CLOCK,
+) -> StepTimes:
     """Consume batches, each followed by a step, until is_enough(steps, seconds) returns True."""
-    steps = _StepTimes()
+    steps = StepTimes()
     began = last = clock.now_s()
     while not is_enough(len(steps.waits_s), last - began):
         batch = next(batches)
@@ -299,46 +307,6 @@ def _wait_for_batch(batch: Any) -> None:
         import torch
 
         torch.cuda.current_stream(first.device).synchronize()
-
-
-def _au(steps: _StepTimes) -> float:
-    # An AU leaves out the first step; the steps before the measured part replace it.
-    return au_percent(steps.computes_s, steps.elapsed_s)
-
-
-def _run_figures(
-    steps: _StepTimes,
-    *,
-    size_bytes: int,
-    cpu_s: float,
-    first_batch_s: float,
-    stepped: bool,
-    tiers: dict[str, int],
-) -> RunFigures:
-    waits = np.array(steps.waits_s)
-    return RunFigures(
-        samples=steps.samples,
-        batches=len(waits),
-        seconds=steps.elapsed_s,
-        bytes=size_bytes,
-        cpu_s=cpu_s,
-        first_batch_s=first_batch_s,
-        wait_p50_s=float(np.quantile(waits, 0.5)),
-        wait_p99_s=float(np.quantile(waits, 0.99)),
-        wait_share=float(waits.sum() / steps.elapsed_s),
-        step_s=float(np.median(steps.computes_s)) if stepped else 0.0,
-        au=_au(steps) if stepped else 0.0,
-        bytes_by_tier=tiers,
-    )
-
-
-def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
-    return {
-        "remote": after.bytes_remote - before.bytes_remote,
-        "peers": after.bytes_peers - before.bytes_peers,
-        "disk": after.bytes_disk - before.bytes_disk,
-        "memory": after.bytes_memory - before.bytes_memory,
-    }
 
 
 class _ShareReporter:

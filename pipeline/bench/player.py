@@ -12,20 +12,17 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.bench.adapters import Work, build, imports, prepare
 from penstock.pipeline.bench.child_process import send_to_parent
-from penstock.pipeline.bench.measured_run import tree_cpu_s
+from penstock.pipeline.bench.measured_run import StepTimes, play_steps, tree_cpu_s
 from penstock.pipeline.bench.rounds import Round, RoundSize, look
 
 if TYPE_CHECKING:
     import torch
-
-    from penstock.pipeline.bench.adapters import Batches
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:
@@ -43,22 +40,27 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
         # Consume what the loader prefetched meanwhile; otherwise the first timed batches are free.
         for _ in range(size.settle):
             next(batches)
-        images, wall_s, cpu_s = _time_batches(batches, size.timed)
-        wait_s = step_s = 0.0
+        cpu_s = tree_cpu_s()
+        timed = play_steps(batches, 0.0, lambda steps, _: steps >= size.timed)
+        cpu_s = tree_cpu_s() - cpu_s
+        fed = StepTimes()
         if size.stepped:
-            wait_s, step_s = _feed_accelerator(batches, size.stepped, step_s=size.step_ms / 1000)
+            step_s = size.step_ms / 1000
+            # Two uncounted steps come first, in which the loader's prefetch fills.
+            play_steps(batches, step_s, lambda steps, _: steps >= 2)
+            fed = play_steps(batches, step_s, lambda steps, _: steps >= size.stepped)
     finally:
         batches.close()  # type: ignore[attr-defined]
         loader.close()
     return Round(
         build_s=built - began,
         first_batch_s=first - built,
-        images=images,
-        wall_s=wall_s,
+        images=timed.samples,
+        wall_s=timed.elapsed_s,
         cpu_s=cpu_s,
         stepped=size.stepped,
-        wait_s=wait_s,
-        step_s=step_s,
+        wait_s=sum(fed.waits_s),
+        step_s=sum(fed.computes_s),
         pixels=pixels,
     )
 
@@ -67,30 +69,6 @@ def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
     """Copy a batch: some loaders reuse its memory."""
     images, labels = batch
     return images.clone(), labels.clone()
-
-
-def _time_batches(batches: Batches, count: int) -> tuple[int, float, float]:
-    images = 0
-    cpu, wall = tree_cpu_s(), time.perf_counter()
-    for _ in range(count):
-        images += len(next(batches)[1])
-    return images, time.perf_counter() - wall, tree_cpu_s() - cpu
-
-
-def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[float, float]:
-    """Return the seconds of waiting for data and of steps. Two uncounted steps come first, in which
-    the loader's prefetch fills."""
-    idle = threading.Event()
-    wait_s = busy_s = 0.0
-    for number in range(-2, count):
-        began = time.perf_counter()
-        next(batches)
-        waited = time.perf_counter()
-        idle.wait(step_s)
-        if number >= 0:
-            wait_s += waited - began
-            busy_s += time.perf_counter() - waited
-    return wait_s, busy_s
 
 
 def main(argv: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench import endless
 from penstock.pipeline.bench.adapters import (
     AREA,
     DEVIATION,
@@ -11,7 +12,6 @@ from penstock.pipeline.bench.adapters import (
     RATIO,
     Adapter,
     converted,
-    endless,
     read_bytes,
 )
 

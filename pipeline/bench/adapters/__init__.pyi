@@ -2,7 +2,7 @@ from . import loader_registry as loader_registry
 from .adapter import AREA as AREA, Adapter as Adapter, Batches as Batches, DEVIATION as DEVIATION
 from .adapter import Files as Files, IMAGE_FOLDER as IMAGE_FOLDER, IMAGE_MODULES as IMAGE_MODULES
 from .adapter import IMAGE_PACKAGES as IMAGE_PACKAGES, MEAN as MEAN, PlayedLoader as PlayedLoader
-from .adapter import RATIO as RATIO, Work as Work, converted as converted, endless as endless
+from .adapter import RATIO as RATIO, Work as Work, converted as converted
 from .adapter import list_files as list_files
 from .dali import SMALL_CROP as SMALL_CROP
 from .images import RandomCropTransform as RandomCropTransform

@@ -21,7 +21,7 @@ from penstock.augment import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -140,20 +140,6 @@ def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Pa
         write(files.shuffled(), part)
         part.rename(whole)
     return whole
-
-
-def endless(loader: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches of epoch after epoch. Raise ConfigError for an epoch without a batch."""
-    while True:
-        empty = True
-        for batch in loader:
-            empty = False
-            yield batch
-        if empty:
-            raise ConfigError(
-                "The loader delivers no batch in an epoch: each of its workers has fewer samples "
-                "than a batch. Use a smaller batch size, fewer workers or more samples."
-            )
 
 
 IMAGE_FOLDER = "the image folder"

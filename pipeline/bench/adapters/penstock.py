@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter, endless
+from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
+from penstock.pipeline.bench.measured_run import endless
 
 if TYPE_CHECKING:
     from pathlib import Path

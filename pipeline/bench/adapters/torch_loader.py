@@ -10,7 +10,6 @@ from penstock.pipeline.bench.adapters.adapter import (
     IMAGE_MODULES,
     IMAGE_PACKAGES,
     Adapter,
-    endless,
     list_files,
 )
 from penstock.pipeline.bench.adapters.images import (
@@ -19,6 +18,7 @@ from penstock.pipeline.bench.adapters.images import (
     one_thread,
     read_bytes,
 )
+from penstock.pipeline.bench.measured_run import endless
 
 if TYPE_CHECKING:
     import torch

@@ -15,6 +15,7 @@ from penstock.pipeline.bench import (
     MOST_NOISE,
     SETTLE_BATCHES,
     Axis,
+    Clock,
     LoaderSettings,
     axes_for,
     floor_au,
@@ -34,7 +35,7 @@ BATCH = 4
 
 
 @dataclass
-class Clock:
+class SteppedClock(Clock):
     """A clock that only loaders and waits advance; a wait ends late, as on a busy machine."""
 
     time_s: float = 0.0
@@ -51,7 +52,7 @@ class Clock:
 class Loader:
     """A loader whose batches advance the clock: `epoch` batches of `batch_s` each."""
 
-    clock: Clock
+    clock: SteppedClock
     batch_s: float
     epoch: int = 10
     first_s: float = 0.0
@@ -75,11 +76,11 @@ class Loader:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SteppedClock:
+    return SteppedClock()
 
 
-def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
+def test_a_run_counts_what_came_in_its_measured_part(clock: SteppedClock) -> None:
     loader = Loader(clock, batch_s=0.25, first_s=3.0)
     done = play(lambda: loader, seconds=2.0, settle=1, clock=clock).figures
     assert (done.batches, done.samples, done.seconds) == (8, 8 * BATCH, 2.0)
@@ -92,7 +93,7 @@ def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
     assert loader.closed == 1
 
 
-def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None:
+def test_utilisation_is_of_the_steps_as_they_were_measured(clock: SteppedClock) -> None:
     done = play(
         lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2, clock=clock
     ).figures
@@ -101,34 +102,34 @@ def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None
     assert done.wait_share == pytest.approx(0.25)
 
 
-def test_batches_that_were_ready_are_not_counted(clock: Clock) -> None:
+def test_batches_that_were_ready_are_not_counted(clock: SteppedClock) -> None:
     loader = Loader(clock, batch_s=0.125)
     done = play(lambda: loader, seconds=1.0, clock=clock)
     assert loader.yielded == 1 + SETTLE_BATCHES + 8
     assert len(done.waits_s) == done.figures.batches == 8
 
 
-def test_slow_batches_settle_twice_and_are_measured_twice(clock: Clock) -> None:
+def test_slow_batches_settle_twice_and_are_measured_twice(clock: SteppedClock) -> None:
     loader = Loader(clock, batch_s=60.0)
     assert play(lambda: loader, seconds=0.5, clock=clock).figures.batches == 2
     assert loader.yielded == 1 + 2 + 2
 
 
-def test_an_epoch_shorter_than_the_run_is_begun_again(clock: Clock) -> None:
+def test_an_epoch_shorter_than_the_run_is_begun_again(clock: SteppedClock) -> None:
     assert (
         play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0, clock=clock).figures.batches
         == 20
     )
 
 
-def test_an_epoch_without_a_batch_is_an_error_and_the_loader_is_closed(clock: Clock) -> None:
+def test_an_epoch_without_a_batch_is_an_error_and_the_loader_is_closed(clock: SteppedClock) -> None:
     loader = Loader(clock, batch_s=0.25, epoch=0)
     with pytest.raises(ConfigError, match="no batch"):
         play(lambda: loader, seconds=5.0, clock=clock)
     assert loader.closed == 1
 
 
-def test_an_interrupted_run_closes_its_loader(clock: Clock) -> None:
+def test_an_interrupted_run_closes_its_loader(clock: SteppedClock) -> None:
     loader = Loader(clock, batch_s=0.25)
 
     def interrupt(_: float) -> None:
@@ -139,7 +140,7 @@ def test_an_interrupted_run_closes_its_loader(clock: Clock) -> None:
     assert loader.closed == 1
 
 
-def test_progress_is_reported_in_shares_twice_a_second(clock: Clock) -> None:
+def test_progress_is_reported_in_shares_twice_a_second(clock: SteppedClock) -> None:
     reported: list[float] = []
     play(lambda: Loader(clock, batch_s=0.125), seconds=4.0, progress=reported.append, clock=clock)
     assert reported == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
@@ -151,7 +152,7 @@ def test_numbers_that_cant_be_are_refused(seconds: float, step_s: float) -> None
         play(lambda: pytest.fail("was built"), seconds=seconds, step_s=step_s)
 
 
-def test_the_floor_is_the_utilisation_of_a_loader_without_cost(clock: Clock) -> None:
+def test_the_floor_is_the_utilisation_of_a_loader_without_cost(clock: SteppedClock) -> None:
     assert floor_au((range(BATCH),), step_s=0.25, seconds=2.0, clock=clock) == 100.0
 
 

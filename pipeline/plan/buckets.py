@@ -62,15 +62,6 @@ MOST_COUNTED = 2**24
 """Maximum samples whose lengths are looked up to number a step: 8 s."""
 
 
-def counting_error(samples: int) -> PlanError:
-    """Return the error for a step whose number takes too long to count."""
-    return PlanError(
-        "With batch_tokens= a step's number is counted from the lengths of the samples between it "
-        f"and the loader's position: about {samples:,} of them, which is too much to wait for. "
-        "Ask for a step nearer to the loader's position."
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
     """The settings of batches by tokens, which are part of a plan.
@@ -243,20 +234,10 @@ class Buckets:
         """Return the number of the pool of a position."""
         return min(position // self.settings.pool, self.pools - 1)
 
-    def count(self, epoch: int, first: int, end: int) -> tuple[int, int]:
-        """Return the batches of pools [first, end) of an epoch, and the samples whose lengths were
-        looked up for it: 0 if all pools are counted. Raises PlanError for too many samples."""
+    def counts(self, epoch: int) -> Ints:
+        """Return the batches of each pool of an epoch, 0 if they aren't counted yet."""
         with self._lock:
-            if (total := self._totals.get(epoch)) is not None and end - first == self.pools:
-                return total, 0
-            counts = self._counts_of(epoch)[first:end].copy()
-            missing = (np.flatnonzero(counts == 0) + first).tolist()
-        if (looked := len(missing) * self.settings.pool) > MOST_COUNTED:
-            raise counting_error(looked)
-        total = int(counts.sum())
-        for number in missing:
-            total += len(self.pool(epoch, number * self.settings.pool).ends)
-        return total, looked
+            return self._counts_of(epoch).copy()
 
     def total(self, epoch: int) -> int | None:
         """Return the batches of an epoch; None if they aren't counted yet."""
@@ -438,40 +419,41 @@ class BucketWalk(Walk):
         Raises PlanError if it is too far from a step whose number is known.
         """
         place, number = self.buckets.known
+        tally = _StepTally(self.buckets)
         if cursor < place:
-            return number - self._between(cursor, place)
-        return number + self._between(place, cursor)
+            return number - tally.between(cursor, place)
+        return number + tally.between(place, cursor)
 
     def cursor_of(self, step: int) -> Cursor:
         """Return the cursor at which a step begins. Raises PlanError for a negative number, and for
         a step that is too far from one whose number is known."""
         if step < 0:
             raise PlanError(f"step: got {step:,}, wanted 0 or more.")
-        buckets = self.buckets
+        buckets, tally = self.buckets, _StepTally(self.buckets)
         place, number = buckets.known
-        epoch, pool, looked = place.epoch, buckets.number(place.position), 0
+        epoch, pool = place.epoch, buckets.number(place.position)
         # Steps from the pool's first one on.
-        wanted = step - number + self._in_pool(epoch, place.position)
+        wanted = step - number + tally.in_pool(place)
         while wanted < 0:
             if pool == 0:
-                epoch, pool = epoch - 1, buckets.pools
-                if epoch < 0:
+                if epoch == 0:
                     raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
+                epoch -= 1
                 if (total := buckets.total(epoch)) is not None and wanted + total < 0:
-                    wanted, pool = wanted + total, 0
+                    wanted += total
                     continue
+                pool = buckets.pools
             pool -= 1
-            count, more = buckets.count(epoch, pool, pool + 1)
-            wanted, looked = wanted + count, _added(looked, more)
+            wanted += tally.batches(epoch, pool, pool + 1)
         while True:
             if pool == 0 and (total := buckets.total(epoch)) is not None and wanted >= total:
                 wanted, epoch = wanted - total, epoch + 1
                 continue
-            count, more = buckets.count(epoch, pool, pool + 1)
+            count = tally.batches(epoch, pool, pool + 1)
             if wanted < count:
                 found = buckets.pool(epoch, pool * buckets.settings.pool)
                 return Cursor(epoch, found.start + int(_begins(found.ends)[wanted]))
-            wanted, looked, pool = wanted - count, _added(looked, more), pool + 1
+            wanted, pool = wanted - count, pool + 1
             if pool == buckets.pools:
                 epoch, pool = epoch + 1, 0
 
@@ -485,41 +467,48 @@ class BucketWalk(Walk):
         if isinstance(other, BucketWalk):
             self.buckets.learn(other.buckets)
 
-    def _between(self, begin: Cursor, end: Cursor) -> int:
+
+class _StepTally:
+    """Counts the steps of pools for one number. Raises PlanError for too many samples whose lengths
+    would have to be looked up."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets, self._looked = buckets, 0
+
+    def batches(self, epoch: int, first: int, end: int) -> int:
+        """Return the batches of pools [first, end) of an epoch."""
+        buckets, each = self._buckets, self._buckets.settings.pool
+        if end - first == buckets.pools and (total := buckets.total(epoch)) is not None:
+            return total
+        counts = buckets.counts(epoch)[first:end]
+        missing = (np.flatnonzero(counts == 0) + first).tolist()
+        self._looked += len(missing) * each
+        if self._looked > MOST_COUNTED:
+            raise PlanError(
+                "With batch_tokens= a step's number is counted from the lengths of the samples "
+                f"between it and the loader's position: about {self._looked:,} of them, which is "
+                "too much to wait for. Ask for a step nearer to the loader's position."
+            )
+        new = sum(len(buckets.pool(epoch, number * each).ends) for number in missing)
+        return int(counts.sum()) + new
+
+    def between(self, begin: Cursor, end: Cursor) -> int:
         """Return the number of steps that begin at or after one cursor and before another."""
-        if begin.epoch == end.epoch:
-            return self._count(begin.epoch, begin.position, end.position)[0]
-        total, looked = self._count(begin.epoch, begin.position, self.samples)
-        for epoch in range(begin.epoch + 1, end.epoch):
-            count, more = self._count(epoch, 0, self.samples)
-            total, looked = total + count, _added(looked, more)
-        return total + self._count(end.epoch, 0, end.position)[0]
+        total, pool = -self.in_pool(begin), self._buckets.number(begin.position)
+        for epoch in range(begin.epoch, end.epoch):
+            total += self.batches(epoch, pool, self._buckets.pools)
+            pool = 0
+        total += self.batches(end.epoch, pool, self._buckets.number(end.position))
+        return total + self.in_pool(end)
 
-    def _count(self, epoch: int, begin: int, end: int) -> tuple[int, int]:
-        """Return the number of steps that begin at positions [begin, end) of an epoch, and the
-        samples whose lengths were looked up for it."""
-        buckets = self.buckets
-        if begin >= self.samples or begin >= end:
-            return 0, 0
-        if begin == 0 and end >= self.samples:
-            return buckets.count(epoch, 0, buckets.pools)
-        first, last = buckets.number(begin), buckets.number(end)
-        count, looked = buckets.count(epoch, first, last)
-        return count + self._in_pool(epoch, end) - self._in_pool(epoch, begin), looked
-
-    def _in_pool(self, epoch: int, position: int) -> int:
-        """Return how many batches of a position's pool begin before it."""
-        if self.buckets.number(position) * self.buckets.settings.pool == position:
+    def in_pool(self, at: Cursor) -> int:
+        """Return how many batches of a cursor's pool begin before it."""
+        buckets = self._buckets
+        if buckets.number(at.position) * buckets.settings.pool == at.position:
             return 0
-        pool = self.buckets.pool(epoch, position)
-        return int(np.searchsorted(_begins(pool.ends), position - pool.start, side="left"))
+        pool = buckets.pool(at.epoch, at.position)
+        return int(np.searchsorted(_begins(pool.ends), at.position - pool.start, side="left"))
 
 
 def _begins(ends: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([[0], ends[:-1]])
-
-
-def _added(looked: int, more: int) -> int:
-    if looked + more > MOST_COUNTED:
-        raise counting_error(looked + more)
-    return looked + more

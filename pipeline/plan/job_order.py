@@ -25,7 +25,6 @@ import numpy as np
 
 from penstock.pipeline.plan.order import Plan, default_lanes, default_unit_window, default_window
 from penstock.pipeline.plan.walk import Cursor
-from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -130,8 +129,7 @@ class RankOrder:
     def slots(self, step: Step) -> RankSlots:
         """Return the rows that this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
-        rank, size = self.world.rank, self.world.size
-        low, high = (first_slot(step.size, r, size, self.plan.bins) for r in (rank, rank + 1))
+        low, high = self.world.slots(step.size, self.plan.bins)
         rows = self.plan.places(epoch, position, step.size, low=low, high=high).rows
         real = len(rows)
         if self.mixes:
@@ -139,7 +137,7 @@ class RankOrder:
             return RankSlots(rows=rows, real=real, partner=partner)
         if self.padded_by is None:
             return RankSlots(rows=rows, real=real)
-        padded_size = -(-self.padded_by.full_size(step.start) // size)
+        padded_size = -(-self.padded_by.full_size(step.start) // self.world.size)
         valid = np.arange(padded_size) < real
         if missing := padded_size - real:
             stand_in = self.plan.places(epoch, position, 1, low=0, high=1).rows
@@ -151,15 +149,13 @@ class RankOrder:
     ) -> tuple[list[RankSlots], NDArray[np.int64]] | None:
         """Return the rows that this rank reads for steps of one epoch, and all of them end to end;
         None if they are of two epochs, padded or mixed."""
-        epoch, (rank, size) = steps[0].start.epoch, (self.world.rank, self.world.size)
+        epoch, world = steps[0].start.epoch, self.world
         if steps[-1].start.epoch != epoch or self.mixes or self.padded_by is not None:
             return None
         bins, bounds = self.plan.bins, [0]
         cuts = []
         for step in steps:
-            low, high = 0, step.size
-            if size > 1:
-                low, high = (first_slot(step.size, r, size, bins) for r in (rank, rank + 1))
+            low, high = world.slots(step.size, bins) if world.size > 1 else (0, step.size)
             cuts.append((step.start.position, step.size, low, high))
             bounds.append(bounds[-1] + high - low)
         rows = self.plan.places_together(epoch, cuts).rows
@@ -171,9 +167,8 @@ class RankOrder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return this rank's rows followed by partners of other ranks, and the index of each own
         row's partner."""
-        size, world = step.size, self.world
-        low = first_slot(size, world.rank, world.size, self.plan.bins)
-        position, lanes = step.start.position, self.plan.lanes
+        size, position, lanes = step.size, step.start.position, self.plan.lanes
+        low, _ = self.world.slots(size, self.plan.bins)
         own_slots = self.plan.own_slots(step.start.epoch, position, size)
         slots, partner = with_partners(
             low, low + len(rows), position=position, size=size, lanes=lanes, own_slots=own_slots
@@ -318,8 +313,7 @@ class JobOrder:
         plan = self.plan()
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             at, size = step.start, step.size
-            rank, bins = world.rank, plan.bins
-            low, high = (first_slot(size, r, world.size, bins) for r in (rank, rank + 1))
+            low, high = world.slots(size, plan.bins)
             rows = plan.places(at.epoch, at.position, size, low=low, high=high).rows
             yield self.source.ids(rows).tolist()
 

@@ -54,10 +54,7 @@ def best_bins(value: Ints, capacity: Ints, *, most_work: int = _MOST_WORK) -> In
             search.move_row_out(full)
     if (search.count <= capacity).all():
         return search.bin
-    search.move_excess()
-    row = np.arange(len(value))
-    found = (search.bin, _greedy_bins(value, capacity))
-    return max(found, key=lambda bins: int(value[row, bins].sum()))
+    return _greedy_bins(value, capacity)
 
 
 class _BinSearch:
@@ -104,20 +101,6 @@ class _BinSearch:
             before, row = int(via_bin[at]), int(via_row[at])
             self._move(row, before, at)
             at = before
-
-    def move_excess(self) -> None:
-        """Move rows beyond a bin's capacity one by one to the free places where they lose least."""
-        for full in np.flatnonzero(self.count > self._capacity).tolist():
-            rows = self._rows[full]
-            worth = self._value[rows] - self._price
-            own = worth[:, full].copy()
-            worth[:, full] = -_FAR
-            for row in rows[np.argsort(worth.max(axis=1) - own, kind="stable")][::-1].tolist():
-                if self.count[full] <= self._capacity[full]:
-                    break
-                is_free = self.count < self._capacity
-                worth_elsewhere = np.where(is_free, self._value[row] - self._price, -_FAR)
-                self._move(row, full, int(np.argmax(worth_elsewhere)))
 
     def _losses(self, at: int) -> tuple[Ints, Ints]:
         """Return for each bin the row of bin `at` that loses least by moving to it at the bins'

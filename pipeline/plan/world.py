@@ -24,6 +24,8 @@ from penstock.cache import PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    _Launcher = Callable[[Mapping[str, str]], "World | None"]
+
 _REMEDY = "Correct or unset it, or pass world=World(rank, size)."
 # Some trainers' launchers (Lightning's) set all variables but the rank.
 _LATER = (
@@ -202,13 +204,16 @@ class World:
                 return world
         return _with_place(environ, *group)
 
+    def slots(self, count: int, bins: int = 1) -> tuple[int, int]:
+        """Return the slots [low, high) of a global batch of `count` that this rank reads."""
+        rank, size = self.rank, self.size
+        return first_slot(count, rank, size, bins), first_slot(count, rank + 1, size, bins)
+
     def share(self, count: int, bins: int = 1) -> int:
         """Return how many of `count` slots this rank reads. The ranks' shares differ by at most
         one, unless a batch has `bins` that the ranks don't divide."""
-        begin, end = (
-            first_slot(count, rank, self.size, bins) for rank in (self.rank, self.rank + 1)
-        )
-        return end - begin
+        low, high = self.slots(count, bins)
+        return high - low
 
     def threads(self, cores: int) -> int:
         """Return this rank's share of its node's cores, at least 1."""
@@ -316,27 +321,15 @@ def _with_place(environ: Mapping[str, str], rank: int, size: int) -> World:
     return World(rank, size, local_rank=local_rank, local_size=min(local_size, size))
 
 
-def _torchrun(environ: Mapping[str, str]) -> World | None:
-    return _from_names(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_MPI_LOCAL_RANK = "MPI_LOCALRANKID"
 
 
-def _horovod(environ: Mapping[str, str], prefix: str = "HOROVOD") -> World | None:
-    names = (f"{prefix}_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    return _from_names(environ, *names)
+def _named(rank: str, size: str, local_rank: str, local_size: str) -> _Launcher:
+    """Return the launcher that sets these variables."""
+    return lambda environ: _from_names(environ, rank, size, local_rank, local_size)
 
 
-def _open_mpi(environ: Mapping[str, str]) -> World | None:
-    return _horovod(environ, prefix="OMPI_COMM_WORLD")
-
-
-def _hydra(environ: Mapping[str, str]) -> World | None:
-    """Return the world of a process that the mpiexec of MPICH or Intel MPI started: it adds the
-    local rank to PMI's variables."""
-    return _pmi(environ) if "MPI_LOCALRANKID" in environ else None
-
-
-def _pmi(environ: Mapping[str, str]) -> World | None:
-    return _from_names(environ, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_pmi = _named("PMI_RANK", "PMI_SIZE", _MPI_LOCAL_RANK, "MPI_LOCALNRANKS")
 
 
 def _slurm(environ: Mapping[str, str]) -> World | None:
@@ -405,12 +398,15 @@ def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, in
     return name, counts[node]
 
 
-_LAUNCHERS: tuple[Callable[[Mapping[str, str]], World | None], ...] = (
+_LAUNCHERS: tuple[_Launcher, ...] = (
     # Inner launchers come first: srun may have started torchrun or mpirun.
-    _torchrun,
-    _horovod,
-    _open_mpi,
-    _hydra,
+    _named("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *(
+        _named(*(f"{prefix}_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
+        for prefix in ("HOROVOD", "OMPI_COMM_WORLD")
+    ),
+    # The mpiexec of MPICH or Intel MPI adds the local rank to PMI's variables.
+    lambda environ: _pmi(environ) if _MPI_LOCAL_RANK in environ else None,
     _slurm,
     _pmi,
 )

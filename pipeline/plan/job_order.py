@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.pipeline.plan.lanes import first_slots
 from penstock.pipeline.plan.order import Plan, default_lanes, default_unit_window, default_window
 from penstock.pipeline.plan.walk import Cursor
 
@@ -60,12 +61,7 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
 
     Slots number the batch's samples sorted by (lane, offset). int64, shape (slots,).
     """
-    each, more = divmod(size, lanes)
-    # Lanes [first, first + more), modulo lanes, have one sample more than the others.
-    first = position % lanes
-    lane = np.arange(lanes + 1)
-    longer_before = np.clip(lane - first, 0, more) + np.minimum(lane, max(0, first + more - lanes))
-    begin = lane * each + longer_before
+    begin = first_slots(position, size, lanes)
     of = np.searchsorted(begin, slots, side="right") - 1
     low, high = begin[of], begin[of + 1]
     is_only = high - low == 1

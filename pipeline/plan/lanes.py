@@ -320,7 +320,7 @@ def ordered_slots(
     if not more:
         place, nth = np.divmod(slots, max(1, each))
     else:
-        ends = np.cumsum(each + ((lane_at - start) % lanes < more))
+        ends = np.cumsum(_rows_of_lanes(position, count, lanes)[lane_at])
         place = ends.searchsorted(slots, side="right")
         nth = slots - np.where(place > 0, ends[place - 1], 0)
     lane = lane_at[place]
@@ -331,11 +331,24 @@ def own_slots(position: int, count: int, lane_at: Ints) -> Ints:
     """Return for each slot of `ordered_slots` its number in the plan's own order, which begins with
     lane 0: int64, shape (count,)."""
     lanes = len(lane_at)
-    each, more = divmod(count, lanes)
     turn, start = divmod(position, lanes)
     lane, offset = ordered_slots(position, count, lane_at, low=0, high=count)
-    numbers = np.arange(lanes, dtype=np.int64)
-    rows = each + ((numbers - start) % lanes < more)
-    first = np.cumsum(rows) - rows - turn - (numbers < start)
+    first = first_slots(position, count, lanes)[:-1] - turn
+    first[:start] -= 1
     slots: Ints = offset + first[lane]
     return slots
+
+
+def first_slots(position: int, count: int, lanes: int) -> Ints:
+    """Return the first slot of each lane in the plan's own order, then `count`: int64, shape
+    (lanes + 1,)."""
+    return np.concatenate([[0], np.cumsum(_rows_of_lanes(position, count, lanes))])
+
+
+def _rows_of_lanes(position: int, count: int, lanes: int) -> Ints:
+    """Return the samples of each lane among positions [position, position + count): a circular
+    range of lanes has one more than the others."""
+    each, more = divmod(count, lanes)
+    rows = np.full(lanes, each, dtype=np.int64)
+    rows[(np.arange(more) + position) % lanes] += 1
+    return rows

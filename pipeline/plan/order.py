@@ -192,7 +192,9 @@ class Plan:
         self._lanes = np.array(self.lanes, dtype=np.int64)
         self.strands = 2 * self.lanes if split else self.lanes
         self.lane_order = None if ordered else lane_order
-        self._lane_at = None if self.lane_order is None else self.lane_order.lanes_of(self.lanes)
+        self._lane_at = np.arange(self.lanes, dtype=np.int64)
+        if self.lane_order is not None:
+            self._lane_at = self.lane_order.lanes_of(self.lanes)
         self._first_id = np.cumsum(self.sizes) - self.sizes
         self._cut = self._cut_shards(None)
         self._epochs: dict[int, _Epoch] = {}
@@ -280,14 +282,15 @@ class Plan:
         count = self._count(position, size)
         if not 0 <= low <= high <= count:
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
-        if self._lane_at is None:
-            return _lane_slots(position, count, self.lanes, low=low, high=high)
+        if self.lanes == 1:  # takes a third of the time, which matters for small batches
+            at = np.arange(position + low, position + high, dtype=np.int64)
+            return np.zeros_like(at), at
         return ordered_slots(position, count, self._lane_at, low=low, high=high)
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a batch with lane 0 first, int64, shape (slots,); None
         if that is the slot's number."""
-        if self._lane_at is None:
+        if self.lane_order is None:
             return None
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
@@ -317,7 +320,7 @@ class Plan:
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
         bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
         strands = range(0, self.strands, self.lanes)
-        if self._lane_at is None:
+        if self.lane_order is None:
             runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
         else:
             own = self._lane_at[begin:stop]
@@ -481,41 +484,6 @@ def _joined(cuts: Sequence[SlotCut]) -> Sequence[SlotCut]:
             return cuts
         end += size
     return [(begin, end - begin, 0, end - begin)]
-
-
-def _lane_slots(position: int, count: int, lanes: int, *, low: int, high: int) -> tuple[Ints, Ints]:
-    """Return the lanes and offsets of slots [low, high) of a batch, int64, shape (high - low,).
-
-    Slots number the positions [position, position + count) sorted by (lane, offset). Costs
-    O(high - low): the lanes with one sample more are a circular range, so the slots are three runs
-    of lanes with equally many samples.
-    """
-    if lanes == 1:  # takes a third of the time, which matters for small batches
-        at = np.arange(position + low, position + high, dtype=np.int64)
-        return np.zeros_like(at), at
-    whole, more = divmod(count, lanes)
-    turn, start = divmod(position, lanes)
-    wrapped = start + more - lanes
-    if wrapped <= 0:
-        runs = ((0, start, whole), (start, start + more, whole + 1), (start + more, lanes, whole))
-    else:
-        runs = ((0, wrapped, whole + 1), (wrapped, start, whole), (start, lanes, whole + 1))
-    parts: list[tuple[Ints, Ints]] = []
-    done = 0
-    for first, last, each in runs:
-        slots = (last - first) * each
-        begin, end = max(low - done, 0), min(high - done, slots)
-        if begin < end:
-            lane, nth = np.divmod(np.arange(begin, end, dtype=np.int64), each)
-            lane += first
-            nth += turn + (first < start)
-            parts.append((lane, nth))
-        done += slots
-    if not parts:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate([lane for lane, _ in parts]), np.concatenate([at for _, at in parts])
 
 
 def _checked_sizes(sizes: ArrayLike | Sequence[int]) -> Ints:

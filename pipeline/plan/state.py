@@ -5,12 +5,15 @@ A state is JSON of less than 10 kB.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PlanError, ResumeError
 from penstock.pipeline.plan.job_order import PlanSettings
 from penstock.pipeline.plan.walk import MOST_KEPT, BatchSchedule, Cursor, Walk
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STATE_VERSION = 3
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
@@ -102,25 +105,24 @@ class LoaderState:
                 f"State version {version!r} can't be read: this Penstock writes and reads version "
                 f"{STATE_VERSION}. Resume with the release that wrote it, or start without a state."
             )
-        fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
-        plan = fields.pop("plan")
-        settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
+        plan = _take(state, "plan", (dict,))
+        settings = _typed(PlanSettings, plan)
         if (buckets := plan.get("buckets")) is not None:
             if not isinstance(buckets, dict):
                 raise ResumeError(f"State is damaged: buckets are {buckets!r}. {_REMEDY}")
             from penstock.pipeline.plan.buckets import BucketSettings  # only these jobs load it
 
-            buckets = {"bins": 1, **buckets}
-            parts = {name: _take(buckets, name, kind) for name, kind in _BUCKET_FIELDS.items()}
+            parts = _typed(BucketSettings, {"bins": 1, **buckets})
             if not 0 < parts["bins"] <= max(1, parts["tokens"]):
                 raise ResumeError(f"State is damaged: {parts['bins']} bins. {_REMEDY}")
             settings["buckets"] = BucketSettings(**parts)
         bad = state.get("bad")
+        bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
+        batches = _take(state, "batches", (list, tuple))
         self = cls(
             plan=PlanSettings(**settings),
-            schedule=_schedule(fields.pop("batches"), fields.pop("first_step")),
-            bad=bad if type(bad) is int and bad > 0 else 0,  # an invalid count is no error
-            **fields,
+            schedule=_schedule(batches, _take(state, "first_step", (int,))),
+            **_typed(cls, {**state, "bad": bad}),
         )
         if not (0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST):
             raise ResumeError(
@@ -151,26 +153,15 @@ class LoaderState:
             )
 
 
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "dataset": (str,),
-    "fingerprint": (str,),
-    "samples": (int,),
-    "plan": (dict,),
-    "epoch": (int,),
-    "position": (int,),
-    "step": (int, type(None)),
-    "batches": (list, tuple),
-    "first_step": (int,),
-    "drop_last": (bool,),
-    "lane_order": (str, type(None)),
+_KINDS: dict[Any, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
 }
-_PLAN_FIELDS: dict[str, tuple[type, ...]] = {
-    "seed": (int,),
-    "shuffle": (bool,),
-    "lanes": (int,),
-    "window": (int,),
-    "reshuffle": (float, int),
-}
+"""The types of JSON values for the fields of a state and its parts, by annotation."""
 
 _MOST, _MOST_LANES = 2**53, 2**24
 """Upper limits of counts, which JSON stores exactly up to this, and of lanes, for memory."""
@@ -178,15 +169,12 @@ _MOST, _MOST_LANES = 2**53, 2**24
 MOST_LANE_ORDER = 5_500
 """Characters of a lane order: together with `MOST_KEPT` batch sizes a state is below 10 kB."""
 
-_BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
-    "field": (str,),
-    "tokens": (int,),
-    "is_padded": (bool,),
-    "pool": (int,),
-    "ranks": (int,),
-    "batch": (int,),
-    "bins": (int,),
-}
+
+def _typed(kind: type[DataclassInstance], values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a dataclass's plain fields. Raises ResumeError for a missing or wrong
+    one."""
+    plain = [each for each in fields(kind) if each.type in _KINDS]
+    return {each.name: _take(values, each.name, _KINDS[each.type]) for each in plain}
 
 
 def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:

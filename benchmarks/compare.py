@@ -21,16 +21,9 @@ from benchmarks.chart import draw
 from benchmarks.data import Prepared, prepare
 from benchmarks.demo import comparison_table, ratio_lines
 from benchmarks.readme import rewrite, table
-from benchmarks.record import RESULTS, write_result
+from benchmarks.record import RESULTS, comparison_record, write_result
 from penstock.cache import ConfigError, PenstockError
-from penstock.pipeline.bench import (
-    RoundSize,
-    compare,
-    comparison_record,
-    export_files,
-    machine,
-    versions,
-)
+from penstock.pipeline.bench import RoundSize, compare, export_files, machine, versions
 from penstock.pipeline.bench.adapters import (
     ADAPTERS,
     LOADERS,

@@ -23,17 +23,11 @@ from rich.table import Table
 
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
 from benchmarks.proof import Verdict, kill_and_resume, train
-from benchmarks.record import write_result
+from benchmarks.record import comparison_record, write_result
 from benchmarks.train import Job
 from penstock.cache import ConfigError, PenstockError
 from penstock.cache.base import format_size, usable_cores
-from penstock.pipeline.bench import (
-    ACCELERATOR_SHARE,
-    RoundSize,
-    compare,
-    comparison_record,
-    machine,
-)
+from penstock.pipeline.bench import ACCELERATOR_SHARE, RoundSize, compare, machine
 from penstock.pipeline.bench.adapters import TITLES, Work
 
 if TYPE_CHECKING:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import sys
 
 from penstock.pipeline.bench import send_to_parent
-from penstock.pipeline.bench.adapters import Work, build, imports, prepare
+from penstock.pipeline.bench.adapters import Work, find_adapter
 
 
 def main(name: str, report: str, batches: int) -> None:
-    work = Work.from_json(report)
-    imports(name)
-    prepare(name, work)
-    loader = build(name, work)
+    work, adapter = Work.from_json(report), find_adapter(name)
+    adapter.make_ready(work)
+    loader = adapter.build(work)
     source = loader.batches()
     for _ in range(batches):
         images, labels = next(source)

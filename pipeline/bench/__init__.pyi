@@ -25,7 +25,7 @@ from .rounds import ACCELERATOR_SHARE as ACCELERATOR_SHARE, Comparison as Compar
 from .rounds import NotTheSameWorkError as NotTheSameWorkError, Player as Player, Round as Round
 from .rounds import RoundSize as RoundSize, TensorFacts as TensorFacts
 from .rounds import check_same_work as check_same_work, compare as compare
-from .rounds import comparison_record as comparison_record, differences as differences
+from .rounds import differences as differences
 from .rounds import fitted_size as fitted_size, look as look, summarise as summarise
 from .sizing_probe import disk_rate as disk_rate, probe as probe
 from .settings_search import (

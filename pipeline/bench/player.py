@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.bench.adapters import Work, build, imports, prepare
+from penstock.pipeline.bench.adapters import Adapter, Work, find_adapter
 from penstock.pipeline.bench.child_process import send_to_parent
 from penstock.pipeline.bench.measured_run import StepTimes, play_steps, tree_cpu_s
 from penstock.pipeline.bench.rounds import Round, RoundSize, look
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import torch
 
 
-def play(name: str, work: Work, size: RoundSize) -> Round:
+def play(adapter: Adapter, work: Work, size: RoundSize) -> Round:
     """Play one round, from the constructor to close()."""
     began = time.perf_counter()
-    loader = build(name, replace(work, seed=size.seed))
+    loader = adapter.build(replace(work, seed=size.seed))
     built = time.perf_counter()
     batches = loader.batches()
     try:
@@ -73,12 +73,11 @@ def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
 
 def main(argv: list[str]) -> None:
     """Play rounds until stdin closes. argv: the loader's name, and its Work as JSON."""
-    name, work = argv[0], Work.from_json(argv[1])
-    imports(name)
-    prepare(name, work)
-    send_to_parent({"ready": name})
+    adapter, work = find_adapter(argv[0]), Work.from_json(argv[1])
+    adapter.make_ready(work)
+    send_to_parent({"ready": adapter.name})
     for line in sys.stdin:
-        send_to_parent(asdict(play(name, work, RoundSize(**json.loads(line)))))
+        send_to_parent(asdict(play(adapter, work, RoundSize(**json.loads(line)))))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PenstockError
@@ -367,15 +366,3 @@ def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
         speed_ratio=Figure.of([a.images_per_s / b.images_per_s for a, b in pairs]),
         cpu_ratio=Figure.of([b.cpu_s_per_1000 / a.cpu_s_per_1000 for a, b in pairs]),
     )
-
-
-def comparison_record(done: Comparison, work: Work, dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Comparison as JSON values, without paths of this machine."""
-    plain = {f.name: getattr(work, f.name) for f in fields(work)}
-    return {
-        "dataset": dict(dataset),
-        "work": {k: v for k, v in plain.items() if not isinstance(v, Path)},
-        "round": asdict(done.size),
-        "summary": {name: asdict(summary) for name, summary in done.summaries.items()},
-        "rounds": {name: [asdict(r) for r in rounds] for name, rounds in done.rounds.items()},
-    }

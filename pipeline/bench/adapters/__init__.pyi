@@ -11,7 +11,6 @@ from .images import fastest as fastest, has_opencv as has_opencv, normalised as 
 from .images import one_thread as one_thread, quiet_opencv as quiet_opencv
 from .images import read_bytes as read_bytes
 from .loader_registry import ADAPTERS as ADAPTERS, LOADERS as LOADERS, OURS as OURS
-from .loader_registry import TITLES as TITLES, build as build, find_adapter as find_adapter
-from .loader_registry import imports as imports, prepare as prepare
+from .loader_registry import TITLES as TITLES, find_adapter as find_adapter
 from .loader_registry import split_installed as split_installed
 from .torch_loader import FolderImages as FolderImages, TorchDataLoader as TorchDataLoader

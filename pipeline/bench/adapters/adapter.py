@@ -9,6 +9,7 @@ requirements and how to build it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from penstock.augment import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
-from penstock.cache import ConfigError
+from penstock.cache import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -153,9 +154,9 @@ IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
 class Adapter:
     """A loader that can be compared: its requirements and how to build it.
 
-    build: builds the loader for a work. prepare: converts the data for a loader with its own
-    format. needs: modules that must be importable. imports: modules to import before anything is
-    measured. distribution: the package whose version results record. install: the command that
+    build: builds the loader for a work. prepare: does what isn't measured, as converting the data
+    for a loader with its own format, which is kept. needs: modules that must be importable.
+    imports: modules to import before anything is measured. distribution: the package whose version results record. install: the command that
     installs the requirements. reads: a phrase for what it reads. converts: True if that is its own
     format, converted from the files. decodes: "its own" decoder; "ours", the fastest that pip
     installs, if it leaves decoding to its user.
@@ -175,6 +176,19 @@ class Adapter:
 
     def is_installed(self) -> bool:
         return all(map(is_importable, self.needs))
+
+    def make_ready(self, work: Work) -> None:
+        """Import the loader's modules and prepare its data, so that no figure includes that time.
+        Raises MissingDependencyError for a missing module."""
+        for module in ("torch", "torch.utils.data", *self.imports):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                raise MissingDependencyError(
+                    f"The loader {self.name} needs `{module}`. Run `{self.install}`."
+                ) from error
+        if self.prepare is not None:
+            self.prepare(work)
 
 
 def is_importable(module: str) -> bool:

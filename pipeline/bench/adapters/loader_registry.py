@@ -8,19 +8,17 @@ them installed.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import time
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from penstock.cache import ConfigError, MissingDependencyError
+from penstock.cache import ConfigError
 from penstock.pipeline.bench.adapters import dali, penstock, torch_loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.pipeline.bench.adapters.adapter import Adapter, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Adapter
 
 GROUP = "penstock.bench"
 _log = logging.getLogger("penstock")
@@ -58,34 +56,3 @@ def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     adapters = [find_adapter(name) for name in dict.fromkeys(names)]
     there = [a.name for a in adapters if a.is_installed()]
     return there, {a.name: a.install for a in adapters if a.name not in there}
-
-
-def build(name: str, work: Work) -> PlayedLoader:
-    """Build the loader of that name."""
-    return find_adapter(name).build(work)
-
-
-def prepare(name: str, work: Work) -> None:
-    """Convert the data for a loader with a format of its own; converted data are kept."""
-    if (convert := find_adapter(name).prepare) is not None:
-        convert(work)
-
-
-def imports(name: str) -> float:
-    """Import a loader's modules, so that no figure includes that time, and return the seconds.
-    Raises MissingDependencyError for a missing module."""
-    began = time.perf_counter()
-    loader = find_adapter(name)
-    for module in ("torch", "torch.utils.data", *loader.imports):
-        try:
-            importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(
-                f"The loader {name} needs `{module}`. Run `{loader.install}`."
-            ) from error
-    if name in OURS:
-        from penstock.augment import dali_nodes
-
-        # A loader imports, or compiles, the operator at its first use.
-        dali_nodes.is_compiled()
-    return time.perf_counter() - began

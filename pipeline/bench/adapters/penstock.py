@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.bench.adapters.adapter import IMAGE_FOLDER, Adapter
-from penstock.pipeline.bench.measured_run import endless
+from penstock.pipeline.bench.measured_run import endless, import_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,23 +45,22 @@ def build_over_folder(work: Work) -> PlayedLoader:
     return PenstockLoader(work, url=work.folder)
 
 
-_MODULES = ("penstock.pipeline.loader", "penstock.readers", "penstock.augment", "nvidia.dali.fn")
+_OVER_PACK = Adapter(
+    name="penstock",
+    title="Penstock (pack)",
+    needs=("nvidia.dali",),
+    imports=("nvidia.dali.fn",),
+    prepare=lambda _: import_all(),
+    install="pip install 'penstock[dali]'",
+    reads="its pack",
+    build=build_over_pack,
+)
 ADAPTERS = (
-    Adapter(
-        name="penstock",
-        title="Penstock (pack)",
-        needs=("nvidia.dali",),
-        imports=_MODULES,
-        install="pip install 'penstock[dali]'",
-        reads="its pack",
-        build=build_over_pack,
-    ),
-    Adapter(
+    _OVER_PACK,
+    replace(
+        _OVER_PACK,
         name="penstock-folder",
         title="Penstock (folder)",
-        needs=("nvidia.dali",),
-        imports=_MODULES,
-        install="pip install 'penstock[dali]'",
         reads=IMAGE_FOLDER,
         build=build_over_folder,
     ),

@@ -156,10 +156,10 @@ class Adapter:
 
     build: builds the loader for a work. prepare: does what isn't measured, as converting the data
     for a loader with its own format, which is kept. needs: modules that must be importable.
-    imports: modules to import before anything is measured. distribution: the package whose version results record. install: the command that
-    installs the requirements. reads: a phrase for what it reads. converts: True if that is its own
-    format, converted from the files. decodes: "its own" decoder; "ours", the fastest that pip
-    installs, if it leaves decoding to its user.
+    imports: modules to import before anything is measured. distribution: the package whose version
+    results record. install: the command that installs the requirements. reads: a phrase for what it
+    reads. converts: True if that is its own format, converted from the files. decodes: "its own"
+    decoder; "ours", the fastest that pip installs, if it leaves decoding to its user.
     """
 
     name: str

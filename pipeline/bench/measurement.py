@@ -124,7 +124,9 @@ def _alone(
         if workload.step_s:
             what = f"with a step of {1000 * workload.step_s:g} ms"
             stepped = _play(workload, dataset, setup, progress, what=what, step_s=workload.step_s)
-            floor = _floor(workload, setup, progress)
+            progress("the same steps without a loader")
+            batch, seconds = (range(setup.batch_size),), _FLOOR_SHARE * workload.seconds
+            floor = floor_au(batch, step_s=workload.step_s, seconds=seconds)
         raw = _play(workload, dataset, setup, progress, what="without a step")
         progress("each stage on its own")
         ceilings = workload_ceilings(workload, dataset, setup)
@@ -201,12 +203,6 @@ def _search(
     given |= {"num_workers"} if workload.num_workers or not decodes else set()
     axes = axes_for(start, cores=usable_cores(), samples=len(dataset), given=given)
     return tune(start, axes, measure)
-
-
-def _floor(workload: Workload, setup: LoaderSettings, progress: ProgressReport) -> float:
-    progress("the same steps without a loader")
-    batch = (range(setup.batch_size),)
-    return floor_au(batch, step_s=workload.step_s, seconds=_FLOOR_SHARE * workload.seconds)
 
 
 def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSettings) -> Ceilings:

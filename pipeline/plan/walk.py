@@ -45,18 +45,18 @@ class BatchSchedule:
     first_step: int = 0
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise PlanError("batch schedule: got no entry, wanted one at sample 0.")
-        for number in (each for entry in self.entries for each in entry):
-            if type(number) is not int:
-                raise PlanError(f"batch schedule: got {number!r}, wanted whole numbers.")
-        firsts = [first for first, _ in self.entries]
-        if firsts[0] < 0 or any(b <= a for a, b in itertools.pairwise(firsts)):
+        firsts, sizes = [first for first, _ in self.entries], [size for _, size in self.entries]
+        is_right = (
+            bool(firsts)
+            and all(type(number) is int for number in (*firsts, *sizes))
+            and all(a < b for a, b in itertools.pairwise([-1, *firsts]))
+            and min(sizes) >= 1
+        )
+        if not is_right:
             raise PlanError(
-                f"batch schedule: got first samples {firsts}, wanted 0 or more, ascending."
+                f"batch schedule: got {self.entries!r:.200}, wanted pairs of whole numbers: a first "
+                "sample of 0 or more, ascending, and a global batch of 1 or more."
             )
-        if (least := min(size for _, size in self.entries)) < 1:
-            raise PlanError(f"batch schedule: got a global batch of {least}, wanted 1 or more.")
         if not 0 <= self.history < len(self.entries) or self.first_step < 0:
             raise PlanError(
                 f"batch schedule: got a history of {self.history} entries and first step "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from itertools import islice
 from typing import Any
@@ -143,17 +144,18 @@ def test_a_job_without_steps_reports_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    "entries",
     [
-        ((), "no entry"),
-        (((0, 0),), "global batch of 0, wanted 1 or more"),
-        (((-1, 4),), "wanted 0 or more, ascending"),
-        (((0, 4), (0, 5)), "ascend"),
-        (((0, 4), (9, 5), (8, 6)), "ascend"),
-        (((0, 4.0),), "whole numbers"),
-        (((0, True),), "whole numbers"),
+        (),
+        ((0, 0),),
+        ((-1, 4),),
+        ((0, 4), (0, 5)),
+        ((0, 4), (9, 5), (8, 6)),
+        ((0, 4.0),),
+        ((0, True),),
+        (("0", 4),),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(entries: Any, message: str) -> None:
-    with pytest.raises(PlanError, match=message):
+def test_schedules_that_cannot_be_are_refused(entries: Any) -> None:
+    with pytest.raises(PlanError, match=re.escape(f"got {entries}, wanted pairs of whole numbers")):
         BatchSchedule(entries)

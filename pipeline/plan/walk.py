@@ -54,8 +54,8 @@ class BatchSchedule:
         )
         if not is_right:
             raise PlanError(
-                f"batch schedule: got {self.entries!r:.200}, wanted pairs of whole numbers: a first "
-                "sample of 0 or more, ascending, and a global batch of 1 or more."
+                f"batch schedule: got {self.entries!r:.200}, wanted pairs of whole numbers: a "
+                "first sample of 0 or more, ascending, and a global batch of 1 or more."
             )
         if not 0 <= self.history < len(self.entries) or self.first_step < 0:
             raise PlanError(

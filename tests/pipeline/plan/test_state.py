@@ -58,7 +58,7 @@ def test_json_round_trip() -> None:
         ({"step": -1}, "step -1 isn't"),
         ({"step": 44.0}, "'step' is 44.0"),
         ({"batches": None}, "'batches' is None"),
-        ({"batches": []}, "'batches': .*no entry"),
+        ({"batches": []}, r"'batches': .*got \(\), wanted"),
         ({"batches": [[0, 10], [0, 11]]}, "ascend"),
         ({"batches": [[90, 10], [50, 11]]}, "ascend"),
         ({"batches": [[0, "10"]]}, "whole numbers"),

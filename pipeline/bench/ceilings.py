@@ -259,7 +259,7 @@ class _RateClock:
 
     def spent(self, first: int) -> NDArray[np.float64]:
         """Return the seconds, CPU seconds, samples and bytes between a mark and the last one."""
-        return np.subtract(self.marks[-1], self.marks[first])
+        return np.array(self.marks[-1], np.float64) - np.array(self.marks[first], np.float64)
 
 
 def _rate(seconds: float, cpu_s: float, samples: float, size_bytes: float) -> Rate:

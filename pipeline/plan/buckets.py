@@ -37,7 +37,6 @@ from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan.order import SlotSamples
 from penstock.pipeline.plan.walk import Cursor, Walk
-from penstock.pipeline.plan.world import first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -377,12 +376,6 @@ class BucketPlan:
             parts.append(in_slots + (at - position))
             at = stop
         return np.concatenate(parts) if parts else None
-
-    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Return (shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""
-        count = max(0, min(size, self.samples - position))
-        low, high = (first_slot(count, r, world, self.bins) for r in (rank, rank + 1))
-        return self.places(epoch, position, size, low=low, high=high).rows
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards of the lanes of ranks [first, end). Lanes have changing shares of a

@@ -111,9 +111,6 @@ class JobPlan(Protocol):
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
 
-    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Return (shard, row) of one rank's slots of a global batch, int64, shape (slots, 2)."""
-
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a global batch in the plan's own order of lanes, int64,
         shape (slots,): a permutation. None if that is the slot's number."""

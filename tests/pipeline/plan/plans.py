@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import Plan
+from penstock.pipeline.plan import Plan, World
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from penstock.pipeline.plan import JobPlan
 
 PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
 
@@ -38,6 +40,14 @@ def fresh(plan: Plan) -> Plan:
     return Plan(
         plan.sizes, seed=plan.seed, lanes=plan.lanes, window=plan.window, reshuffle=plan.reshuffle
     )
+
+
+def batch_of(
+    plan: JobPlan, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1
+) -> NDArray[np.int64]:
+    """(shard, row) of a rank's slots of a global batch."""
+    low, high = World(rank, world).slots(min(size, plan.samples - position), plan.bins)
+    return plan.places(epoch, position, size, low=low, high=high).rows
 
 
 def whole(plan: Plan, epoch: int, size: int) -> NDArray[np.int64]:

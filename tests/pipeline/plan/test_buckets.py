@@ -23,6 +23,7 @@ from penstock.pipeline.plan import (
     first_slot,
     least_tokens,
 )
+from tests.pipeline.plan.plans import batch_of
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 
@@ -144,7 +145,9 @@ def test_each_sample_once_an_epoch_in_any_worlds_and_restarts(
     for number, step in enumerate(steps):
         at, size, world = step.start, step.size, worlds[number % len(worlds)]
         whole = plan.places(at.epoch, at.position, size, low=0, high=size).rows
-        slices = [plan.batch(epoch, at.position, size, rank=r, world=world) for r in range(world)]
+        slices = [
+            batch_of(plan, epoch, at.position, size, rank=r, world=world) for r in range(world)
+        ]
         np.testing.assert_array_equal(np.concatenate(slices), whole)
         mine = [lengths[shard][row] for shard, row in whole.tolist()]
         assert cost(mine, is_padded=is_padded) <= tokens
@@ -252,7 +255,7 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
             at, size = step.start, step.size
             shares = [
                 sorted(
-                    sorted(each.batch(epoch, at.position, size, rank=r, world=world).tolist())
+                    sorted(batch_of(each, epoch, at.position, size, rank=r, world=world).tolist())
                     for r in range(world)
                 )
                 for each in (plan, other)
@@ -260,7 +263,7 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
             assert shares[0] == shares[1]
             own_slots = other.own_slots(epoch, at.position, size)
             assert own_slots is not None
-            before, after = (each.batch(epoch, at.position, size) for each in (plan, other))
+            before, after = (batch_of(each, epoch, at.position, size) for each in (plan, other))
             assert before[own_slots].tolist() == after.tolist()
         return
     own = Plan(plan.sizes, seed=3, lanes=lanes, window=2)
@@ -269,9 +272,9 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
     place_of = {lane: place for place, lane in enumerate(places.places)}
     for step in steps:
         at, size = step.start, step.size
-        before = plan.batch(epoch, at.position, size)
+        before = batch_of(plan, epoch, at.position, size)
         after = np.concatenate(
-            [other.batch(epoch, at.position, size, rank=r, world=world) for r in range(world)]
+            [batch_of(other, epoch, at.position, size, rank=r, world=world) for r in range(world)]
         )
         where = [stream.index(row) for row in after.tolist()]
         assert where == sorted(where, key=lambda slot: (place_of[lane_of[slot]], slot))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import PlanError
 from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, RankOrder, Walk, World
-from tests.pipeline.plan.plans import plans
+from tests.pipeline.plan.plans import batch_of, plans
 from tests.pipeline.plan.two_parts import TwoParts
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def test_slots_are_cut_from_one_batch(
 ) -> None:
     position = data.draw(st.integers(0, plan.samples))
     count = min(size, plan.samples - position)
-    whole = plan.batch(epoch, position, size)
+    whole = batch_of(plan, epoch, position, size)
     assert len(whole) == count
     low = data.draw(st.integers(0, count))
     high = data.draw(st.integers(low, count))
@@ -67,7 +67,7 @@ def test_walkers_take_any_plan(plan: JobPlan, world: int, each: int) -> None:
         at = step.start
         orders = [RankOrder(plan=plan, world=World(rank, world)) for rank in range(world)]
         rows = np.concatenate([order.slots(step).rows for order in orders])
-        np.testing.assert_array_equal(rows, plan.batch(at.epoch, at.position, batch))
+        np.testing.assert_array_equal(rows, batch_of(plan, at.epoch, at.position, batch))
         assert needed[at].tolist() == sorted(set(rows[:, 0].tolist()))
         assert set(rows[:, 0].tolist()) <= set(
             plan.shards(batch, first=0, end=world, world=world).tolist()
@@ -82,10 +82,10 @@ def test_two_parts_keep_their_shares(
     """In any batch, in each rank's slice of it; and each part goes through its own epochs."""
     share = plan.weights[1] / sum(plan.weights)
     position = data.draw(st.integers(0, plan.samples - 1))
-    whole = plan.batch(0, position, size)
+    whole = batch_of(plan, 0, position, size)
     assert abs(np.count_nonzero(whole[:, 0] >= plan.first_shard[1]) - share * len(whole)) <= 1
     for rank in range(world if size >= world else 0):
-        mine = plan.batch(0, position, size, rank=rank, world=world)
+        mine = batch_of(plan, 0, position, size, rank=rank, world=world)
         assert abs(np.count_nonzero(mine[:, 0] >= plan.first_shard[1]) - share * len(mine)) <= 2
 
 

@@ -83,11 +83,6 @@ class TwoParts:
             np.concatenate([*epochs, np.empty(0, np.int64)]),
         )
 
-    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        count = min(size, self.samples - position)
-        low, high = rank * count // world, (rank + 1) * count // world
-        return self.places(epoch, position, size, low=low, high=high).rows
-
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         del global_batch, first, end, world  # a part's batches differ by a sample
         return np.flatnonzero(self.sizes)

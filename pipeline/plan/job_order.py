@@ -61,7 +61,7 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
 
     Slots number the batch's samples sorted by (lane, offset). int64, shape (slots,).
     """
-    begin = first_slots(position, size, lanes)
+    begin = first_slots(position, size, np.arange(lanes))
     of = np.searchsorted(begin, slots, side="right") - 1
     low, high = begin[of], begin[of + 1]
     is_only = high - low == 1

@@ -320,9 +320,9 @@ def ordered_slots(
     if not more:
         place, nth = np.divmod(slots, max(1, each))
     else:
-        ends = np.cumsum(_rows_of_lanes(position, count, lanes)[lane_at])
-        place = ends.searchsorted(slots, side="right")
-        nth = slots - np.where(place > 0, ends[place - 1], 0)
+        first = first_slots(position, count, lane_at)
+        place = first.searchsorted(slots, side="right") - _ONE
+        nth = slots - first[place]
     lane = lane_at[place]
     return lane, nth + turn + (lane < start)
 
@@ -333,22 +333,17 @@ def own_slots(position: int, count: int, lane_at: Ints) -> Ints:
     lanes = len(lane_at)
     turn, start = divmod(position, lanes)
     lane, offset = ordered_slots(position, count, lane_at, low=0, high=count)
-    first = first_slots(position, count, lanes)[:-1] - turn
+    first = first_slots(position, count, np.arange(lanes))[:-1] - turn
     first[:start] -= 1
     slots: Ints = offset + first[lane]
     return slots
 
 
-def first_slots(position: int, count: int, lanes: int) -> Ints:
-    """Return the first slot of each lane in the plan's own order, then `count`: int64, shape
-    (lanes + 1,)."""
-    return np.concatenate([[0], np.cumsum(_rows_of_lanes(position, count, lanes))])
-
-
-def _rows_of_lanes(position: int, count: int, lanes: int) -> Ints:
-    """Return the samples of each lane among positions [position, position + count): a circular
-    range of lanes has one more than the others."""
+def first_slots(position: int, count: int, lane_at: Ints) -> Ints:
+    """Return the first slot of the lane at each place, then `count`: int64, shape (lanes + 1,). A
+    circular range of lanes has one sample more than the others."""
+    lanes = len(lane_at)
     each, more = divmod(count, lanes)
-    rows = np.full(lanes, each, dtype=np.int64)
-    rows[(np.arange(more) + position) % lanes] += 1
-    return rows
+    first = np.zeros(lanes + 1, dtype=np.int64)
+    np.cumsum(each + ((lane_at - position) % lanes < more), out=first[1:])
+    return first

@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import Recipes
-    from penstock.cache.base import ReadMode
     from penstock.pipeline.loader import DataLoader
-    from penstock.readers import Blocks
-    from penstock.readers.fieldtypes import ColumnCrop
 
 AUTO = "auto"
 RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")
@@ -52,8 +49,8 @@ class NamedRecipe:
 
     name: str
     operations: Recipes
-    shuffled: bool
-    line: str
+    shuffled: bool = True
+    line: str = ""
     names: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     reads_only: bool = False
@@ -81,7 +78,6 @@ def recipe_named(name: str) -> NamedRecipe:
         return NamedRecipe(
             name=name,
             operations=tuple(imagenet_train(224)),
-            shuffled=True,
             line="imagenet_train(224)",
             names=("imagenet_train",),
         )
@@ -93,10 +89,8 @@ def recipe_named(name: str) -> NamedRecipe:
             line="imagenet_eval()",
             names=("imagenet_eval",),
         )
-    if name == "none":
-        return NamedRecipe(name=name, operations=(), shuffled=True, line="", reads_only=True)
-    if name == AUTO:
-        return NamedRecipe(name=name, operations=(), shuffled=True, line="")
+    if name in ("none", AUTO):
+        return NamedRecipe(name=name, operations=(), reads_only=name == "none")
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute):
         raise ConfigError(
@@ -135,7 +129,6 @@ def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
     return NamedRecipe(
         name=name,
         operations=operations if isinstance(operations, Mapping) else tuple(operations),
-        shuffled=True,
         line=attribute + ("()" if made else ""),
         imports=(f"from {module} import {attribute.partition('.')[0]}",),
     )
@@ -153,17 +146,10 @@ class WholeSamples(Dataset):
         return (ID,)
 
     def read(
-        self,
-        rows: NDArray[np.int64],
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        crops: Mapping[str, ColumnCrop] | None = None,
-        blocks: Blocks | None = None,
+        self, rows: NDArray[np.int64], *, fields: Sequence[str] | None = None, **options: Any
     ) -> SampleBatch:
         """Read rows as `Dataset.read` does; without fields= the columns are dropped."""
-        batch = super().read(rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks)
+        batch = super().read(rows, fields=fields, **options)
         if fields is not None:
             return batch
         return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)

@@ -26,6 +26,7 @@ import numpy as np
 from penstock.pipeline.plan.lanes import first_slots
 from penstock.pipeline.plan.order import Plan, default_lanes, default_unit_window, default_window
 from penstock.pipeline.plan.walk import Cursor
+from penstock.pipeline.plan.world import rank_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -125,7 +126,7 @@ class RankOrder:
     def slots(self, step: Step) -> RankSlots:
         """Return the rows that this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
-        low, high = self.world.slots(step.size, self.plan.bins)
+        low, high = rank_slots(self.world, step.size, self.plan.bins)
         rows = self.plan.places(epoch, position, step.size, low=low, high=high).rows
         real = len(rows)
         if self.mixes:
@@ -151,7 +152,7 @@ class RankOrder:
         bins, bounds = self.plan.bins, [0]
         cuts = []
         for step in steps:
-            low, high = world.slots(step.size, bins) if world.size > 1 else (0, step.size)
+            low, high = rank_slots(world, step.size, bins) if world.size > 1 else (0, step.size)
             cuts.append((step.start.position, step.size, low, high))
             bounds.append(bounds[-1] + high - low)
         rows = self.plan.places_together(epoch, cuts).rows
@@ -164,7 +165,7 @@ class RankOrder:
         """Return this rank's rows followed by partners of other ranks, and the index of each own
         row's partner."""
         size, position, lanes = step.size, step.start.position, self.plan.lanes
-        low, _ = self.world.slots(size, self.plan.bins)
+        low, _ = rank_slots(self.world, size, self.plan.bins)
         own_slots = self.plan.own_slots(step.start.epoch, position, size)
         slots, partner = with_partners(
             low, low + len(rows), position=position, size=size, lanes=lanes, own_slots=own_slots
@@ -309,7 +310,7 @@ class JobOrder:
         plan = self.plan()
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             at, size = step.start, step.size
-            low, high = world.slots(size, plan.bins)
+            low, high = rank_slots(world, size, plan.bins)
             rows = plan.places(at.epoch, at.position, size, low=low, high=high).rows
             yield self.source.ids(rows).tolist()
 

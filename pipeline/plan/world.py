@@ -204,15 +204,10 @@ class World:
                 return world
         return _with_place(environ, *group)
 
-    def slots(self, count: int, bins: int = 1) -> tuple[int, int]:
-        """Return the slots [low, high) of a global batch of `count` that this rank reads."""
-        rank, size = self.rank, self.size
-        return first_slot(count, rank, size, bins), first_slot(count, rank + 1, size, bins)
-
     def share(self, count: int, bins: int = 1) -> int:
         """Return how many of `count` slots this rank reads. The ranks' shares differ by at most
         one, unless a batch has `bins` that the ranks don't divide."""
-        low, high = self.slots(count, bins)
+        low, high = rank_slots(self, count, bins)
         return high - low
 
     def threads(self, cores: int) -> int:
@@ -235,6 +230,12 @@ def first_slot(count: int, rank: int, world: int, bins: int = 1) -> int:
         return begin
     first, end = -(-bin * world // bins), -(-(bin + 1) * world // bins)
     return begin + ((bin + 1) * count // bins - begin) * (rank - first) // (end - first)
+
+
+def rank_slots(world: World, count: int, bins: int = 1) -> tuple[int, int]:
+    """Return the slots [low, high) of a global batch of `count` that a rank reads."""
+    rank, size = world.rank, world.size
+    return first_slot(count, rank, size, bins), first_slot(count, rank + 1, size, bins)
 
 
 def _check_pair(what: str, pair: object, *, wanted: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import Plan, World
+from penstock.pipeline.plan import Plan, World, rank_slots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ def batch_of(
     plan: JobPlan, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1
 ) -> NDArray[np.int64]:
     """(shard, row) of a rank's slots of a global batch."""
-    low, high = World(rank, world).slots(min(size, plan.samples - position), plan.bins)
+    low, high = rank_slots(World(rank, world), min(size, plan.samples - position), plan.bins)
     return plan.places(epoch, position, size, low=low, high=high).rows
 
 

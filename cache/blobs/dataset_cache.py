@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.disk import BLOCK_BYTES, PinnedShare
+from penstock.cache.disk import BLOCK_BYTES
 from penstock.cache.errors import ClosedError, PenstockError
 
 if TYPE_CHECKING:
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import BlobSource, FileMap, ReadMode
-    from penstock.cache.disk import CacheFolder, DiskCache, Fill, FolderLayout, ReadableFolder
+    from penstock.cache.disk import (
+        CacheFolder,
+        DiskCache,
+        Fill,
+        FolderLayout,
+        PinnedShare,
+        ReadableFolder,
+    )
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
@@ -116,8 +123,7 @@ class DatasetCache:
         """Begin a job; None without a cache. See Remote.join."""
         if self._cache is None:
             return None
-        use = self._cache.use
-        job = PinnedShare(use, group=self.group, label=self.label, keys=keys, sizes=sizes)
+        job = self._cache.join(self.group, label=self.label, keys=keys, sizes=sizes)
         with self._lock:
             self.jobs = (*self.jobs, job)
         return job

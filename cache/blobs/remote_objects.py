@@ -358,6 +358,11 @@ class Remote:
         """End a job. Safe to call twice."""
         self._blobs.leave(job)
 
+    @property
+    def jobs(self) -> int:
+        """The number of jobs that have joined and not left."""
+        return len(self._blobs.jobs)
+
     def traffic(self) -> Traffic:
         """Return the traffic that was counted so far."""
         return self._meter.snapshot()

@@ -179,7 +179,6 @@ class FetchPolicy:
     range_bytes: the size of the ranges in which large objects are fetched. 8 MiB, because
         throughput levels off at 4 to 8 MiB a request.
     min_connections, start_connections, max_connections: requests in flight of all callers.
-    standing_connections: the least number unless the store throttles.
     fill_share: the share of the connections for requests that aren't urgent.
     fills_beside_urgent: the initial number of connections for them while there are urgent requests.
     probes: requests in flight while the remote doesn't answer.
@@ -199,7 +198,6 @@ class FetchPolicy:
     max_hedge_share: float = 0.02
     range_bytes: int = 8 * 2**20
     min_connections: int = 8
-    standing_connections: int = 32
     start_connections: int = 64
     max_connections: int = 96
     fill_share: float = 0.75

@@ -47,145 +47,6 @@ _CLOSE_S = 1.0
 """How long close() waits for the requests that it interrupted; others end by their own timeouts."""
 
 
-class Dispatcher:
-    """The threads that run calls until each of their requests is delivered or one has failed.
-
-    lock: protects the scheduler, and wakes waiting callers. url: the store's URL, for errors.
-    meter: counts attempts and bytes.
-    """
-
-    def __init__(
-        self,
-        policy: FetchPolicy,
-        *,
-        lock: threading.Condition,
-        url: str,
-        meter: TrafficMeter,
-        jitter: random.Random | None = None,
-    ) -> None:
-        self.scheduler = Scheduler(policy, jitter=jitter, changed=self._changed)
-        self._lock = lock
-        self._events = 0  # changes about which waiting callers were notified
-        self._url = url
-        self._meter = meter
-        self._workers = Workers(policy.max_connections + HEDGE_THREADS, name="fetch")
-
-    def _changed(self) -> None:
-        self._events += 1
-        self._lock.notify_all()
-
-    # -- the caller's thread
-
-    def run(self, call: Call) -> None:
-        """Run a call: return when all its answers are delivered, or raise its error. After that no
-        delivery is running or begins."""
-        try:
-            self._coordinate(call)
-        finally:
-            self._leave(call)
-
-    def _coordinate(self, call: Call) -> None:
-        while True:
-            with self._lock:
-                if self.scheduler.is_closed:
-                    raise ClosedError(f"{self._url}: closed while it was being read.")
-                if call.error is not None:
-                    raise call.error
-                if not call.undelivered:
-                    return
-                events = self._events
-                chosen, wait_s = self.scheduler.choose(call, time.monotonic())
-            self._submit(call, chosen)
-            with self._lock:
-                if self._events == events:
-                    self._lock.wait(min(wait_s, _LONGEST_WAIT_S))
-
-    def _submit(self, call: Call, chosen: list[Attempt]) -> None:
-        sent = 0
-        try:
-            for attempt in chosen:
-                self._workers.submit(partial(self._work, call), attempt)
-                sent += 1
-        except BaseException:  # closed meanwhile, or Ctrl-C: the other attempts aren't in flight
-            with self._lock:
-                for attempt in chosen[sent:]:
-                    self.scheduler.end(call, attempt)
-            raise
-
-    def _leave(self, call: Call) -> None:
-        with self._lock:
-            self.scheduler.leave(call)
-            done = self._lock.wait_for(lambda: not call.delivering, timeout=STALL_TIMEOUT_S)
-        if not done:
-            raise StalledError(
-                f"{self._url}: the fetched bytes could not be stored for {STALL_TIMEOUT_S:.0f} s. "
-                "The local disk may hang: try to list the cache folder."
-            )
-
-    # -- a fetch thread
-
-    def _work(self, call: Call, attempt: Attempt) -> None:
-        """Run an attempt, and after it others that wait for a connection."""
-        following: tuple[Call, Attempt] | None = (call, attempt)
-        while following is not None:
-            following = self._make(*following)
-
-    def _make(self, call: Call, attempt: Attempt) -> tuple[Call, Attempt] | None:
-        """Make one attempt and handle its result; return the next attempt for this thread."""
-        began_s = time.monotonic()
-        request = attempt.request
-        again = request.attempts > 1 and not attempt.is_hedge
-        self._meter.add(requests=1, retries=int(again), hedges=int(attempt.is_hedge))
-        answer, failure = None, None
-        try:
-            answer = request.run()
-        except RequestError as error:
-            failure = error
-        # This isn't a failed request but a bug in a store: the caller's thread raises it.
-        except BaseException as error:
-            with self._lock:
-                call.error = call.error or error
-                self.scheduler.end(call, attempt)
-            return None
-        if failure is not None:
-            self._meter.add(failed=1, throttled=int(failure.kind == "throttled"))
-            with self._lock:
-                self.scheduler.failed(call, attempt, time.monotonic(), failure)
-            return None
-        return self._deliver(call, attempt, answer, time.monotonic() - began_s)
-
-    def _deliver(
-        self, call: Call, attempt: Attempt, answer: Any, seconds: float
-    ) -> tuple[Call, Attempt] | None:
-        size_bytes = answer.size_bytes if isinstance(answer, Answer) else 0
-        self._meter.add(bytes_remote=size_bytes, request_s=seconds)
-        with self._lock:
-            is_first = self.scheduler.succeeded(
-                call, attempt, time.monotonic(), size_bytes=size_bytes, seconds=seconds
-            )
-        if not is_first:
-            return None
-        error: BaseException | None = None
-        try:
-            call.deliver(attempt.request.number, answer)
-        except BaseException as raised:  # the caller's thread raises it
-            error = raised
-        with self._lock:
-            return self.scheduler.delivered(call, attempt, time.monotonic(), error)
-
-    # -- the end
-
-    def end(self) -> None:
-        """End all waits with a ClosedError, at once. Safe to call twice."""
-        with self._lock:
-            self.scheduler.is_closed = True
-            self._changed()
-
-    def close(self) -> None:
-        """End the threads without waiting for a request that hangs. Safe to call twice."""
-        self._workers.close(timeout_s=_CLOSE_S)
-
-
 _PAGE = 1000
 
 
@@ -233,11 +94,10 @@ class Fetcher:
         self.store = store
         self.policy = policy or FetchPolicy()
         self.meter = meter or TrafficMeter()
-        self._lock = threading.Condition()
-        self._dispatcher = Dispatcher(
-            self.policy, lock=self._lock, url=store.url, meter=self.meter, jitter=jitter
-        )
-        self._scheduler = self._dispatcher.scheduler
+        self._lock = threading.Condition()  # protects the scheduler, and wakes waiting callers
+        self._scheduler = Scheduler(self.policy, jitter=jitter, changed=self._changed)
+        self._events = 0  # changes about which waiting callers were notified
+        self._workers = Workers(self.policy.max_connections + HEDGE_THREADS, name="fetch")
         self._pid = os.getpid()
         end_at_exit(self)
 
@@ -273,14 +133,12 @@ class Fetcher:
         )
         self._run(deque(requests), deliver, urgent=urgent)
 
-    def fetch_object(
-        self, path: str, *, version: str | None = None, size_bytes: int | None = None
-    ) -> Answer:
+    def fetch_object(self, path: str, *, size_bytes: int | None = None) -> Answer:
         """Fetch all of a small object. size_bytes: its expected size, or None; another size raises
         ObjectChangedError. Raises FetchError."""
 
         def read() -> Answer:
-            answer = self.store.read(path, version=version, most_bytes=size_bytes)
+            answer = self.store.read(path, most_bytes=size_bytes)
             if size_bytes is not None and answer.object_bytes != size_bytes:
                 raise RequestError(
                     "changed", f"it has {answer.object_bytes} bytes, wanted {size_bytes}"
@@ -321,7 +179,7 @@ class Fetcher:
     def request_time(self) -> tuple[float, float]:
         """Return (mean, 99th percentile) seconds of recent data requests; (0, 0) without any."""
         with self._lock:
-            return self._scheduler.hedging.times.summary()
+            return self._scheduler.hedging.summary()
 
     @property
     def in_flight(self) -> int:
@@ -360,7 +218,9 @@ class Fetcher:
         can. Safe to call twice."""
         if os.getpid() != self._pid:  # a forked child owns none of this
             return
-        self._dispatcher.end()
+        with self._lock:
+            self._scheduler.is_closed = True
+            self._changed()
         abort = getattr(self.store, "abort", None)
         if abort is not None:
             abort()
@@ -373,7 +233,7 @@ class Fetcher:
         if os.getpid() != self._pid:
             return
         self.end()
-        self._dispatcher.close()
+        self._workers.close(timeout_s=_CLOSE_S)
         self.store.close()
 
     # -- one call
@@ -406,14 +266,104 @@ class Fetcher:
     ) -> None:
         if os.getpid() != self._pid:
             raise FetchError(f"{self.store.url}: not fetched: {FORKED}.", uri=self.store.url)
-        self._dispatcher.run(
-            Call(
-                deliver=deliver,
-                urgent=urgent,
-                unsent=requests,
-                undelivered=len(requests),
-                began_s=time.monotonic(),
-                began_round=self._scheduler.health.rounds,
-                limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),
-            )
+        call = Call(
+            deliver=deliver,
+            urgent=urgent,
+            unsent=requests,
+            undelivered=len(requests),
+            began_s=time.monotonic(),
+            began_round=self._scheduler.health.rounds,
+            limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),
         )
+        try:
+            self._coordinate(call)
+        finally:
+            self._leave(call)
+
+    def _coordinate(self, call: Call) -> None:
+        """Run a call on its caller's thread until its answers are delivered; raise its error."""
+        while True:
+            with self._lock:
+                if self._scheduler.is_closed:
+                    raise ClosedError(f"{self.store.url}: closed while it was being read.")
+                if call.error is not None:
+                    raise call.error
+                if not call.undelivered:
+                    return
+                events = self._events
+                chosen, wait_s = self._scheduler.choose(call, time.monotonic())
+            self._submit(call, chosen)
+            with self._lock:
+                if self._events == events:
+                    self._lock.wait(min(wait_s, _LONGEST_WAIT_S))
+
+    def _changed(self) -> None:
+        self._events += 1
+        self._lock.notify_all()
+
+    def _submit(self, call: Call, chosen: list[Attempt]) -> None:
+        sent = 0
+        try:
+            for attempt in chosen:
+                self._workers.submit(partial(self._work, call), attempt)
+                sent += 1
+        except BaseException:  # closed meanwhile, or Ctrl-C: the other attempts aren't in flight
+            with self._lock:
+                for attempt in chosen[sent:]:
+                    self._scheduler.end(call, attempt)
+            raise
+
+    def _leave(self, call: Call) -> None:
+        """End a call; after that none of its deliveries is running or begins."""
+        with self._lock:
+            self._scheduler.leave(call)
+            done = self._lock.wait_for(lambda: not call.delivering, timeout=STALL_TIMEOUT_S)
+        if not done:
+            raise StalledError(
+                f"{self.store.url}: the fetched bytes could not be stored for "
+                f"{STALL_TIMEOUT_S:.0f} s. The local disk may hang: try to list the cache folder."
+            )
+
+    # -- a fetch thread
+
+    def _work(self, call: Call, attempt: Attempt) -> None:
+        """Run an attempt, and after it others that wait for a connection."""
+        following: tuple[Call, Attempt] | None = (call, attempt)
+        while following is not None:
+            following = self._make(*following)
+
+    def _make(self, call: Call, attempt: Attempt) -> tuple[Call, Attempt] | None:
+        """Make one attempt and handle its result; return the next attempt for this thread."""
+        began_s = time.monotonic()
+        request = attempt.request
+        again = request.attempts > 1 and not attempt.is_hedge
+        self.meter.add(requests=1, retries=int(again), hedges=int(attempt.is_hedge))
+        try:
+            answer = request.run()
+        except RequestError as failure:
+            self.meter.add(failed=1, throttled=int(failure.kind == "throttled"))
+            with self._lock:
+                self._scheduler.failed(call, attempt, time.monotonic(), failure)
+            return None
+        # This isn't a failed request but a bug in a store: the caller's thread raises it.
+        except BaseException as error:
+            with self._lock:
+                call.error = call.error or error
+                self._scheduler.end(call, attempt)
+            return None
+        seconds = time.monotonic() - began_s
+        size_bytes = answer.size_bytes if isinstance(answer, Answer) else 0
+        self.meter.add(bytes_remote=size_bytes, request_s=seconds)
+        with self._lock:
+            is_first = self._scheduler.succeeded(
+                call, attempt, time.monotonic(), size_bytes=size_bytes, seconds=seconds
+            )
+        if not is_first:
+            return None
+        raised: BaseException | None = None
+        try:
+            call.deliver(request.number, answer)
+        except BaseException as error:  # the caller's thread raises it
+            raised = error
+        with self._lock:
+            return self._scheduler.delivered(call, attempt, time.monotonic(), raised)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,86 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import FetchPolicy
     from penstock.cache.errors import PenstockError
-
-
-class ConnectionLimit:
-    """The number of requests that may be in flight, adapted to the measured rates.
-
-    count: this number, K = 1.25 * (bytes/s) / (bytes a request) * E[T].
-
-    By Little's law K is 1.25 times the mean number of requests in flight, so a consumer that needs
-    less than the remote can deliver gets what it needs plus a quarter. But batches request in
-    bursts, which the mean underestimates: K doesn't shrink while requests wait for a connection. A
-    consumer that uses all connections would make K grow without limit, so a larger K is on trial
-    for a period and stays if it increased the bytes a second. A throttled request halves K.
-    """
-
-    PERIOD_S = 0.25
-    GAIN = 1.05
-    """The least gain in bytes a second of a larger K; with less, the link is full."""
-    HOLD = 20
-    """Periods until the next trial after one without gain."""
-
-    def __init__(self, policy: FetchPolicy) -> None:
-        self._policy = policy
-        self.count = policy.start_connections
-        self._began_s: float | None = None
-        self._bytes = 0
-        self._busy_s = 0.0
-        self._done = 0
-        self._throttled = False
-        self._halved_s: float | None = None
-        self._trial: tuple[int, float] | None = None
-        self._hold = 0
-        self._was_full = False
-        # A pause must not reduce K below what the next burst needs.
-        self._standing = max(
-            policy.min_connections, min(policy.standing_connections, policy.start_connections)
-        )
-
-    def full(self) -> None:
-        """Record that a request has to wait for a connection."""
-        self._was_full = True
-
-    def done(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
-        """Record a request that succeeded."""
-        if self._began_s is None:
-            self._began_s = now_s - seconds
-        self._bytes += size_bytes
-        self._busy_s += seconds
-        self._done += 1
-        if now_s - self._began_s >= self.PERIOD_S and self._done >= self.count:
-            self._adapt(now_s - self._began_s)
-            self._began_s, self._bytes, self._busy_s, self._done = now_s, 0, 0.0, 0
-            self._throttled = False
-
-    def throttled(self, now_s: float) -> None:
-        """Record a throttled request: halve K, once for all requests throttled in one period."""
-        if self._halved_s is None or now_s - self._halved_s >= self.PERIOD_S:
-            self.count = max(self._policy.min_connections, self.count // 2)
-            self._trial = None
-            self._hold = self.HOLD
-            self._halved_s = now_s
-        self._throttled = True
-
-    def _adapt(self, elapsed_s: float) -> None:
-        rate = self._bytes / elapsed_s
-        wanted = math.ceil(1.25 * self._busy_s / elapsed_s)
-        was_full, self._was_full = self._was_full, False
-        trial, self._trial = self._trial, None
-        self._hold = max(0, self._hold - 1)
-        if self._throttled:
-            return
-        if trial is not None and rate < self.GAIN * trial[1]:
-            self.count, self._hold = trial[0], self.HOLD
-        elif wanted > self.count:
-            if not self._hold and self.count < self._policy.max_connections:
-                self._trial = self.count, rate
-                self.count = min(wanted, self._policy.max_connections)
-        elif not was_full:
-            # By an eighth at most, because a batch's burst follows every pause.
-            least = max(self._standing, self.count - self.count // 8)
-            self.count = min(self.count, max(wanted, least))
 
 
 _THROTTLED_ATTEMPTS = 3
@@ -175,35 +95,43 @@ class Health:
         return max(0.0, self._next_s - now_s)
 
 
-_QUIET_S = 1.0
-"""How long after the last urgent request fills may use all connections again."""
-
-
 class ConnectionBudget:
     """The connections of all callers, and the decision which caller may use another one.
 
-    limit: the limit of all requests in flight. fills_beside_urgent: the number of connections of
-    fills while there are urgent requests; it may be changed. Not thread-safe: callers hold the
-    fetcher's lock.
+    count: the number of requests that may be in flight. While nearly all connections are busy, a
+    number that is a quarter larger is on trial for a period, and stays if it increased the bytes a
+    second: on a full link, more connections only slow each other down. A throttled request halves
+    the number. fills_beside_urgent: the number of connections of fills while there are urgent
+    requests; it may be changed. Not thread-safe: callers hold the fetcher's lock.
     """
 
+    PERIOD_S = 0.25
+    BUSY = 0.8
+    """The mean share of busy connections above which more of them may help."""
+    GAIN = 1.05
+    """The least gain in bytes a second of a larger number; with less, the link is full."""
+    HOLD = 20
+    """Periods until the next trial after one without gain, or after a throttled request."""
+    QUIET_S = 1.0
+    """How long after the last urgent request fills may use all connections again."""
+
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
-        self.limit = ConnectionLimit(policy)
+        self.count = policy.start_connections
         self.in_flight = 0
         self.fills_beside_urgent = policy.fills_beside_urgent
-        self._fill_share = policy.fill_share
+        self._policy = policy
         self._health = health
         self._granted = 0  # requests granted to fills
-        self._urgent_s = -math.inf  # when an urgent request was last sent
+        self._urgent_s = self._halved_s = -math.inf  # when one was last sent, or throttled
+        self._began_s: float | None = None
+        self._bytes = self._done = self._hold = 0
+        self._busy_s = 0.0
+        self._trial: tuple[int, float] | None = None
 
     def wait_s(self, now_s: float, *, urgent: bool) -> float:
         """Return the seconds until a request may be sent: 0 for now, inf until one ends."""
-        limit = self.limit.count
-        if not urgent:
-            limit = max(1, int(limit * self._fill_share))
+        limit = self.count if urgent else max(1, int(self.count * self._policy.fill_share))
         if self.in_flight >= limit:
-            if urgent:
-                self.limit.full()
             return math.inf
         return self._health.may_start_s(now_s, self.in_flight)
 
@@ -220,8 +148,8 @@ class ConnectionBudget:
     def grant(self, now_s: float, most: int) -> int:
         """Grant as many requests that aren't urgent as may be sent now, at most `most`; return the
         number granted. The grant lasts until `revoke`."""
-        limit = int(self.limit.count * self._fill_share)
-        if now_s < self._urgent_s + _QUIET_S:
+        limit = int(self.count * self._policy.fill_share)
+        if now_s < self._urgent_s + self.QUIET_S:
             limit = min(limit, self.fills_beside_urgent)
         granted = max(0, min(limit - self._granted, most))
         self._granted += granted
@@ -230,6 +158,31 @@ class ConnectionBudget:
     def revoke(self, granted: int) -> None:
         """End a grant."""
         self._granted -= granted
+
+    def succeeded(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
+        """Record a request that succeeded; adapt the number of connections once a period."""
+        if self._began_s is None:
+            self._began_s = now_s - seconds
+        self._bytes += size_bytes
+        self._busy_s += seconds
+        self._done += 1
+        elapsed_s = now_s - self._began_s
+        if elapsed_s < self.PERIOD_S or self._done < self.count:
+            return
+        rate, trial, self._trial = self._bytes / elapsed_s, self._trial, None
+        self._hold = max(0, self._hold - 1)
+        if trial is not None and rate < self.GAIN * trial[1]:
+            self.count, self._hold = trial[0], self.HOLD
+        elif self._busy_s > self.BUSY * self.count * elapsed_s and not self._hold:
+            self._trial = self.count, rate
+            self.count = min(self.count + self.count // 4 + 1, self._policy.max_connections)
+        self._began_s, self._bytes, self._busy_s, self._done = now_s, 0, 0.0, 0
+
+    def throttled(self, now_s: float) -> None:
+        """Record a throttled request: halve the number, once for all of one period."""
+        if now_s >= self._halved_s + self.PERIOD_S:
+            self.count = max(self._policy.min_connections, self.count // 2)
+            self._trial, self._hold, self._halved_s = None, self.HOLD, now_s
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -291,10 +244,6 @@ class Call:
         for _, _, request in self.retries:
             yield request
 
-    def is_due(self, now_s: float) -> bool:
-        """Return True if a request waits to be sent, for the first time or again."""
-        return bool(self.unsent) or self.is_due_again(now_s)
-
     def is_due_again(self, now_s: float) -> bool:
         """Return True if the pause of a failed request has passed."""
         return bool(self.retries) and self.retries[0][0] <= now_s
@@ -334,70 +283,60 @@ def fetch_error(request: StoreRequest, failure: RequestError | None, now_s: floa
     )
 
 
-class RequestTimes:
-    """The times of recent requests by size class (powers of two), for hedges and look-ahead."""
-
-    RECENT = 256
-    REFRESH = 16
-    """The quantile of a class is updated after this many requests, because sorting takes 20 us."""
-
-    def __init__(self, policy: FetchPolicy) -> None:
-        self._policy = policy
-        self._classes: dict[int, deque[float]] = {}
-        self._counts: dict[int, int] = {}
-        self._late: dict[int, tuple[int, float]] = {}
-        self._recent: deque[float] = deque(maxlen=self.RECENT)
-
-    def add(self, size_bytes: int, seconds: float) -> None:
-        """Record a request that succeeded."""
-        name = size_bytes.bit_length()
-        self._classes.setdefault(name, deque(maxlen=self.RECENT)).append(seconds)
-        self._counts[name] = self._counts.get(name, 0) + 1
-        if size_bytes:
-            self._recent.append(seconds)
-
-    def late_after_s(self, size_bytes: int) -> float | None:
-        """Return after how many seconds a request of this size is late; None with too few data."""
-        name = size_bytes.bit_length()
-        count = self._counts.get(name, 0)
-        if count < self._policy.hedge_least:
-            return None
-        seen, late = self._late.get(name, (0, 0.0))
-        if not seen or count - seen >= self.REFRESH:
-            times = sorted(self._classes[name])
-            late = max(
-                quantile(times, self._policy.hedge_quantile),
-                self._policy.hedge_factor * quantile(times, 0.5),
-                self._policy.hedge_floor_s,
-            )
-            self._late[name] = count, late
-        return late
-
-    def summary(self) -> tuple[float, float]:
-        """Return (mean, 99th percentile) of recent data requests; (0.0, 0.0) without any."""
-        if not self._recent:
-            return 0.0, 0.0
-        return sum(self._recent) / len(self._recent), quantile(sorted(self._recent), 0.99)
-
-
 def quantile(ordered: list[float], share: float) -> float:
     """Return the smallest of sorted values that at least `share` of them don't exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 class Hedging:
-    """The choice of requests to send a second time because they take much longer than others.
-
-    times: the times of the requests that succeeded. Not thread-safe: callers hold the fetcher's
-    lock.
+    """The choice of requests to send a second time because they take much longer than recent ones
+    of their size (by powers of two). Not thread-safe: callers hold the fetcher's lock.
     """
 
+    RECENT = 256
+    REFRESH = 16
+    """What is late is computed again after this many requests, because sorting takes 20 us."""
+
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
-        self.times = RequestTimes(policy)
-        self._most_share = policy.max_hedge_share
+        self._policy = policy
         self._health = health
+        self._times: dict[int, deque[float]] = {}
+        self._counts: Counter[int] = Counter()
+        self._late: dict[int, tuple[int, float]] = {}
+        self._recent: deque[float] = deque(maxlen=self.RECENT)
         self._requests = self._hedges = 0
         self._bytes = self._hedged_bytes = 0
+
+    def succeeded(self, size_bytes: int, seconds: float) -> None:
+        """Record the time of a request that succeeded."""
+        name = size_bytes.bit_length()
+        self._times.setdefault(name, deque(maxlen=self.RECENT)).append(seconds)
+        self._counts[name] += 1
+        if size_bytes:
+            self._recent.append(seconds)
+
+    def late_after_s(self, size_bytes: int) -> float | None:
+        """Return after how many seconds a request of this size is late; None with too few data."""
+        name, policy = size_bytes.bit_length(), self._policy
+        count = self._counts[name]
+        if count < policy.hedge_least:
+            return None
+        seen, late_s = self._late.get(name, (0, 0.0))
+        if not seen or count - seen >= self.REFRESH:
+            ordered = sorted(self._times[name])
+            late_s = max(
+                quantile(ordered, policy.hedge_quantile),
+                policy.hedge_factor * quantile(ordered, 0.5),
+                policy.hedge_floor_s,
+            )
+            self._late[name] = count, late_s
+        return late_s
+
+    def summary(self) -> tuple[float, float]:
+        """Return (mean, 99th percentile) of recent data requests; (0.0, 0.0) without any."""
+        if not self._recent:
+            return 0.0, 0.0
+        return sum(self._recent) / len(self._recent), quantile(sorted(self._recent), 0.99)
 
     def sent(self, size_bytes: int) -> None:
         """Record that a request was sent, other than a hedge."""
@@ -407,10 +346,10 @@ class Hedging:
     def late(self, call: Call, now_s: float, *, most: int) -> Iterator[StoreRequest]:
         """Yield at most `most` requests of a call to send a second time; mark them as hedged."""
         for request in call.in_flight.values():
-            if most <= 0 or not self._may_hedge:
-                return
-            late_s = self._late_after_s(request)
-            if late_s is not None and now_s - request.last_s >= late_s:
+            due_s = self.due_s(request)
+            if most <= 0 or due_s is None:
+                continue
+            if now_s >= due_s:
                 request.is_hedged = True
                 self._requests += 1
                 self._hedges += 1
@@ -418,69 +357,16 @@ class Hedging:
                 most -= 1
                 yield request
 
-    def due_s(self, request: StoreRequest, now_s: float) -> float | None:
-        """Return the seconds until a request in flight is late; None if it won't be hedged."""
-        late_s = self._late_after_s(request)
-        if late_s is None or not self._may_hedge:
-            return None
-        return request.last_s + late_s - now_s
-
-    @property
-    def _may_hedge(self) -> bool:
-        # Both shares: late ranges are often large, and on a full link all ranges are late.
-        share = self._most_share
-        is_in_count = self._hedges <= share * self._requests
-        return is_in_count and self._hedged_bytes <= share * self._bytes
-
-    def _late_after_s(self, request: StoreRequest) -> float | None:
+    def due_s(self, request: StoreRequest) -> float | None:
+        """Return the time at which a request in flight is late; None if it won't be hedged."""
         if not request.may_hedge or request.is_hedged or self._health.is_gone:
             return None
-        return self.times.late_after_s(request.size_bytes)
-
-
-class Deadlines:
-    """The time limits of requests and calls."""
-
-    def __init__(self, policy: FetchPolicy, health: Health) -> None:
-        self._first_contact_s = policy.first_contact_s
-        self._health = health
-
-    def passed(self, call: Call, now_s: float) -> StoreRequest | None:
-        """Return the request that passed its own time limit or its call's; None without one."""
-        for request in call.begun():
-            if now_s - request.first_s >= call.limit_s:
-                return request
-        if now_s - self._moved_s(call) >= call.limit_s and (
-            waiting := call.unsent or [again for _, _, again in call.retries]
-        ):
-            return waiting[0]
-        contact_s = self._contact_s(call, now_s)
-        if contact_s is not None and contact_s <= 0:
-            return next(call.begun(), None)
-        return None
-
-    def next_s(self, call: Call, now_s: float) -> Iterator[float]:
-        """Yield the seconds until each of a call's deadlines."""
-        if call.unsent or call.retries:
-            yield self._moved_s(call) + call.limit_s - now_s
-        else:
-            yield call.limit_s
-        if contact_s := self._contact_s(call, now_s):
-            yield contact_s
-        for request in call.in_flight.values():
-            yield request.first_s + call.limit_s - now_s
-
-    def _contact_s(self, call: Call, now_s: float) -> float | None:
-        """Return the remaining seconds of a host that refuses connections and never answered, so
-        that its name is probably misspelt; None for other hosts."""
-        failure = call.last_failure
-        if failure is None or failure.kind != "unreachable" or self._health.last_success_s:
+        # Both shares: late ranges are often large, and on a full link all ranges are late.
+        share = self._policy.max_hedge_share
+        if self._hedges > share * self._requests or self._hedged_bytes > share * self._bytes:
             return None
-        return call.began_s + self._first_contact_s - now_s
-
-    def _moved_s(self, call: Call) -> float:
-        """Return the time of the remote's last answer or of the call's beginning, if later."""
-        return max(call.began_s, self._health.last_success_s or 0.0)
+        late_s = self.late_after_s(request.size_bytes)
+        return None if late_s is None else request.last_s + late_s
 
 
 HEDGE_THREADS = 8
@@ -506,7 +392,6 @@ class Scheduler:
         self.budget = ConnectionBudget(policy, self.health)
         self.hedging = Hedging(policy, self.health)
         self.is_closed = False
-        self._deadlines = Deadlines(policy, self.health)
         self._jitter = jitter or random.Random()
         self._waiting: set[Call] = set()  # for a connection
         self._most_in_flight = policy.max_connections + HEDGE_THREADS
@@ -517,7 +402,7 @@ class Scheduler:
     def choose(self, call: Call, now_s: float) -> tuple[list[Attempt], float]:
         """Return (the attempts to make now, the seconds until the next decision). Set the call's
         error if its time limit has passed."""
-        late = self._deadlines.passed(call, now_s)
+        late = next((request for due_s, request in self._deadlines(call) if due_s <= now_s), None)
         if late is not None:
             call.error = fetch_error(late, call.last_failure, now_s)
         self._waiting.discard(call)
@@ -525,10 +410,10 @@ class Scheduler:
         if call.error is not None:
             return chosen, 0.0
         wait_s = call.limit_s
-        while call.is_due(now_s):
+        while call.unsent or call.is_due_again(now_s):
             first = self._first_in_line(now_s)
             is_behind = first is not None and first.began_s < call.began_s
-            pause_s = math.inf if is_behind else self._wait_s(call, now_s)
+            pause_s = math.inf if is_behind else self.budget.wait_s(now_s, urgent=call.urgent)
             if pause_s > 0:
                 wait_s = min(wait_s, pause_s)
                 self._waiting.add(call)
@@ -540,38 +425,46 @@ class Scheduler:
             chosen.append(self._begin(call, request, now_s))
         if chosen and self._first_in_line(now_s) is not None:
             self._changed()  # later calls may have decided before this one's turn
-        chosen += self._hedges(call, now_s)
+        most = self._most_in_flight - self.budget.in_flight
+        chosen += [
+            self._sent(Attempt(request, is_hedge=True), now_s, urgent=False)
+            for request in self.hedging.late(call, now_s, most=most)
+        ]
         return chosen, self._next_look_s(call, now_s, wait_s)
 
     def _begin(self, call: Call, request: StoreRequest, now_s: float) -> Attempt:
         request.attempts += 1
-        request.in_flight += 1
         request.last_s = now_s
         request.first_s = request.first_s or now_s
         request.is_hedged = False
         call.in_flight[request.number] = request
-        self.budget.acquire(now_s, urgent=call.urgent)
         self.hedging.sent(request.size_bytes)
-        return Attempt(request)
+        return self._sent(Attempt(request), now_s, urgent=call.urgent)
 
-    def _hedges(self, call: Call, now_s: float) -> list[Attempt]:
-        most = self._most_in_flight - self.budget.in_flight
-        hedges: list[Attempt] = []
-        for request in self.hedging.late(call, now_s, most=most):
-            request.in_flight += 1
-            self.budget.acquire(now_s, urgent=False)
-            hedges.append(Attempt(request, is_hedge=True))
-        return hedges
+    def _sent(self, attempt: Attempt, now_s: float, *, urgent: bool) -> Attempt:
+        attempt.request.in_flight += 1
+        self.budget.acquire(now_s, urgent=urgent)
+        return attempt
 
     def _next_look_s(self, call: Call, now_s: float, wait_s: float) -> float:
-        looks = [wait_s, *self._deadlines.next_s(call, now_s)]
+        looks = [now_s + wait_s, *(due_s for due_s, _ in self._deadlines(call))]
         if call.retries:
-            looks.append(call.retries[0][0] - now_s)
-        for request in call.in_flight.values():
-            due_s = self.hedging.due_s(request, now_s)
-            if due_s is not None:
-                looks.append(due_s)
-        return max(0.001, min(looks))
+            looks.append(call.retries[0][0])
+        hedges = (self.hedging.due_s(request) for request in call.in_flight.values())
+        looks += [due_s for due_s in hedges if due_s is not None]
+        return max(0.001, min(looks) - now_s)
+
+    def _deadlines(self, call: Call) -> Iterator[tuple[float, StoreRequest]]:
+        """Yield the time limits of a call, each with the request that fails then."""
+        began, answered_s = list(call.begun()), self.health.last_success_s
+        for request in began:
+            yield request.first_s + call.limit_s, request
+        if waiting := call.unsent or [again for _, _, again in call.retries]:
+            yield max(call.began_s, answered_s or 0.0) + call.limit_s, waiting[0]
+        # A host that refuses connections and never answered: its name is probably misspelt.
+        failure = call.last_failure
+        if began and failure is not None and failure.kind == "unreachable" and not answered_s:
+            yield call.began_s + self.policy.first_contact_s, began[0]
 
     def leave(self, call: Call) -> None:
         """Start no more attempts of a call."""
@@ -587,8 +480,8 @@ class Scheduler:
     ) -> bool:
         """Record an answer; return True if the caller must deliver it and then call `delivered`."""
         self.health.success(now_s)
-        self.hedging.times.add(size_bytes, seconds)
-        self.budget.limit.done(now_s, size_bytes=size_bytes, seconds=seconds)
+        self.hedging.succeeded(size_bytes, seconds)
+        self.budget.succeeded(now_s, size_bytes=size_bytes, seconds=seconds)
         request = attempt.request
         is_first = call.is_open and not request.is_done and call.error is None
         request.is_done = True
@@ -630,11 +523,9 @@ class Scheduler:
 
         If calls shared the connections equally, each would take as long as all together, and
         training waits for one of them."""
-        may_send = (call for call in self._waiting if not self._wait_s(call, now_s))
+        wait_s = self.budget.wait_s
+        may_send = (call for call in self._waiting if not wait_s(now_s, urgent=call.urgent))
         return min(may_send, key=lambda call: call.began_s, default=None)
-
-    def _wait_s(self, call: Call, now_s: float) -> float:
-        return self.budget.wait_s(now_s, urgent=call.urgent)
 
     def failed(self, call: Call, attempt: Attempt, now_s: float, failure: RequestError) -> None:
         """Record a failure: schedule a retry, or set the call's error."""
@@ -645,7 +536,7 @@ class Scheduler:
         else:
             self.health.failure(now_s, self._jitter)
         if throttled:
-            self.budget.limit.throttled(now_s)
+            self.budget.throttled(now_s)
         self.end(call, attempt)
         request = attempt.request
         if request.is_done or not call.is_open or call.error is not None:

@@ -183,7 +183,6 @@ _POLICY = FetchPolicy(
     hedge_floor_s=3600.0,
     max_hedge_share=0.0,
     min_connections=4,
-    standing_connections=4,
     start_connections=6,
     max_connections=16,
 )

@@ -39,7 +39,7 @@ def memory(built: Path) -> Iterator[str]:
 @pytest.fixture
 def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send every request once, even on a busy machine, so that requests can be counted."""
-    monkeypatch.setattr("penstock.cache.fetch.scheduler.RequestTimes.late_after_s", lambda *_: None)
+    monkeypatch.setattr("penstock.cache.fetch.scheduler.Hedging.late_after_s", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

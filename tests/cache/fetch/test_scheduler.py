@@ -17,10 +17,8 @@ from penstock.cache.fetch import (
     Attempt,
     Call,
     ConnectionBudget,
-    ConnectionLimit,
     Health,
     Hedging,
-    RequestTimes,
     Scheduler,
     StoreRequest,
     backoff_s,
@@ -192,14 +190,14 @@ def test_hedges_keep_to_their_share_of_the_bytes_too() -> None:
     sizes = [1000] * 50 + [100] * 500
     for size_bytes in sizes:
         hedging.sent(size_bytes)
-        hedging.times.add(size_bytes, 0.001)
+        hedging.succeeded(size_bytes, 0.001)
     call = call_of(0)
     for number in range(8):
         large = StoreRequest(number=number, uri="", run=int, size_bytes=1000, may_hedge=True)
         large.last_s, call.in_flight[number] = 100.0, large
     late = list(hedging.late(call, 200.0, most=8))
     assert sum(request.size_bytes for request in late) == 3000  # of 2 %, and one more
-    assert hedging.due_s(call.in_flight[7], 200.0) is None
+    assert hedging.due_s(call.in_flight[7]) is None
 
 
 @given(
@@ -258,9 +256,9 @@ def test_a_quantile_is_passed_by_no_more_than_the_rest(values: list[float], shar
 @given(times=st.lists(st.floats(1e-4, 10), min_size=0, max_size=300), size=st.integers(1, 10**9))
 def test_late_is_later_than_the_usual(times: list[float], size: int) -> None:
     policy = FetchPolicy()
-    recent = RequestTimes(policy)
+    recent = Hedging(policy, Health(policy))
     for seconds in times:
-        recent.add(size, seconds)
+        recent.succeeded(size, seconds)
     late = recent.late_after_s(size)
     assert recent.late_after_s(size * 1000) is None  # another size is another matter
     if len(times) < policy.hedge_least:
@@ -281,54 +279,52 @@ def test_late_is_later_than_the_usual(times: list[float], size: int) -> None:
 )
 def test_connections_stay_within_their_bounds(steps: list[tuple[float, int, float, bool]]) -> None:
     policy = FetchPolicy()
-    connections = ConnectionLimit(policy)
+    budget = ConnectionBudget(policy, Health(policy))
     now = 100.0
     for passed, size, seconds, throttled in steps:
         now += passed
-        before = connections.count
+        before = budget.count
         if throttled:
-            connections.throttled(now)
-            assert connections.count <= before
+            budget.throttled(now)
+            assert budget.count <= before
         else:
-            connections.done(now, size_bytes=size, seconds=seconds)
-        assert policy.min_connections <= connections.count <= policy.max_connections
+            budget.succeeded(now, size_bytes=size, seconds=seconds)
+        assert policy.min_connections <= budget.count <= policy.max_connections
 
 
-@pytest.mark.parametrize(
-    ("rate", "request_s", "wanted"), [(50.0, 0.1, 8), (200.0, 0.1, 25), (400.0, 0.1, 50)]
-)
-def test_a_steady_consumer_gets_a_quarter_more_than_it_needs(
-    rate: float, request_s: float, wanted: int
+@pytest.mark.parametrize(("busy", "grows"), [(0.9, True), (0.5, False)])
+def test_connections_grow_if_nearly_all_are_busy_and_more_of_them_help(
+    busy: float, grows: bool
 ) -> None:
-    """Requests a second times seconds a request, by Little's law, and a quarter."""
-    connections = ConnectionLimit(FetchPolicy(standing_connections=8))
+    policy = FetchPolicy()
+    budget = ConnectionBudget(policy, Health(policy))
     now = 0.0
     for _ in range(20_000):
-        now += max(1 / rate, request_s / connections.count)
-        connections.done(now, size_bytes=2**20, seconds=request_s)
-    assert connections.count == pytest.approx(wanted, abs=5)
+        now += 0.1 / (busy * budget.count)  # every request takes 0.1 s
+        budget.succeeded(now, size_bytes=2**20, seconds=0.1)
+    assert budget.count == (policy.max_connections if grows else policy.start_connections)
 
 
-def test_a_pause_costs_no_connections_that_a_burst_needs() -> None:
+def test_a_throttled_request_halves_the_connections_once_a_period() -> None:
     policy = FetchPolicy()
-    connections = ConnectionLimit(policy)
-    for number in range(5000):  # a request now and then
-        connections.done(0.1 * number, size_bytes=2**20, seconds=0.05)
-    assert connections.count == policy.standing_connections
-    connections.throttled(1000.0)
-    connections.throttled(2000.0)
-    connections.throttled(3000.0)
-    assert connections.count == policy.min_connections
+    budget = ConnectionBudget(policy, Health(policy))
+    for now in (1000.0, 1000.1, 1000.2):
+        budget.throttled(now)
+    assert budget.count == policy.start_connections // 2
+    for now in (2000.0, 3000.0, 4000.0):
+        budget.throttled(now)
+    assert budget.count == policy.min_connections
 
 
 def test_a_full_link_ends_the_growth() -> None:
     """More connections slow each other down: the total is always 100 MB/s."""
-    connections = ConnectionLimit(FetchPolicy(start_connections=8))
+    policy = FetchPolicy(start_connections=8)
+    budget = ConnectionBudget(policy, Health(policy))
     now = 0.0
     for _ in range(3000):
         now += 0.01
-        connections.done(now, size_bytes=10**6, seconds=0.01 * connections.count)
-    assert connections.count < 32
+        budget.succeeded(now, size_bytes=10**6, seconds=0.01 * budget.count)
+    assert budget.count < 16
 
 
 def test_a_failing_remote_gets_probes_and_one_success_opens_the_way() -> None:

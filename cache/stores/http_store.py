@@ -11,148 +11,34 @@ page of links.
 
 from __future__ import annotations
 
-import mmap
 import os
+from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from penstock.cache.base import FORKED, Answer, ObjectInfo, RequestError
+from penstock.cache.base import Answer, ObjectInfo, RequestError
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import plain_query, redact
-from penstock.cache.stores.storage_options import (
-    COMMON_OPTIONS,
-    client_options,
-    header_texts,
-    option_mapping,
-    parse_seconds,
-    read_options,
-    scope_of,
-    set_verify,
-    split_words,
-    unknown_option_error,
-)
-from penstock.cache.stores.tls import tls_context
-from penstock.cache.stores.web_address import Proxies, basic_auth, origin_of
-from penstock.cache.stores.web_client import WebClient
+from penstock.cache.stores.remote_store import RemoteStore
+from penstock.cache.stores.storage_options import HTTP_OPTIONS, scope_of
+from penstock.cache.stores.web_address import basic_auth, origin_of
+from penstock.cache.stores.web_client import open_client
 from penstock.cache.stores.web_objects import WebObjects
 from penstock.cache.threads import ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from urllib.parse import SplitResult
 
-    from penstock.cache.base import FetchPolicy, Store
-    from penstock.cache.stores.storage_options import StoreAddress, StoreOptions
-
-_CLIENT_NAMES = split_words(
-    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
-    "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
-    "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
-    "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
-)
-
-
-def _headers(found: StoreOptions, value: Any) -> None:
-    found.client.setdefault("default_headers", {}).update(option_mapping(value, "headers"))
-
-
-def _client_kwargs(found: StoreOptions, value: Any) -> None:
-    """Read aiohttp's arguments of a session: its headers and its login."""
-    for name, inner in option_mapping(value, "client_kwargs").items():
-        if name == "headers":
-            _headers(found, inner)
-        elif name == "auth" and inner is not None:
-            _headers(found, {"Authorization": basic_auth(inner)})
-        elif name == "verify" or (name == "ssl" and isinstance(inner, bool)):
-            set_verify(found, inner)
-        elif name not in ("auth", "timeout", "connector", "trust_env", "raise_for_status"):
-            raise unknown_option_error("client_kwargs", name, "headers, auth, verify")
-
-
-def _client_options(found: StoreOptions, value: Any) -> None:
-    """Read the client_options of obstore that concern a web request."""
-    given = option_mapping(value, "client_options")
-    for name in given:
-        if name not in _CLIENT_NAMES:
-            raise unknown_option_error("client_options", name, ", ".join(sorted(_CLIENT_NAMES)))
-    headers = given.get("default_headers")
-    client_options(found, {n: v for n, v in given.items() if n != "default_headers"})
-    _headers(found, headers)
-
-
-_HTTP_SPECIAL = {
-    **COMMON_OPTIONS,
-    "client_options": _client_options,
-    "headers": _headers,
-    "client_kwargs": _client_kwargs,
-    "auth": lambda found, value: _client_kwargs(found, {"auth": value}),
-}
-
-
-def http_options(options: Mapping[str, Any]) -> StoreOptions:
-    """Read the options of fsspec's http: headers, client_kwargs. Raises ConfigError."""
-    return read_options("http", options, frozenset(), {}, _HTTP_SPECIAL, strip="")
-
+    from penstock.cache.base import Store
+    from penstock.cache.stores.storage_options import StoreAddress
+    from penstock.cache.stores.web_client import WebClient
 
 _PAGE_BYTES = 128 * 2**20
 """The longest index page; one of a million links has about 100 MB."""
 _HEADS = 16
 """Concurrent requests for the sizes of a page's files, because pages show only rounded sizes."""
-
-
-class _Page(Protocol):
-    def __call__(self, url: str, *, most_bytes: int) -> bytes: ...
-
-
-class HttpListing:
-    """The folders of a web server, which are listed from the links of their pages.
-
-    url: the quoted URL of the root. info: returns the size and version of an object. page: reads
-    the page of a URL.
-    """
-
-    def __init__(self, url: str, info: Callable[[str], ObjectInfo | None], page: _Page) -> None:
-        self._url = urlsplit(url)
-        self._base = unquote(self._url.path, errors="surrogateescape").rstrip("/")
-        self._info = info
-        self._read_page = page
-
-    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield all objects below a folder. Raises RequestError."""
-        waiting = [prefix]
-        while waiting:
-            folder = waiting.pop()
-            files, folders = self._names(folder)
-            yield from self._measured(folder, files)
-            waiting += [_join(folder, name) for name in folders]
-
-    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects directly in a folder, and the names of its subfolders. Raises
-        RequestError."""
-        files, folders = self._names(prefix)
-        return list(self._measured(prefix, files)), folders
-
-    def _measured(self, folder: str, names: list[str]) -> Iterator[ObjectInfo]:
-        paths = [_join(folder, name) for name in names]
-        found = ordered(self._info, paths, workers=_HEADS, ahead=2 * _HEADS, name="list")
-        yield from (info for info in found if info is not None)
-
-    def _names(self, folder: str) -> tuple[list[str], list[str]]:
-        path = _quoted(f"{_join(self._base, folder)}/")
-        url = urlunsplit((self._url.scheme, self._url.netloc, path, self._url.query, ""))
-        try:
-            page = self._read_page(url, most_bytes=_PAGE_BYTES).decode("utf-8", "replace")
-        except RequestError as error:
-            if error.kind == "missing":
-                return [], []
-            if error.kind == "denied":
-                raise RequestError(
-                    "denied",
-                    f"{error}: the server doesn't list this folder. Enable its index pages "
-                    "(nginx: autoindex on), or use a pack with its manifest",
-                ) from None
-            raise
-        return page_links(page, _join(self._base, folder))
 
 
 def page_links(page: str, folder: str) -> tuple[list[str], list[str]]:
@@ -182,10 +68,6 @@ def _quoted(text: str) -> str:
     return quote(text, errors="surrogateescape")
 
 
-def _join(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder and name else folder or name
-
-
 class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -196,99 +78,69 @@ class _Links(HTMLParser):
             self.found += [value for name, value in attrs if name == "href" and value]
 
 
-class HttpStore:
-    """The objects below a URL of a web server. It owns the client."""
+class HttpStore(RemoteStore):
+    """The objects below a URL of a web server.
+
+    address: its URL is quoted and has no login. headers: the user's, for the origin only.
+    """
 
     def __init__(
-        self,
-        client: WebClient,
-        objects: WebObjects,
-        *,
-        base: str,
-        url: str,
-        scope: str,
-        secrets: tuple[str, ...] = (),
+        self, address: StoreAddress, client: WebClient, *, headers: Mapping[str, str], scope: str
     ) -> None:
-        self.url = url
-        self.scope = scope
-        self.secrets = secrets
-        self._client = client
-        self._objects = objects
-        self._listing = HttpListing(base, self.info, objects.page)
-        self._pid = os.getpid()
+        super().__init__(address, scope=scope, client=client)
+        root = urlsplit(address.url)
+        self._folder_path = unquote(root.path, errors="surrogateescape")
+        self._url = url = _url_maker(root)
+        self._objects = WebObjects(
+            client, lambda _method, key: url(key), headers=headers, secrets=self.secrets
+        )
 
-    def __repr__(self) -> str:
-        return f"HttpStore({self.url!r})"
-
-    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield all objects below a folder. Raises RequestError."""
-        self._begin(prefix)
-        yield from self._listing.walk(prefix)
-
-    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects directly in a folder, and the names of its subfolders. Raises
-        RequestError."""
-        self._begin(prefix)
-        return self._listing.list_folder(prefix)
-
-    def info(self, path: str) -> ObjectInfo | None:
-        """Return the size and version of an object; None if it is missing. Raises RequestError."""
-        self._begin(path)
-        if not path:  # the page of a folder is no object
-            return None
-        found = self._objects.info(path)
-        if found is None:
-            return None
-        return ObjectInfo(path=path, size_bytes=found.size_bytes, version=found.version)
-
-    def read(
-        self,
-        path: str,
-        span: tuple[int, int] | None = None,
-        *,
-        version: str | None = None,
-        most_bytes: int | None = None,
-    ) -> Answer:
-        """Read bytes of an object. Raises RequestError."""
-        self._begin(path)
-        if span is not None and span[0] >= span[1]:
-            raise RequestError("refused", f"an empty range {span}")
-        return self._objects.read(path, span, version=version, most_bytes=most_bytes)
-
-    def put(self, local: str, path: str) -> None:
-        """Upload a local file. Raises RequestError."""
-        self._begin(path)
-        with open(os.fsencode(local), "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return self._objects.put(path, memoryview(b""))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                view = memoryview(data)
-                try:
-                    return self._objects.put(path, view)
-                finally:
-                    view.release()
-
-    def abort(self) -> None:
-        """End all requests at once."""
-        if os.getpid() == self._pid:
-            self._client.abort()
-
-    def close(self) -> None:
-        """Close the connections. Safe to call twice."""
-        self.abort()
-
-    def _begin(self, path: str) -> None:
-        if os.getpid() != self._pid:
-            raise RequestError("refused", FORKED)
+    def _folder(self, prefix: str) -> tuple[Iterable[ObjectInfo], list[str]]:
         try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise RequestError("refused", "its name isn't UTF-8: rename it") from None
+            url = self._url(_join(prefix, ""))
+            page = self._objects.page(url, most_bytes=_PAGE_BYTES)
+        except RequestError as error:
+            if error.kind == "missing":
+                return [], []
+            if error.kind == "denied":
+                raise RequestError(
+                    "denied",
+                    f"{error}: the server doesn't list this folder. Enable its index pages "
+                    "(nginx: autoindex on), or use a pack with its manifest",
+                ) from None
+            raise
+        folder = f"{self._folder_path}/{prefix}"
+        files, folders = page_links(page.decode("utf-8", "replace"), folder)
+        paths = [_join(prefix, name) for name in files]
+        found = ordered(self._info, paths, workers=_HEADS, ahead=2 * _HEADS, name="list")
+        return (info for info in found if info is not None), folders
+
+    def _info(self, path: str) -> ObjectInfo | None:
+        return self._objects.info(path, path) if path else None  # a folder's page is no object
+
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
+    ) -> Answer:
+        return self._objects.read(path, span, version, most_bytes)
+
+    def _put(self, local: str, path: str) -> None:
+        with open(os.fsencode(local), "rb") as file:
+            self._objects.put(path, file.read())
+
+
+def _url_maker(root: SplitResult) -> Callable[[str], str]:
+    """Return the function that returns the URL of a key below a root."""
+    before, query = root._replace(query="").geturl(), f"?{root.query}" if root.query else ""
+    return lambda key: f"{before.rstrip('/')}/{_quoted(key)}{query}"
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def open_http(address: StoreAddress) -> Store:
     """Open the store of an http(s) URL. Raises ConfigError."""
-    options, secrets, url = http_options(address.options), address.secrets, address.url
+    options, secrets, url = HTTP_OPTIONS.read(address.options), address.secrets, address.url
     try:
         parts = urlsplit(url)
         origin_of(url)
@@ -296,55 +148,18 @@ def open_http(address: StoreAddress) -> Store:
         raise ConfigError(
             f"{redact(url)}: not a URL, wanted {url.partition(':')[0]}://<host>/…."
         ) from None
+    headers = options.client.get("default_headers", {})
     if parts.username is not None:
         # As a header: in the URL it would appear in the messages of other libraries.
         login = unquote(parts.username), unquote(parts.password or "")
-        headers = options.client.setdefault("default_headers", {})
         headers.setdefault("Authorization", basic_auth(login))
         secrets = (headers["Authorization"], *secrets)
-    base = urlunsplit(
-        (parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), parts.query, "")
-    )
-    client = web_client(options, address.policy)
-
-    def object_url(_method: str, key: str) -> str:
-        root = urlsplit(base)
-        path = f"{root.path.rstrip('/')}/{quote(key)}"
-        return urlunsplit((root.scheme, root.netloc, path, root.query, ""))
-
-    objects = WebObjects(
-        client,
-        object_url,
-        headers=header_texts(options.client.get("default_headers") or {}),
-        secrets=secrets,
+    parts = parts._replace(
+        netloc=parts.netloc.rpartition("@")[2], path=parts.path.rstrip("/"), fragment=""
     )
     return HttpStore(
-        client,
-        objects,
-        base=base,
-        url=redact(base),
+        replace(address, url=parts.geturl(), secrets=secrets),
+        open_client(options, address.policy),
+        headers=headers,
         scope=scope_of("http", repr(plain_query(url))),
-        secrets=secrets,
-    )
-
-
-def web_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:
-    """Create a client with the same certificates, timeouts and proxies as obstore's.
-
-    Raises ConfigError.
-    """
-    given = options.client
-    proxies = None
-    if proxy := given.get("proxy_url"):
-        excludes = str(given.get("proxy_excludes") or "")
-        proxies = Proxies(by_scheme={"all": str(proxy)}, excludes=excludes)
-    own, anybody = given.get("root_certificate"), bool(given.get("allow_invalid_certificates"))
-    total = given.get("timeout")
-    return WebClient(
-        connect_timeout_s=policy.connect_timeout_s,
-        read_timeout_s=policy.read_timeout_s,
-        timeout_s=policy.retry_timeout_s if total is None else parse_seconds(total, "timeout"),
-        tls=lambda: tls_context(own=own, anybody=anybody),
-        proxies=proxies,
-        agent=str(given.get("user_agent") or "penstock"),
     )

@@ -28,15 +28,6 @@ _RUSTLS = re.compile(
     r"(?:invalid peer certificate: (?:certificate )?|InvalidCertificate\(\s*)([A-Za-z ]+)|"
     r"(certificate (?:expired|not valid)[^,;()]*)"
 )
-_RUSTLS_FAULTS = {
-    "UnknownIssuer": "no trusted authority signed it, or it is self-signed",
-    "CaUsedAsEndEntity": "it is self-signed",
-    "Expired": "it has expired",
-    "NotValidYet": "it isn't valid yet",
-    "NotValidForName": "it is for another host",
-    "BadSignature": "its signature is wrong",
-    "Revoked": "it was revoked",
-}
 
 
 def certificates(value: Any, name: str) -> bytes:
@@ -124,6 +115,6 @@ def certificate_fault_of(text: str) -> str | None:
         if "InvalidContentType" in text or "received corrupt message" in text:
             return "the server doesn't speak TLS at this port: use http://, or another port"
         return None
-    word = (found[1] or found[2]).strip()
-    fault = next((text for name, text in _RUSTLS_FAULTS.items() if word.startswith(name)), word)
+    # rustls's names of faults, such as UnknownIssuer, as words.
+    fault = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", (found[1] or found[2]).strip()).lower()
     return f"the server's certificate isn't accepted: {fault}"

@@ -84,11 +84,8 @@ def target_of(url: str) -> str:
     text = parts.path or "/"
     if parts.query:
         text = f"{text}?{parts.query}"
-    return text if _is_plain(text) else quote(text, safe="/?#[]@!$&'()*+,;=:%~-._")
-
-
-def _is_plain(text: str) -> bool:
-    return text.isascii() and not _UNSAFE.search(text)
+    is_plain = text.isascii() and not _UNSAFE.search(text)
+    return text if is_plain else quote(text, safe="/?#[]@!$&'()*+,;=:%~-._")
 
 
 def redirect_target(url: str, location: str) -> str:

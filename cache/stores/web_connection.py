@@ -8,18 +8,17 @@ in bytes and in time, and any thread can abort all connections at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import select
 import socket
 import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from penstock.cache.base import RequestError
-from penstock.cache.stores.tls import CERTIFICATE_REMEDY, certificate_fault
+from penstock.cache.stores.request_failures import request_failure
 from penstock.cache.stores.web_address import basic_auth, is_public
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ _FIRST_READ = 16 * 2**10
 _STEP = 2**20
 _IDLE_S = 60.0
 """Gateways drop connections that are idle for longer, and a request on such a connection hangs."""
-_UNREACHABLE = frozenset(
-    {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +55,6 @@ class StaleError(RequestError):
 
     def __init__(self) -> None:
         super().__init__("transient", "the server closed the connection")
-
-
-class Head(NamedTuple):
-    """The status and the headers of an answer.
-
-    headers: the headers by lower-case name; ":old" is set for HTTP/1.0. begin, end: the positions
-    in the connection's buffer at which the body begins and the received bytes end.
-    """
-
-    status: int
-    headers: dict[str, str]
-    begin: int
-    end: int
 
 
 class Connection:
@@ -126,8 +109,10 @@ class Connection:
                 self.limit(deadline_s)
                 self.sock.sendall(memoryview(body)[start : start + _STEP])
 
-    def read_head(self, deadline_s: float) -> Head:
-        """Receive the head of the answer. Raises RequestError, StaleError."""
+    def read_head(self, deadline_s: float) -> tuple[int, dict[str, str], int, int]:
+        """Receive the head of the answer; return its status, its headers (see parse_head), and the
+        positions in the buffer at which the body begins and the received bytes end. Raises
+        RequestError, StaleError."""
         begin = received = 0
         buffer = self.buffer
         while True:
@@ -150,7 +135,7 @@ class Connection:
             status, headers = parse_head(buffer[begin:end].decode("latin-1"))
             begin = end + 4
             if status >= 200 or status == 101:
-                return Head(status, headers, begin, received)
+                return status, headers, begin, received
 
     def limit(self, deadline_s: float) -> None:
         """Set the time limit of the next call. Raises RequestError after the deadline."""
@@ -208,28 +193,9 @@ class Connection:
             self.sock.close()
 
 
-def request_failure(
-    error: Exception, origin: WebOrigin | None, *, read_timeout_s: float
-) -> RequestError:
-    """Convert a socket's error to a RequestError. origin: named if it couldn't be reached."""
-    is_late = isinstance(error, TimeoutError) and error.errno is None
-    if is_late or isinstance(error, BlockingIOError):  # the kernel's own limit
-        return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
-    if (fault := certificate_fault(error)) is not None:
-        return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
-    if isinstance(error, UnicodeEncodeError):
-        return RequestError("refused", "a header holds characters that HTTP can't send")
-    reason = getattr(error, "strerror", None) or type(error).__name__
-    if origin is not None:
-        reason = f"{reason}: {origin.url}"
-    code = getattr(error, "errno", None)
-    if isinstance(error, socket.gaierror):
-        return RequestError("unreachable", f"the host's name isn't known: {reason}")
-    return RequestError("unreachable" if code in _UNREACHABLE else "transient", reason)
-
-
 def parse_head(head: str) -> tuple[int, dict[str, str]]:
-    """Parse the status and the headers of an answer's head. Raises RequestError."""
+    """Parse the status and the headers, by lower-case name, of an answer's head; ":old" is set for
+    HTTP/1.0. Raises RequestError."""
     first, *lines = head.split("\r\n")
     protocol, _, rest = first.partition(" ")
     status = rest[:3]
@@ -252,24 +218,46 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
 
 
 class ConnectionPool:
-    """The connections of a client, which are kept by origin. Safe for several threads.
+    """The connections of a client: opened directly or through a proxy, and kept by origin. Safe for
+    several threads.
 
-    is_aborted: True if the pool provides no more connections.
+    tls: returns the context, called at the first https request. make: the class of connections.
+    resolve: looks up names, as (family, address). public: returns True for public addresses. Tests
+    replace the last two.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        timeouts: Timeouts,
+        proxies: Proxies,
+        tls: Callable[[], ssl.SSLContext],
+        make: type[Connection] = Connection,
+        resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
+        public: Callable[[str], bool] = is_public,
+    ) -> None:
+        self._timeouts = timeouts
+        self._proxies = proxies
+        self._make_tls = tls
+        self._make = make
+        self._tls: ssl.SSLContext | None = None
+        self._tls_lock = threading.Lock()
+        self._resolve = resolve or _addresses
+        self._public = public
         self._lock = threading.Lock()
         self._idle: dict[WebOrigin, list[Connection]] = {}
         self._live: set[Connection] = set()
-        self.is_aborted = False
+        self._is_aborted = False
         weakref.finalize(self, _close_all, self._idle)
+
+    # -- kept connections
 
     def take(self, origin: WebOrigin, *, only_public: bool) -> Connection | None:
         """Return a kept connection that still works, or None. Raises RequestError."""
         now_s = time.monotonic()
         while True:
             with self._lock:
-                self.check()
+                self._check()
                 kept = self._idle.get(origin)
                 fit = [each for each in kept or () if each.is_public or not only_public]
                 if kept is None or not fit:
@@ -282,11 +270,11 @@ class ConnectionPool:
             self.put_back(connection, keep=False)
 
     def add(self, connection: Connection) -> None:
-        """Add a new connection, which may not be open yet. After abort it adds the connection, too,
-        and raises RequestError."""
+        """Add a new connection, which may not be open yet, so that abort() ends it, too. After
+        abort() it raises RequestError."""
         with self._lock:
             self._live.add(connection)
-        self.check()
+        self._check()
 
     def put_back(self, connection: Connection, *, keep: bool) -> None:
         """Keep a connection for other requests, or close it. Safe to call twice."""
@@ -294,66 +282,27 @@ class ConnectionPool:
             if connection not in self._live:
                 return
             self._live.discard(connection)
-            keep = keep and not self.is_aborted
+            keep = keep and not self._is_aborted
             if keep:
                 connection.rest()
                 self._idle.setdefault(connection.origin, []).append(connection)
         if not keep:
             connection.close()
 
-    def check(self) -> None:
-        """Raise RequestError if the pool was aborted."""
-        if self.is_aborted:
+    def _check(self) -> None:
+        if self._is_aborted:
             raise RequestError("refused", "closed")
 
     def abort(self) -> None:
         """End all requests, now and later. Safe to call twice."""
         with self._lock:
-            self.is_aborted = True
+            self._is_aborted = True
             live = list(self._live)
-            idle = [each for some in self._idle.values() for each in some]
-            self._idle.clear()
         for connection in live:
             connection.abort()
-        for connection in idle:
-            connection.close()
+        _close_all(self._idle)
 
-
-def _close_all(idle: dict[WebOrigin, list[Connection]]) -> None:
-    """Close the idle connections of a pool that was destroyed."""
-    while idle:
-        for connection in idle.popitem()[1]:
-            connection.close()
-
-
-class Dialer:
-    """The opening of connections to origins, directly or through proxies.
-
-    pool: receives each connection before it is open, so that it can abort it. tls: returns the
-    context, called at the first https request. make: the class of connections. resolve: looks up
-    names. public: returns True for public addresses. Tests replace the last two.
-    """
-
-    def __init__(
-        self,
-        pool: ConnectionPool,
-        *,
-        timeouts: Timeouts,
-        proxies: Proxies,
-        tls: Callable[[], ssl.SSLContext],
-        make: type[Connection] = Connection,
-        resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
-        public: Callable[[str], bool] = is_public,
-    ) -> None:
-        self._pool = pool
-        self._timeouts = timeouts
-        self._proxies = proxies
-        self._make_tls = tls
-        self._make = make
-        self._tls: ssl.SSLContext | None = None
-        self._tls_lock = threading.Lock()
-        self._resolve = resolve or _addresses
-        self._public = public
+    # -- new connections
 
     def connect(self, origin: WebOrigin, *, only_public: bool) -> Connection:
         """Open a connection to an origin. only_public: refuse addresses that aren't public. Raises
@@ -363,21 +312,27 @@ class Dialer:
         if proxy is None:
             connection = self._dial(origin.host, origin.port, only_public, deadline_s, origin)
         else:
-            connection = self._dial_proxy(proxy, origin, only_public, deadline_s)
-        with self._kept_if_well(connection):
+            # The proxy looks names up itself: only addresses and this machine's names can be
+            # checked.
+            is_private = _is_literal(origin.host) and not self._public(origin.host)
+            if only_public and (is_private or origin.host.rpartition(".")[2] == "localhost"):
+                raise RequestError("refused", f"a public server redirects to {origin.url}")
+            host, port, login = _proxy_parts(proxy)
+            connection = self._dial(host, port, False, deadline_s, origin)
+            connection.is_public = not is_private
+        try:
+            if proxy is not None and origin.scheme == "http":
+                connection.prefix, connection.proxy_headers = origin.url, login
+            elif proxy is not None:
+                _open_tunnel(connection, login, deadline_s)
             if origin.scheme == "https":
                 with connection.explaining():
                     self._secure(connection, origin.host, deadline_s)
             connection.watch()
-        return connection
-
-    @contextlib.contextmanager
-    def _kept_if_well(self, connection: Connection) -> Iterator[None]:
-        try:
-            yield
         except BaseException:
-            self._pool.put_back(connection, keep=False)
+            self.put_back(connection, keep=False)
             raise
+        return connection
 
     def _dial(
         self, host: str, port: int, only_public: bool, deadline_s: float, origin: WebOrigin
@@ -396,16 +351,18 @@ class Dialer:
             sock = socket.socket(family, socket.SOCK_STREAM)
             connection = self._make(sock, origin, is_public=public, timeouts=self._timeouts)
             try:
-                with self._kept_if_well(connection):
-                    self._pool.add(connection)
-                    left_s = deadline_s - time.monotonic()
-                    sock.settimeout(max(0.05, left_s / (len(found) - number)))
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    sock.connect(address)
-            except OSError as failed:
+                self.add(connection)
+                left_s = deadline_s - time.monotonic()
+                sock.settimeout(max(0.05, left_s / (len(found) - number)))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.connect(address)
+            except BaseException as failed:
+                self.put_back(connection, keep=False)
+                if not isinstance(failed, OSError):
+                    raise
                 last = failed
-                continue
-            return connection
+            else:
+                return connection
         if last is None:
             raise RequestError(
                 "refused",
@@ -419,43 +376,8 @@ class Dialer:
         raise self._failure(last, origin)
 
     def _failure(self, error: Exception, origin: WebOrigin) -> RequestError:
-        self._pool.check()
+        self._check()
         return request_failure(error, origin, read_timeout_s=self._timeouts.read_s)
-
-    def _dial_proxy(
-        self, proxy: str, origin: WebOrigin, only_public: bool, deadline_s: float
-    ) -> Connection:
-        """Open a connection through a proxy, which looks names up itself: only addresses and this
-        machine's names can be checked."""
-        parts = urlsplit(proxy)
-        if parts.scheme != "http" or not parts.hostname:
-            raise RequestError(
-                "refused", f"a proxy of the kind {parts.scheme}://, wanted http://host:port"
-            )
-        is_private = _is_literal(origin.host) and not self._public(origin.host)
-        if only_public and (is_private or origin.host.rpartition(".")[2] == "localhost"):
-            raise RequestError("refused", f"a public server redirects to {origin.url}")
-        connection = self._dial(parts.hostname, parts.port or 80, False, deadline_s, origin)
-        connection.is_public = not is_private
-        login = ""
-        if parts.username is not None:
-            user = unquote(parts.username), unquote(parts.password or "")
-            login = f"Proxy-Authorization: {basic_auth(user)}\r\n"
-        if origin.scheme == "http":
-            connection.prefix = origin.url
-            connection.proxy_headers = login
-            return connection
-        with self._kept_if_well(connection):
-            host = origin.url.partition("://")[2]
-            head = f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{login}\r\n"
-            connection.send(head, b"", deadline_s)
-            status = connection.read_head(deadline_s).status
-            if status != 200:
-                raise RequestError(
-                    "denied" if status in (403, 407) else "transient",
-                    f"the proxy answered with status {status}",
-                )
-        return connection
 
     def _secure(self, connection: Connection, host: str, deadline_s: float) -> None:
         with self._tls_lock:
@@ -469,8 +391,41 @@ class Dialer:
         connection.sock.do_handshake()
 
 
+def _close_all(idle: dict[WebOrigin, list[Connection]]) -> None:
+    """Close the idle connections of a pool that was aborted or destroyed."""
+    while idle:
+        for connection in idle.popitem()[1]:
+            connection.close()
+
+
+def _proxy_parts(proxy: str) -> tuple[str, int, str]:
+    """Return the host and the port of a proxy, and the header that logs in to it."""
+    parts = urlsplit(proxy)
+    if parts.scheme != "http" or not parts.hostname:
+        raise RequestError(
+            "refused", f"a proxy of the kind {parts.scheme}://, wanted http://host:port"
+        )
+    login = ""
+    if parts.username is not None:
+        user = unquote(parts.username), unquote(parts.password or "")
+        login = f"Proxy-Authorization: {basic_auth(user)}\r\n"
+    return parts.hostname, parts.port or 80, login
+
+
+def _open_tunnel(connection: Connection, login: str, deadline_s: float) -> None:
+    """Let a proxy connect to the origin."""
+    host = connection.origin.url.partition("://")[2]
+    head = f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{login}\r\n"
+    connection.send(head, b"", deadline_s)
+    status = connection.read_head(deadline_s)[0]
+    if status != 200:
+        raise RequestError(
+            "denied" if status in (403, 407) else "transient",
+            f"the proxy answered with status {status}",
+        )
+
+
 def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    """Look up the addresses of a name, as (family, address)."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [(int(family), address) for family, _, _, _, address in found]
 

@@ -295,7 +295,7 @@ def client(**more: Any) -> WebClient:
 
 def read(web: WebClient, url: str) -> bytes:
     objects = WebObjects(web, lambda _method, _key: url, headers=HEADERS)
-    return bytes(objects.read("x", (0, 10), version=None).data)
+    return bytes(objects.read("x", (0, 10), None, None).data)
 
 
 @pytest.fixture

@@ -24,20 +24,20 @@ from penstock.cache import (
 )
 from penstock.cache.fetch import Fetcher
 from penstock.cache.stores import (
+    AZURE_OPTIONS,
+    GCS_OPTIONS,
+    HTTP_OPTIONS,
+    S3_OPTIONS,
     FsspecStore,
     HttpStore,
     ObstoreStore,
-    azure_options,
     failed_request,
     fetch_policy,
-    gcs_options,
-    http_options,
     object_version,
     open_store,
     page_links,
     parse_seconds,
     retry_after_s,
-    s3_options,
 )
 from tests.servers import serving
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_s3_options_of_either_library_mean_the_same(options: dict[str, Any]) -> None:
-    assert s3_options(options).config == {
+    assert S3_OPTIONS.read(options).config == {
         "access_key_id": "K",
         "secret_access_key": "S",
         "session_token": "T",
@@ -86,11 +86,11 @@ def test_s3_options_of_either_library_mean_the_same(options: dict[str, Any]) -> 
 
 def test_options_at_the_top_take_precedence() -> None:
     options = {"endpoint_url": "http://top", "client_kwargs": {"endpoint_url": "http://nested"}}
-    assert s3_options(options).config["endpoint"] == "http://top"
+    assert S3_OPTIONS.read(options).config["endpoint"] == "http://top"
 
 
 def test_the_rest_of_s3fs() -> None:
-    settings = s3_options(
+    settings = S3_OPTIONS.read(
         {
             "config_kwargs": {
                 "s3": {"addressing_style": "virtual"},
@@ -109,44 +109,44 @@ def test_the_rest_of_s3fs() -> None:
         "skip_signature": True,
         "request_payer": True,
         "region": "eu-north-1",
+        "profile": "work",
     }
     assert settings.client["allow_invalid_certificates"] is True
     assert settings.client["proxy_url"] == "http://proxy"
-    assert settings.profile == "work"
 
 
 def test_gcs_tokens(tmp_path: Path) -> None:
     place = os.path.join(tmp_path, "login.json")
-    assert gcs_options({"token": "anon", "project": "p"}).config == {"skip_signature": True}
-    assert gcs_options({"token": None}).config == {}
-    assert gcs_options({"token": "google_default"}).config == {}
-    assert gcs_options({"token": place}).config == {"application_credentials": place}
-    assert gcs_options({"token": "ya29.x"}).config == {"bearer_token": "ya29.x"}
-    assert gcs_options({"token": {"a": 1}}).config == {"service_account_key": '{"a": 1}'}
-    assert gcs_options({"google_service_account": "p"}).config == {"service_account": "p"}
+    assert GCS_OPTIONS.read({"token": "anon", "project": "p"}).config == {"skip_signature": True}
+    assert GCS_OPTIONS.read({"token": None}).config == {}
+    assert GCS_OPTIONS.read({"token": "google_default"}).config == {}
+    assert GCS_OPTIONS.read({"token": place}).config == {"application_credentials": place}
+    assert GCS_OPTIONS.read({"token": "ya29.x"}).config == {"bearer_token": "ya29.x"}
+    assert GCS_OPTIONS.read({"token": {"a": 1}}).config == {"service_account_key": '{"a": 1}'}
+    assert GCS_OPTIONS.read({"google_service_account": "p"}).config == {"service_account": "p"}
     with pytest.raises(ConfigError, match="gcsfs"):
-        gcs_options({"token": "browser"})
+        GCS_OPTIONS.read({"token": "browser"})
 
 
 def test_azure_logins() -> None:
-    assert azure_options({"account_name": "a", "sas_token": "?sv=1&sig=2"}).config == {
+    assert AZURE_OPTIONS.read({"account_name": "a", "sas_token": "?sv=1&sig=2"}).config == {
         "account_name": "a",
         "sas_key": "sv=1&sig=2",
     }
     text = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=Zm9v==;EndpointSuffix=x"
-    assert azure_options({"connection_string": text}).config == {
+    assert AZURE_OPTIONS.read({"connection_string": text}).config == {
         "account_name": "a",
         "account_key": "Zm9v==",
     }
-    assert azure_options({"credential": "Zm9v"}).config == {"account_key": "Zm9v"}
-    assert azure_options({"credential": "?sig=1"}).config == {"sas_key": "sig=1"}
-    assert azure_options({"azure_storage_account_name": "a"}).config == {"account_name": "a"}
+    assert AZURE_OPTIONS.read({"credential": "Zm9v"}).config == {"account_key": "Zm9v"}
+    assert AZURE_OPTIONS.read({"credential": "?sig=1"}).config == {"sas_key": "sig=1"}
+    assert AZURE_OPTIONS.read({"azure_storage_account_name": "a"}).config == {"account_name": "a"}
     with pytest.raises(ConfigError, match="credential"):
-        azure_options({"credential": object()})
+        AZURE_OPTIONS.read({"credential": object()})
 
 
 def test_http_headers_and_users() -> None:
-    settings = http_options(
+    settings = HTTP_OPTIONS.read(
         {"headers": {"A": "1"}, "client_kwargs": {"headers": {"B": "2"}, "auth": ("u", "p")}}
     )
     assert settings.client["default_headers"] == {

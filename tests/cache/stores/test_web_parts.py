@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +14,9 @@ from penstock.cache.base import ObjectInfo, RequestError
 from penstock.cache.stores import (
     Connection,
     ConnectionPool,
-    Hop,
+    ExpiringMemory,
     Proxies,
     RangeSupport,
-    RedirectMemory,
     StaleError,
     Timeouts,
     WebOrigin,
@@ -54,9 +54,9 @@ def test_a_head_is_read_to_its_end(pair: tuple[Connection, socket.socket], answe
     theirs.sendall(answer)
     theirs.shutdown(socket.SHUT_WR)
     if answer.startswith(b"HTTP"):
-        head = connection.read_head(LATER_S)
-        assert (head.status, head.headers) == (200, {"a": "b"})
-        assert bytes(connection.buffer[head.begin : head.end]) == b"rest"
+        status, headers, begin, end = connection.read_head(LATER_S)
+        assert (status, headers) == (200, {"a": "b"})
+        assert bytes(connection.buffer[begin:end]) == b"rest"
         return
     with pytest.raises(RequestError, match="has no end" if answer else "ended before"):
         connection.read_head(LATER_S)
@@ -118,9 +118,14 @@ def test_a_name_that_is_not_known_may_be_misspelt() -> None:
 # -- the pool
 
 
+def no_pool() -> ConnectionPool:
+    """Return a pool without connections."""
+    return ConnectionPool(timeouts=TIMEOUTS, proxies=Proxies(), tls=ssl.create_default_context)
+
+
 def test_a_pool_gives_what_was_put_back(pair: tuple[Connection, socket.socket]) -> None:
     connection, _ = pair
-    pool = ConnectionPool()
+    pool = no_pool()
     assert pool.take(ORIGIN, only_public=False) is None
     pool.add(connection)
     assert pool.take(ORIGIN, only_public=False) is None  # in use
@@ -135,7 +140,7 @@ def test_a_pool_gives_what_was_put_back(pair: tuple[Connection, socket.socket]) 
 
 def test_a_pool_gives_nothing_that_has_unread_bytes(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
-    pool = ConnectionPool()
+    pool = no_pool()
     pool.add(connection)
     pool.put_back(connection, keep=True)
     theirs.sendall(b"unasked")
@@ -145,7 +150,7 @@ def test_a_pool_gives_nothing_that_has_unread_bytes(pair: tuple[Connection, sock
 
 def test_an_aborted_pool_ends_all_and_takes_no_more(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
-    pool = ConnectionPool()
+    pool = no_pool()
     pool.add(connection)
     pool.abort()
     assert theirs.recv(1) == b""
@@ -168,19 +173,16 @@ def test_a_server_that_never_answered_a_range_is_given_up() -> None:
     assert {knows.failure().kind for _ in range(9)} == {"transient"}
 
 
-def test_redirects_are_remembered_until_they_proved_useless() -> None:
-    memory = RedirectMemory()
-    hop = Hop("http://cdn.example/x", is_origin=False)
+def test_values_are_remembered_for_a_while() -> None:
+    memory = ExpiringMemory[str, int](100.0)
     assert memory.recall("x") is None
-    memory.keep("x", hop)
-    assert memory.recall("x") == hop
+    memory.keep("x", 5)
+    assert memory.recall("x") == 5
     memory.forget("x")
     assert memory.recall("x") is None
-    for _ in range(3):
-        memory.keep("x", hop)
-        memory.forget("x", useless=True)
-    memory.keep("x", hop)
-    assert memory.recall("x") is None
+    expired = ExpiringMemory[str, int](-1.0)
+    expired.keep("x", 5)
+    assert expired.recall("x") is None
 
 
 def test_a_proxy_is_chosen_by_scheme_and_host() -> None:
@@ -194,8 +196,8 @@ def test_a_proxy_is_chosen_by_scheme_and_host() -> None:
 
 def test_a_buckets_answer_in_xml_is_understood() -> None:
     answer = "<Error><Code>NoSuchBucket</Code><Message>not\nhere</Message></Error>"
-    assert xml_fields(answer.encode()) == {"Code": "NoSuchBucket", "Message": "not here"}
-    assert xml_fields(b"<html><Message>hello</Message></html>") == {}
+    assert xml_fields(answer) == {"Code": "NoSuchBucket", "Message": "not here"}
+    assert xml_fields("<html><Message>hello</Message></html>") == {}
     kind, text, remedy = bucket_failure(f"Client error: {answer}", "b")
     assert (kind, text) == ("missing", "there is no bucket 'b' at this endpoint")
     assert remedy is not None

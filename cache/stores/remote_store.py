@@ -1,0 +1,155 @@
+"""Define what all stores share: the checks of requests and answers, sizes and versions."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.base import FORKED, Answer, ObjectInfo, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.cache.stores.storage_options import StoreAddress
+    from penstock.cache.stores.web_client import WebClient
+
+
+class RemoteStore:
+    """The parts of a store that don't depend on its kind; see `cache.base.Store`.
+
+    A subclass makes the requests: `_folder` lists a folder, and the other methods with an
+    underscore do what those without do. `_read` reads at most the requested range, as far as the
+    object has it, and this class compares the answer with the request. client: the store's
+    connections, which it owns, or None.
+    """
+
+    def __init__(
+        self, address: StoreAddress, *, scope: str, client: WebClient | None = None
+    ) -> None:
+        self.url = address.display_url
+        self.scope = scope
+        self.secrets = address.secrets
+        self._client = client
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield all objects below a folder; none if it is missing. Raises RequestError."""
+        self._check_process()
+        yield from self._walk(prefix)
+
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """Return the objects directly in a folder, and the names of its subfolders. Raises
+        RequestError."""
+        self._check_process()
+        objects, folders = self._folder(prefix)
+        return list(objects), folders
+
+    def info(self, path: str) -> ObjectInfo | None:
+        """Return the size and version of an object; None if it is missing. Raises RequestError."""
+        self._check_process()
+        return self._info(path)
+
+    def read(
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
+    ) -> Answer:
+        """Read bytes of an object. Raises RequestError."""
+        self._check_process()
+        if span is not None and span[0] >= span[1]:
+            raise RequestError("refused", f"an empty range {span}")
+        answer = self._read(path, span, version, most_bytes)
+        check_version(answer.version, version)
+        start, end = span or (0, answer.object_bytes)
+        if end > answer.object_bytes:
+            raise RequestError(
+                "changed", f"it has {answer.object_bytes} bytes, wanted {start}-{end}"
+            )
+        if answer.size_bytes != end - start:
+            raise RequestError("transient", f"{answer.size_bytes} bytes came, wanted {start}-{end}")
+        return answer
+
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file. Raises RequestError."""
+        self._check_process()
+        self._put(local, path)
+
+    def abort(self) -> None:
+        """End the client's requests at once; others end by their timeouts."""
+        if self._client is not None and os.getpid() == self._pid:
+            self._client.abort()
+
+    def close(self) -> None:
+        """Close the client's connections. Safe to call twice."""
+        self.abort()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RequestError("refused", FORKED)
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        """List folder by folder."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            objects, folders = self._folder(folder)
+            yield from objects
+            waiting += [f"{folder}/{name}" if folder else name for name in folders]
+
+    def _folder(self, prefix: str) -> tuple[Iterable[ObjectInfo], list[str]]:
+        raise NotImplementedError
+
+    def _info(self, path: str) -> ObjectInfo | None:
+        raise NotImplementedError
+
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
+    ) -> Answer:
+        raise NotImplementedError
+
+    def _put(self, local: str, path: str) -> None:
+        raise NotImplementedError
+
+
+# -- sizes and versions
+
+_SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
+
+
+def check_version(version: str, wanted: str | None) -> None:
+    """Raise RequestError if an object doesn't have the wanted version; None wants any."""
+    if wanted is not None and version != wanted:
+        raise RequestError("changed", f"its version is {version!r}, wanted {wanted!r}")
+
+
+def check_size(size_bytes: int, most_bytes: int | None) -> None:
+    """Raise RequestError if an object is larger than expected; None expects any size."""
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise RequestError("changed", f"it has {size_bytes} bytes, wanted {most_bytes}")
+
+
+def version_text(etag: Any, size_bytes: Any, time: Any) -> str:
+    """Return an object's version: its etag without quotes, else its size and time; "" with neither.
+
+    time: a datetime, seconds, a text, or None."""
+    if etag:
+        return str(etag).replace('"', "")
+    if hasattr(time, "timestamp"):
+        time = time.timestamp()
+    if isinstance(time, int | float):
+        time = f"{time:.6f}"
+    return f"{size_bytes}-{time}" if time else ""
+
+
+def is_strong(version: str | None) -> bool:
+    """Return True if a version is a strong etag, as If-Match requires (RFC 9110, 13.1.1)."""
+    if not version or version.startswith("W/") or not version.isascii():
+        return False
+    return version.isprintable() and not _SIZE_AND_TIME.fullmatch(version)

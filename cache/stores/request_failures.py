@@ -1,0 +1,363 @@
+"""Classify failed requests by status, by the XML of a bucket's store, and by exceptions.
+
+The exceptions are those of obstore and of all back ends of fsspec: botocore, aiohttp, the disk. The
+table of statuses and that of codes are the same for all stores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import errno
+import os
+import re
+import socket
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.base import Failure, RequestError
+from penstock.cache.secrets import clean_message, hide
+from penstock.cache.stores.tls import CERTIFICATE_REMEDY, certificate_fault, certificate_fault_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.cache.stores.web_address import WebOrigin
+
+_KINDS: dict[int, Failure] = {
+    401: "denied",
+    403: "denied",
+    404: "missing",
+    408: "transient",
+    410: "missing",
+    412: "changed",
+    416: "changed",
+    425: "transient",
+    429: "throttled",
+    503: "throttled",
+}
+
+
+def _kind_of(status: int) -> Failure | None:
+    """Return the failure that a status states; None for a success and for 0, no status."""
+    if status < 300:
+        return None
+    return _KINDS.get(status, "transient" if status >= 500 else "refused")
+
+
+def retry_after_s(headers: Mapping[str, Any]) -> float | None:
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110, 10.2.3)."""
+    text = next((str(v) for k, v in headers.items() if str(k).lower() == "retry-after"), "")
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None
+
+
+_WHOLE = "the server answered a range with the whole object"
+_RANGES_UNSUPPORTED = 4
+"""After this many consecutive answers with the entire object, and none with a range, a server
+counts as one that doesn't support ranges."""
+
+
+class RangeSupport:
+    """The answers of a server to ranges, which show if it supports ranges."""
+
+    def __init__(self) -> None:
+        self._was_answered = False
+        self._wholes = 0
+
+    def note_range(self) -> None:
+        """Record a correct answer to a range."""
+        self._was_answered = True
+
+    def failure(self) -> RequestError:
+        """Return the error for an answer with the entire object, which is final if the server never
+        sent a range."""
+        self._wholes += 1
+        if self._was_answered or self._wholes < _RANGES_UNSUPPORTED:
+            return RequestError("transient", _WHOLE)
+        return RequestError(
+            "refused",
+            f"{_WHOLE}; it doesn't support ranges: serve the files with one that does (nginx)",
+        )
+
+
+# -- answers of web servers and buckets
+
+ALL_OF = re.compile(r"bytes \*/(\d+)")
+"""The Content-Range of an answer that has only the object's length."""
+_XML = re.compile(r"<(Code|Message|Region|BucketName)>([^<]{0,300})</")
+_LOG_IN = "log in again, and use the new one."
+_CODES: dict[str, tuple[Failure, str | None]] = {
+    "AccessDenied": (
+        "denied",
+        "These credentials lack permission: check the bucket's policy, or use others. Without "
+        "permission to list, a missing object gives the same answer: check the path, too.",
+    ),
+    "ExpiredToken": ("denied", f"The session's token has expired: {_LOG_IN}"),
+    "TokenRefreshRequired": ("denied", f"The session's token has expired: {_LOG_IN}"),
+    "InvalidToken": ("denied", f"The session token isn't accepted: {_LOG_IN}"),
+    "InvalidAccessKeyId": (
+        "denied",
+        "The store doesn't know this access key: check key= and endpoint_url= in storage_options.",
+    ),
+    "SignatureDoesNotMatch": (
+        "denied",
+        "The secret doesn't belong to the access key: check secret= in storage_options.",
+    ),
+    "RequestTimeTooSkewed": ("denied", "This machine's clock is wrong: correct it."),
+    "NoSuchBucket": (
+        "missing",
+        "Check the bucket's name, and endpoint_url= and region= in storage_options.",
+    ),
+    "RequestTimeout": ("transient", None),
+    "SlowDown": ("throttled", None),
+}
+"""The failure that a code of a bucket's store states, and its remedy."""
+_LOGIN = (
+    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
+    "client_kwargs={'auth': ...}."
+)
+_REGION = (
+    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
+    "valid."
+)
+
+
+def reply_failure(
+    status: int,
+    headers: Mapping[str, str],
+    body: str,
+    *,
+    span: tuple[int, int] | None,
+    bucket: str | None,
+    secrets: tuple[str, ...],
+) -> RequestError:
+    """Return the RequestError of an answer without success.
+
+    body: its beginning. span: the requested range, if any. bucket: the name of the object's bucket,
+    if any.
+    """
+    kind = _kind_of(status) or "refused"
+    text, remedy, code = _status_text(status), None, ""
+    is_redirect = 300 <= status < 400
+    if bucket is not None:
+        code = xml_fields(body).get("Code", "")
+        stated, shown, remedy = bucket_failure(body, bucket)
+        kind, text = stated or kind, shown or text
+    elif kind == "denied":
+        remedy = _LOGIN
+    if remedy is None and (is_redirect or (status == 400 and bucket is not None)):
+        # The answer to a HEAD has no text, but S3 names the region in a header.
+        region = headers.get("x-amz-bucket-region")
+        if region is not None:
+            text, remedy = _other_region(printable(region))
+        else:
+            remedy = _REGION if bucket is not None else "Give the object's current URL."
+            if is_redirect:
+                text = f"the server redirects ({text}) without a target"
+    if status == 416 and span is not None:
+        size = ALL_OF.fullmatch(headers.get("content-range", ""))
+        text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
+    return RequestError(
+        kind,
+        hide(text, secrets),
+        retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
+        remedy=remedy,
+        code=code or ("" if body else "none"),
+    )
+
+
+def xml_fields(text: str) -> dict[str, str]:
+    """Return Code, Message, Region … of a store's answer in XML; {} for another answer."""
+    found: dict[str, str] = {}
+    for name, value in _XML.findall(text):
+        found.setdefault(name, printable(value))
+    return found if "Code" in found else {}
+
+
+def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, str | None]:
+    """Return (kind, text, remedy) of a text that has a store's XML; else (None, "", None)."""
+    fields = xml_fields(text)
+    if not fields:
+        return None, "", None
+    code = fields["Code"]
+    kind, remedy = _CODES.get(code, (None, None))
+    if code == "NoSuchBucket":
+        return kind, f"there is no bucket {bucket!r} at this endpoint", remedy
+    if region := fields.get("Region"):
+        text, remedy = _other_region(region)
+        return "refused", text, remedy
+    return kind, f"{code}: {fields.get('Message', '')}".rstrip(": "), remedy
+
+
+def _other_region(region: str) -> tuple[str, str]:
+    return (
+        f"the bucket is in the region {region!r}",
+        f"Give region={region!r} in storage_options.",
+    )
+
+
+def printable(text: str) -> str:
+    """Return a remote's text for a message: one line of 200 characters, without control codes."""
+    kept = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(kept.split())[:200]
+
+
+def _status_text(status: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"status {status} {HTTPStatus(status).phrase}"
+    return f"status {status}"
+
+
+# -- errors of sockets
+
+_UNREACHABLE = frozenset(
+    {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+)
+
+
+def request_failure(
+    error: Exception, origin: WebOrigin | None, *, read_timeout_s: float
+) -> RequestError:
+    """Convert a socket's error to a RequestError. origin: named if it couldn't be reached."""
+    is_late = isinstance(error, TimeoutError) and error.errno is None
+    if is_late or isinstance(error, BlockingIOError):  # the kernel's own limit
+        return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
+    if (fault := certificate_fault(error)) is not None:
+        return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
+    if isinstance(error, UnicodeEncodeError):
+        return RequestError("refused", "a header holds characters that HTTP can't send")
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    if origin is not None:
+        reason = f"{reason}: {origin.url}"
+    code = getattr(error, "errno", None)
+    if isinstance(error, socket.gaierror):
+        return RequestError("unreachable", f"the host's name isn't known: {reason}")
+    return RequestError("unreachable" if code in _UNREACHABLE else "transient", reason)
+
+
+# -- exceptions of obstore
+
+_OBSTORE_KINDS: dict[str, Failure] = {
+    "PreconditionError": "changed",
+    "NotModifiedError": "changed",
+    "PermissionDeniedError": "denied",
+    "UnauthenticatedError": "denied",
+    "FileNotFoundError": "missing",
+}
+_STATUS = re.compile(r"status(?: code)?: (\d{3})")
+_CANNOT_REACH = re.compile(
+    r"connection refused|dns error|no route to host|network is unreachable", re.IGNORECASE
+)
+
+
+def obstore_failure(error: Exception, *, bucket: str, secrets: tuple[str, ...]) -> RequestError:
+    """Convert an exception of obstore to a RequestError, without the URLs and the dump in its text.
+
+    bucket: its name in messages.
+    """
+    whole = str(error)
+    if (fault := certificate_fault_of(whole)) is not None:
+        return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
+    if "RangeNotSupported" in whole:
+        return RequestError("transient", _WHOLE)
+    kind, text = _obstore_kind(error, whole), whole.partition("\n")[0]
+    stated, shown, remedy = bucket_failure(whole, bucket)
+    if shown:
+        kind, text = stated or kind, shown
+    elif kind == "unreachable" and (cause := _CANNOT_REACH.search(whole)) is not None:
+        text = cause[0]
+    elif "without LOCATION" in whole:
+        text = "the bucket is in another region than the request's"
+        remedy = "Give the bucket's region= in storage_options."
+    if "169.254.169.254" in text:
+        kind = "denied"
+        text = "no credentials were found, neither in storage_options nor in the environment"
+    if isinstance(error, OSError) and error.filename and kind == "refused":
+        text = f"{error.strerror}: {os.fsdecode(error.filename)}"
+    return RequestError(kind, hide(text, secrets), remedy=remedy)
+
+
+def _obstore_kind(error: Exception, text: str) -> Failure:
+    name = type(error).__name__
+    if name != "GenericError" and not isinstance(error, TimeoutError):
+        return _OBSTORE_KINDS.get(name, "refused")
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    if (kind := _kind_of(status)) is not None:
+        return kind
+    if "builder error" in text or "without LOCATION" in text:
+        return "refused"
+    return "unreachable" if _CANNOT_REACH.search(text) else "transient"
+
+
+# -- exceptions of fsspec's back ends
+
+_REFUSED = frozenset(
+    {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTSUP, errno.EROFS, errno.EINVAL}
+)
+_REFUSED_TYPES = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NotImplementedError,
+    ImportError,
+    IsADirectoryError,
+)
+_FILE_REMEDIES: dict[Failure, str] = {
+    "denied": "Give this user permission to read it and its parent folders.",
+    "transient": "Check the disk or the mount (`ls`, `dmesg`), or mount it again.",
+}
+
+
+def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
+    """Convert the exception of any fsspec back end to a RequestError."""
+    chain: list[BaseException] = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
+    facts = [_status_and_headers(each) for each in chain]
+    status = next((found for found, _ in facts if found), 0)
+    headers = next((found for _, found in facts if found), {})
+    kind = _fsspec_kind(error, status)
+    # An errno without a status comes from a file on a mount, which needs no credentials.
+    is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
+    return RequestError(
+        kind,
+        clean_message(error, secrets),
+        retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
+        remedy=_FILE_REMEDIES.get(kind) if is_of_a_file else None,
+    )
+
+
+def _fsspec_kind(error: Exception, status: int) -> Failure:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "denied"
+    if (kind := _kind_of(status)) is not None:
+        return kind
+    code = error.errno if isinstance(error, OSError) else None
+    if code in _UNREACHABLE:
+        return "unreachable"
+    return "refused" if code in _REFUSED or isinstance(error, _REFUSED_TYPES) else "transient"
+
+
+def _status_and_headers(error: BaseException) -> tuple[int, Mapping[str, Any]]:
+    """Return the HTTP status and the headers of an error (aiohttp, botocore, requests/httpx, azure,
+    gcsfs); 0 and {} without them."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        facts = response.get("ResponseMetadata", {})
+        status, headers = facts.get("HTTPStatusCode"), facts.get("HTTPHeaders")
+    else:
+        status = getattr(response, "status_code", None)
+        headers = getattr(response, "headers", None) or getattr(error, "headers", None)
+    for name in ("status_code", "status", "code"):
+        status = status or getattr(error, name, None)
+    is_number = str(status).isdigit()
+    return int(status) if is_number else 0, headers if hasattr(headers, "items") else {}

@@ -10,8 +10,6 @@ delivered.
 from __future__ import annotations
 
 import copy
-import operator
-from array import array
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,105 +22,16 @@ from penstock.cache import ConfigError, PlanError
 from penstock.pipeline.options import check_shuffles, fresh_seed
 from penstock.pipeline.plan import Cursor, Plan, RankOrder, Walk, default_lanes, default_window
 from penstock.pipeline.torch_data.mark import WorkerRequest, copy_of, has_state, length_of, state_of
+from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.torch_data.mark import Mark
-
-
-# The names that samplers which shard give to the number of ranks and to their own rank.
-_RANK_ATTRIBUTES = (
-    ("num_replicas", "rank"),
-    ("world_size", "rank"),
-    ("_num_replicas", "_rank"),
-    ("_world_size", "_rank"),
-    ("num_processes", "process_index"),
-    ("data_parallel_size", "data_parallel_rank"),
-    ("num_shards", "shard_id"),
-)
-# Bits of an index within a block of counts.
-_BLOCK = 8
-
-
-class Occurrences:
-    """Numbers the repeats of one pass, batch by batch, for the draws of augmentation.
-
-    A sample that a sampler repeats gets another crop each time. If the sampler shards by rank, each
-    rank counts what it reads, and the numbers of two ranks differ. Every batch of the epoch from
-    `first` on must be asked for, in order. first: positions of this rank before the first batch.
-    """
-
-    def __init__(self, sampler: Any, *, stateful: bool, first: int) -> None:
-        self._place = first
-        self._counts: dict[int, array[int]] = {}
-        sharded = _rank_of(sampler)
-        self._world, self._rank = sharded or (1, 0)
-        # A sampler with state isn't drawn again from the start; one without a length may not end.
-        self._by_place = stateful or length_of(sampler) is None
-        self._never = not self._by_place and _never_repeats(sampler)
-
-    def of(self, index: Any) -> NDArray[np.int64] | None:
-        """Return the occurrence of each sample of the next batch, int64; None if all are 0.
-
-        index: a list of indices, or one.
-        """
-        if self._never:
-            return None
-        ids = [_as_int(each) for each in (index if isinstance(index, list | tuple) else (index,))]
-        start, self._place = self._place, self._place + len(ids)
-        numbers = np.arange(start, self._place)
-        if not self._by_place:
-            numbers = np.array([self._count(each) for each in ids], np.int64)
-        numbers = numbers * self._world + self._rank
-        return numbers if numbers.any() else None
-
-    def _count(self, index: int) -> int:
-        """Return how often the index came before."""
-        block = self._counts.get(index >> _BLOCK)
-        if block is None:
-            block = self._counts[index >> _BLOCK] = array("L", bytes(8 << _BLOCK))
-        place = index & ((1 << _BLOCK) - 1)
-        block[place] += 1
-        return block[place] - 1
-
-
-def shards_by_rank(sampler: Any) -> bool:
-    """Return True if a sampler, or one inside it, shares samples out over ranks."""
-    return _rank_of(sampler) is not None
-
-
-def _as_int(index: Any) -> int:
-    try:
-        return operator.index(index)
-    except TypeError:
-        raise ConfigError(
-            f"augment=: the sampler returns the index {index!r}, but draws are keyed by integers. "
-            "Let it return positions in the dataset."
-        ) from None
-
-
-def _never_repeats(sampler: Any) -> bool:
-    if type(sampler) is torch.utils.data.RandomSampler:
-        return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
-    return type(sampler) is torch.utils.data.SequentialSampler
-
-
-def _rank_of(sampler: Any, depth: int = 3) -> tuple[int, int] | None:
-    """Return the number of ranks and the rank of a sampler that shards, or of one inside it; None
-    if it doesn't shard."""
-    for names in _RANK_ATTRIBUTES:
-        size, rank = (getattr(sampler, name, None) for name in names)
-        if isinstance(size, int) and isinstance(rank, int):
-            return size, rank
-    values = getattr(sampler, "__dict__", {}).values() if depth else ()
-    inner = (each for each in values if isinstance(each, torch.utils.data.Sampler))
-    found = (_rank_of(each, depth - 1) for each in inner)
-    return next((each for each in found if each is not None), None)
 
 
 _DONE: Any = object()
@@ -223,6 +132,7 @@ class _TorchRequests:
         self._order = order
         self.mark = mark
         self._states: deque[Any] = deque()
+        self._occurrences: Occurrences | None = None
         self.drawn: dict[str, Any] = {}  # seeds and states that the order was drawn from
 
     def __iter__(self) -> Iterator[WorkerRequest]:
@@ -233,19 +143,23 @@ class _TorchRequests:
         if stateful is not None and mark.sampler is not None:
             stateful.load_state_dict(copy_of(mark.sampler))
         skip = 0 if mark.sampler is not None else mark.batches
-        occurrences: Occurrences | None = None
-        if self._order.is_numbered:
-            occurrences = Occurrences(
-                self._order.sampler,
-                stateful=self._order.keeps_its_position,
-                first=mark.batches * self._order.batch_size if mark.sampler is not None else 0,
-            )
         for number, index in enumerate(self._indices()):
-            repeats = None if occurrences is None else occurrences.of(index)
+            repeats = None if self._occurrences is None else self._occurrences.of(index)
             if number < skip:
                 continue
             self._states.append(None if stateful is None else state_of(stateful))
             yield WorkerRequest(index=index, epoch=mark.epoch, occurrences=repeats)
+
+    def _number(self, replay: Callable[[Any], Any]) -> None:
+        """Begin to number repeats, from the states with which the sampler is about to draw."""
+        order, mark = self._order, self.mark
+        if order.is_numbered:
+            self._occurrences = Occurrences(
+                order.sampler,
+                stateful=order.keeps_its_position,
+                first=mark.batches * order.batch_size if mark.sampler is not None else 0,
+                replay=replay,
+            )
 
     def _indices(self) -> Iterator[Any]:
         """Yield indices in torch's order, and record or restore the states from which they are
@@ -253,6 +167,8 @@ class _TorchRequests:
         order, mark = self._order, self.mark
         if mark.sampler_epoch is not None and hasattr(order.sampler, "set_epoch"):
             order.sampler.set_epoch(mark.sampler_epoch)
+        if order.draws_a_seed or not order.is_watched:
+            self._number(lambda draw: draw())
         if order.draws_a_seed:
             seed = mark.sampler_seed if mark.sampler_seed is not None else fresh_seed()
             self.drawn["sampler_seed"] = seed
@@ -266,6 +182,7 @@ class _TorchRequests:
             return
         frozen = {name: getattr(mark, name) for name in NAMES}
         draws = WatchedDraws(seed=mark.sampler_seed, frozen=frozen)
+        self._number(draws.replay)
         iterator = draws(lambda: iter(order.indices))
         is_first = True
         while True:

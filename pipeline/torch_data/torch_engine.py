@@ -30,13 +30,9 @@ from penstock.pipeline.options import check_epoch, fresh_seed
 from penstock.pipeline.plan import not_a_torch_state
 from penstock.pipeline.report import Meter, QuarantineFile
 from penstock.pipeline.torch_data.epoch_pass import Bookmark, DatasetEpoch, Pass
-from penstock.pipeline.torch_data.index_order import (
-    PlannedOrder,
-    TorchOrder,
-    planned_order,
-    shards_by_rank,
-)
+from penstock.pipeline.torch_data.index_order import PlannedOrder, TorchOrder, planned_order
 from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, length_of
+from penstock.pipeline.torch_data.occurrences import shards_by_rank
 from penstock.pipeline.torch_data.pass_setup import PassSetup
 from penstock.pipeline.torch_data.random_states import NAMES, freeze
 from penstock.pipeline.torch_data.torch_loaders import TorchLoaders

@@ -193,25 +193,44 @@ def test_the_first_of_each_sample_has_the_crop_that_it_had() -> None:
         assert all(once[index] == corner for index, corner in first.items())
 
 
-@pytest.mark.parametrize("kind", [Repeated, ByWorldSize, Sharded, "distributed", "wrapped"])
+@pytest.mark.parametrize("kind", [Repeated, ByWorldSize, "distributed", "wrapped"])
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_number_repeats_apart(kind: Any, ranks: int, is_known: bool) -> None:
-    """is_known: Penstock knows the ranks too, as in a job."""
+def test_ranks_number_repeats_together(kind: Any, ranks: int, is_known: bool) -> None:
+    """Each rank evaluates the sampler as one rank with all samples would.
 
-    def found(rank: int) -> list[Any]:
+    is_known: Penstock knows the ranks too, as in a job.
+    """
+
+    def found(world: int, rank: int) -> list[Any]:
         random.seed(4)
-        options = {"world": World(rank, ranks)} if is_known else {}
+        options = {"world": World(rank, world)} if is_known else {}
         if kind == "distributed":
-            sharded: Any = DistributedSampler(range(10), num_replicas=ranks, rank=rank)
+            sharded: Any = DistributedSampler(range(10), num_replicas=world, rank=rank)
             return delivered(sharded, **options)
-        sampler = (Repeated if kind == "wrapped" else kind)(10, ranks, rank)
+        made = Repeated if kind == "wrapped" else kind
+        sampler = made(10, world, rank)
         return delivered(Wrapped(sampler) if kind == "wrapped" else sampler, **options)
 
-    assert all_differ([place for rank in range(ranks) for place in found(rank)])
+    each = [found(ranks, rank) for rank in range(ranks)]
+    every = [place for places in zip(*each, strict=True) for place in places]
+    assert all_differ(every)
+    alone = found(1, 0)
+    assert every[: len(alone)] == alone[: len(every)]
 
 
-def test_indices_are_numbers() -> None:
+def test_what_cannot_be_evaluated_for_other_ranks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="doesn't read its rank when it is iterated"):
+        delivered(Sharded(10, 2, 0))
+    assert len(delivered(Sharded(10, 1, 0))) == 10
+
+    class Unlike(Repeated):
+        def __iter__(self) -> Iterator[int]:
+            self.rank  # noqa: B018
+            return iter([random.SystemRandom().randrange(10**6) for _ in range(8)])
+
+    with pytest.raises(ConfigError, match="other indices than a copy of it"):
+        delivered(Unlike(10, 2, 0))
     with pytest.raises(ConfigError, match="keyed by integers"):
         delivered(["a", "b"])
 

@@ -23,7 +23,9 @@ from .executors import dask_client as dask_client, keep_open as keep_open, run_t
 from .executors import error_of_kind as error_of_kind, worker_name as worker_name
 from .forks import check_process as check_process, keep_forever as keep_forever
 from .forks import leave_to_parent as leave_to_parent, watch as watch
-from .job_store import JobStore as JobStore, group_store as group_store
+from .channel import BARRIER_TIMEOUT_S as BARRIER_TIMEOUT_S, Barrier as Barrier
+from .channel import JobStore as JobStore, format_ranks as format_ranks
+from .channel import group_store as group_store
 from .processes import WorkerProcesses as WorkerProcesses, describe_exit as describe_exit
 from .processes import pickle_for_worker as pickle_for_worker
 from .secrets import clean_message as clean_message, escape as escape, find_secrets as find_secrets

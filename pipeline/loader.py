@@ -479,8 +479,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         its loader, loads such a state and calls this.
 
         Native datasets only. Raises ConfigError and PlanError for an impossible world or step, for
-        a global batch smaller than the world, and if ranks differ; StalledError, which names the
-        ranks that don't come to the store. The loader is then unchanged.
+        a global batch smaller than the world, and if ranks differ; StalledError or
+        RankFailedError, which name the ranks that don't come to the store. The loader is then
+        unchanged.
         """
         if not isinstance(world, World):
             raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")

@@ -1,6 +1,6 @@
 """Wrap each undocumented torch name that this library uses.
 
-No other module uses one, except for the process group's store (`cache.job_store`). Each name is
+No other module uses one, except for the process group's store (`cache.channel`). Each name is
 used in one function, and `tests/pipeline/test_torch_private.py` states for each what breaks if a
 release of torch changes it. torch is imported when it is needed.
 """

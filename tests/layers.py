@@ -52,7 +52,7 @@ cache.fetch
 cache.stores
 cache.base
 cache.processes
-cache.threads cache.executors cache.job_store
+cache.threads cache.executors cache.channel
 cache.forks
 cache.errors
 cache.secrets

@@ -6,12 +6,19 @@ the remote, with one warning.
 Nodes exchange addresses through the job's store. Each node publishes its own once; the first node
 waits for all, for a limited time, and publishes the list as one text, so that the store answers one
 short request per node. Later nodes are on the list when it is read again. Each node reads once what
-each other node holds.
+each other node holds. FIRST is the number of a node's first rank:
+
+| key             | who writes              | who waits, and how long                           |
+|-----------------|-------------------------|---------------------------------------------------|
+| entry (notices) | each node its address   | the first node: `_ADDRESSES_S` for all nodes      |
+| all             | the first node the list | the others, as long; nobody when they read again  |
+| held-FIRST      | each node what it holds | none                                              |
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 import warnings
@@ -35,14 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base import Peers
+    from penstock.cache.channel import JobStore
     from penstock.cache.disk import DiskCache
-    from penstock.cache.job_store import JobStore
     from penstock.cache.peers.peer_directory import PlannedHolders
     from penstock.cache.peers.peer_upstream import PeerUpstream
     from penstock.cache.peers.server_process import PeerServer
     from penstock.cache.peers.tokens import PeerSecret
 
-_MOST_ENTRIES = 65_536
 _NO_SERVER = ""
 """The address that a node publishes if its cache can't be served, such as on a full disk."""
 
@@ -76,33 +82,24 @@ class PeerExchange:
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
         """store: the job's, under the same name on all nodes."""
         self._store, self._ranks = store, ranks
-        self._seen = 0  # the number of entries that the first node has put on its list
-        self._entries: dict[int, tuple[int, str]] = {}  # (end, address) by a node's first rank
         self._listed: dict[int, int] = {}  # the first rank of each other node
         self._read: set[int] = set()  # the first ranks of nodes whose holdings were read
 
     def publish(self, address: str, *, held: str = "") -> None:
         """Publish the address of this node's server ("": none, so that no node waits for it), and
-        what it holds, as a text for the pipeline. Publishing the same again changes nothing."""
+        what it holds, as a text for the pipeline. The latest address counts, and the first text."""
         first = self._ranks.first
-        if self._store.get(f"told-{first}") == address:
-            return
         self._store.set_once(f"held-{first}", held or "-")
-        number = self._store.add("entries", 1)
-        self._store.set(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
-        self._store.set(f"told-{first}", address)
+        self._store.post("entry", json.dumps([first, self._ranks.end, address]))
 
     def read_peers(self, *, timeout_s: float) -> list[Peer]:
         """Return the other nodes that have published an address, after waiting up to timeout_s for
         all of them, or for the first node's list."""
-        until_s = time.monotonic() + timeout_s
         if self._ranks.leads:
-            self._gather(until_s)
-            entries = sorted(self._entries.copy().items())
-            self._store.set("all", json.dumps([[first, *rest] for first, rest in entries]))
-        else:
-            self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
-        return self._others(self._store.get("all"))
+            listed = json.dumps(self._gather(time.monotonic() + timeout_s))
+            self._store.set("all", listed)
+            return self._others(listed)
+        return self._others(self._store.wait("all", timeout_s=timeout_s))
 
     def new_holdings(self) -> dict[int, str]:
         """Return the texts about the blobs that listed nodes hold, by node; each text is returned
@@ -114,20 +111,19 @@ class PeerExchange:
         self._read.update(new.values())
         return dict(zip(new, self._store.get_all(keys), strict=True))
 
-    def _gather(self, until_s: float) -> None:
-        """Collect entries until the nodes of all ranks are listed, or the time has passed."""
-        while (number := self._seen + 1) <= _MOST_ENTRIES:
-            entry = f"entry-{number}"
+    def _gather(self, until_s: float) -> list[tuple[int, int, str]]:
+        """Return the entries of all nodes, as soon as those of all ranks are there or the time has
+        passed."""
+        while True:
+            notices = self._store.notices("entry")
+            # A node whose server has moved has several entries, of which the last one counts.
+            entries = {entry[0]: entry for entry in _entries(f"[{','.join(notices.values())}]")}
             left_s = until_s - time.monotonic()
-            ranks = sum(end - first for first, (end, _) in self._entries.copy().items())
-            if ranks < self._ranks.size and left_s > 0:
-                self._store.wait([entry], timeout_s=left_s)
-            text = self._store.get(entry)
-            if text is None:
-                return
-            first, end, address = _entries(f"[{text}]")[0]
-            self._entries[first] = end, address
-            self._seen = max(self._seen, number)  # another thread may be ahead
+            ranks = sum(end - first for first, end, _ in entries.values())
+            if ranks >= self._ranks.size or left_s <= 0:
+                return sorted(entries.values())
+            coming = next(number for number in itertools.count(1) if number not in notices)
+            self._store.wait(f"entry-{coming}", timeout_s=left_s)
 
     def _others(self, text: str | None) -> list[Peer]:
         """Return the other nodes of a list, numbered in the order of their ranks. If all have

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.base import Peers
-    from penstock.cache.job_store import JobStore
+    from penstock.cache.channel import JobStore
 
 TOKEN_LIFE_S = 120
 """Seconds for which a token is valid."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
 from penstock.cache.base import summed, usable_cores
@@ -20,7 +20,7 @@ from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
 from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
-from penstock.pipeline.members import LoaderChannel, RankMembership
+from penstock.pipeline.members import Membership
 from penstock.pipeline.options import MAX_BAD
 from penstock.pipeline.plan import RankOrder, process_group
 from penstock.pipeline.report import Meter, QuarantineFile
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.augment import ArrayDraws, FieldRecipes
+    from penstock.cache import JobStore
     from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
-    from penstock.pipeline.members import JobWaits, SharedChannel
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
     from penstock.pipeline.report import ChunkFacts, ShardFigures
@@ -66,7 +66,7 @@ class Assembly:
 
     order: JobOrder
     fingerprint: str
-    membership: RankMembership
+    membership: Membership
     pipeline: BatchPipeline
     runner: PipelineRunner
 
@@ -78,7 +78,7 @@ def build_assembly(
     *,
     settings: PlanSettings | None = None,
     lane_order: LaneOrder | None = None,
-    membership: RankMembership | None = None,
+    membership: Membership | None = None,
 ) -> Assembly:
     """Open the dataset, freeze the order and build the graphs. Nothing is read yet.
 
@@ -100,13 +100,13 @@ def build_assembly(
     world = options.world
     is_single = not options.agrees or (world.processes == 1 and process_group() is None)
     if membership is None and is_single:
-        membership = RankMembership(channel=LoaderChannel(rank=world.rank, size=world.size))
+        membership = Membership(world)
     elif membership is None:
         from penstock.pipeline.members import join_ranks
 
         membership = join_ranks(order, options, plan=fingerprint)
     try:
-        pipeline, runner = _build(dataset, options, position, order, membership.channel)
+        pipeline, runner = _build(dataset, options, position, order, membership)
     except PenstockError as error:
         membership.refuse(error)
         raise
@@ -124,7 +124,7 @@ def _build(
     options: LoaderOptions,
     position: Position,
     order: JobOrder,
-    channel: LoaderChannel,
+    membership: Membership,
 ) -> tuple[BatchPipeline, PipelineRunner]:
     threads = options.num_workers or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
@@ -149,9 +149,11 @@ def _build(
         decoding = make_decoding(dataset, options, order, mapped, recipes, threads=threads)
         if decoding.resident is not None:
             meter.resident = decoding.resident.facts
-    pipeline = _pipeline(dataset, options, order, channel, mapped, recipes, mapper, decoding, meter)
+    pipeline = _pipeline(
+        dataset, options, order, membership, mapped, recipes, mapper, decoding, meter
+    )
     try:
-        prefetch = _prefetch(dataset, options, order, pipeline.reader.crops, channel)
+        prefetch = _prefetch(dataset, options, order, pipeline.reader.crops, membership.store)
     except PenstockError:
         if pipeline.graphs is not None:
             pipeline.graphs.close()
@@ -185,7 +187,7 @@ def _pipeline(
     dataset: Source,
     options: LoaderOptions,
     order: JobOrder,
-    channel: LoaderChannel,
+    membership: Membership,
     mapped: MappedFields,
     recipes: FieldRecipes,
     mapper: Mapper | None,
@@ -211,12 +213,7 @@ def _pipeline(
         from penstock.readers.fieldtypes import ValueChecks
 
         boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))
-    job_waits: JobWaits | None = None
-    if channel.is_shared:
-        from penstock.pipeline.members import JobWaits  # a single process needs none of it
-
-        job_waits = JobWaits(cast("SharedChannel", channel), meter, options.world)
-        meter.job = job_waits.statistics
+    membership.use_meter(meter)
     name = f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
     is_all = mapped.reads == stored_fields(dataset.fields, schema)
     mixed = None if decoding is None else decoding.mixed
@@ -260,13 +257,13 @@ def _pipeline(
             names=dataset.names,
             bad_samples=bad_samples,
             max_bad=MAX_BAD if options.max_bad is None else options.max_bad,
-            channel=channel,
+            membership=membership,
             report=QuarantineFile(dataset.cache_folder, name=name),
             meter=meter,
         ),
         meter=meter,
         columns=tuple(recipes.columns.values()),
-        job_waits=job_waits,
+        membership=None if membership.store is None else membership,
     )
 
 
@@ -302,7 +299,7 @@ def _prefetch(
     options: LoaderOptions,
     order: JobOrder,
     crops: ArrayDraws | None,
-    channel: LoaderChannel,
+    store: JobStore | None,
 ) -> Prefetch | None:
     """Make the prefetch of a remote dataset; None for a local one."""
     remote = dataset.remote_shards
@@ -315,7 +312,7 @@ def _prefetch(
         order,
         world=options.world,
         least_ahead=options.depth + READ_AHEAD,
-        store=channel.store,
+        store=store,
         fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
     )
 

@@ -16,20 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache import (
-    JobStoreError,
-    PenstockError,
-    PenstockWarning,
-    RankFailedError,
-    TooManyBadSamplesError,
-)
+from penstock.cache import PenstockError, PenstockWarning, TooManyBadSamplesError
+from penstock.pipeline.members import rank_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.members import LoaderChannel
+    from penstock.pipeline.members import Membership
     from penstock.pipeline.plan import Cursor
     from penstock.pipeline.report import Meter, QuarantineFile
     from penstock.readers import Source
@@ -145,7 +140,7 @@ class BadCount:
         bad_samples: BadSamples | None,
         remedy: str = REMEDY,
         max_bad: float,
-        channel: LoaderChannel,
+        membership: Membership,
         report: QuarantineFile,
         meter: Meter,
     ) -> None:
@@ -158,13 +153,12 @@ class BadCount:
         self._bad_samples = bad_samples
         self._remedy = remedy
         self._max_bad = max_bad
-        self._channel = channel
+        self._membership = membership
         self._report = report
         self._meter = meter
         self._reasons: dict[int, str] = {}  # of delivered bad samples, in any epoch
         self._counted: dict[int, set[int]] = {}  # ids that were published, by epoch
         self._stopped = False
-        self._restored = 0  # each restore resets the counts, on all ranks
         self._earlier: list[tuple[int, int]] = []  # positions and counts that add up to _before
         self._published: list[tuple[int, int]] = []  # those of this membership, when last read
         # In this epoch: in this process, before a restart, and over all ranks as last read.
@@ -178,14 +172,14 @@ class BadCount:
         which it was sent. Every rank still delivers that batch, even if it reads the notice
         earlier, because the others wait for it in their training step.
         """
-        notice = self._channel.stop_notice()
+        notice = self._membership.stop_notice()
         if notice is None:
             return
         if not self._stopped and (cursor.epoch, cursor.position) <= tuple(notice["last"]):
             return
         is_first, self._stopped = not self._stopped, True
         if is_first and "failed" not in notice:  # no rank waits for a failed one
-            self._channel.end_together()
+            self._membership.end_together()
         raise self._error(notice)
 
     def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
@@ -215,25 +209,18 @@ class BadCount:
         self._reasons.update(bad)
         if new:
             # Of several processes with the same rank, one publishes the count.
-            mine = len(new) if self._channel.speaks_for_rank else 0
-            self._total = self._channel.add(_counter(epoch), mine)
-            if mine and (store := self._channel.store) is not None:
-                from penstock.pipeline.members import publish_count
-
-                with contextlib.suppress(JobStoreError):  # the next request to the store raises it
-                    publish_count(
-                        store, self._places(epoch), total=self._total, place=at.position, count=mine
-                    )
+            mine = len(new) if self._membership.speaks_for_rank else 0
+            self._total = self._membership.add(_counter(epoch), mine, place=at.position)
             self._past.append((at.position, self._total))
             total = self._total + self._before
             if total > self._max_bad * self._samples:
-                self._channel.stop(self._notice(at, total))
+                self._membership.stop(self._notice(at, total))
         if first_ever:
             self._warn(*next(iter(bad.items())))
 
     def report_failure(self, error: Exception) -> None:
         """Notify the other ranks that this one can't continue, so that none waits for it."""
-        self._channel.fail(f"{type(error).__name__}: {error}")
+        self._membership.fail(error)
 
     # -- state
 
@@ -246,9 +233,9 @@ class BadCount:
         """
         if at.position == 0:
             return 0
-        if self._channel.size == 1:
+        if self._membership.world.size == 1:
             return self._count + self._before
-        shared = self._channel.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        shared = self._membership.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
         return self._before + (shared or 0)
 
     @property
@@ -262,30 +249,21 @@ class BadCount:
         The later ones are delivered, and counted, again. The count covers all ranks if their store
         still answers; otherwise it is the one that this rank had read at that position.
         """
-        store = self._channel.store
         later = sum(count for place, count in self._earlier if place >= at.position)
-        if store is not None:
-            from penstock.pipeline.members import published_counts
-
-            with contextlib.suppress(JobStoreError):
-                total = self._channel.add(_counter(at.epoch), 0)
-                counts = published_counts(store, self._places(at.epoch), total=total)
-                if counts is not None:
-                    self._published = counts
-                    total = sum(count for place, count in counts if place < at.position)
-                    return self._before - later + total
+        counts = self._membership.additions(_counter(at.epoch))
+        if counts is not None:
+            self._published = counts
+            total = sum(count for place, count in counts if place < at.position)
+            return self._before - later + total
         totals = [total for position, total in self._past if position < at.position]
         return self._before - later + max(totals, default=0)
-
-    def _places(self, epoch: int) -> str:
-        return f"places-{self._restored}-{_counter(epoch)}"
 
     def take_over(self, other: BadCount) -> None:
         """Continue the counts of another object, which counts no more."""
         self._reasons, self._counted = other._reasons, other._counted
         self._stopped = other._stopped
         self._count, self._before, self._total = other._count, other._before, other._total
-        self._past, self._restored = other._past, other._restored
+        self._past = other._past
         self._earlier, self._published = other._earlier, other._published
 
     def restore(self, bad: int, *, before: int = 0, begins: bool = True) -> None:
@@ -298,12 +276,9 @@ class BadCount:
         self._past = []
         self._counted.clear()
         self._stopped = False
-        self._restored += 1
         counts = [] if begins else self._earlier + self._published
         self._earlier = [each for each in counts if each[0] < before]
         self._published = []
-        if begins:
-            self._channel.begin()
 
     def _write(self, bad: Mapping[int, str], epoch: int) -> None:
         if bad:
@@ -336,7 +311,7 @@ class BadCount:
     def _notice(self, at: Cursor, total: int) -> dict[str, Any]:
         ids = sorted(self._counted[at.epoch])
         return {
-            "rank": self._channel.rank,
+            "rank": self._membership.world.rank,
             "epoch": at.epoch,
             "last": [at.epoch, at.position],
             "total": total,
@@ -346,12 +321,9 @@ class BadCount:
         }
 
     def _error(self, notice: Mapping[str, Any]) -> PenstockError:
-        rank = int(notice.get("rank", 0))
         if "failed" in notice:
-            return RankFailedError(
-                f"Rank {rank} failed, so every rank stops here: {notice['failed']}", rank=rank
-            )
-        epoch, total = int(notice["epoch"]), int(notice["total"])
+            return rank_failure(notice)
+        rank, epoch, total = int(notice["rank"]), int(notice["epoch"]), int(notice["total"])
         reasons = {int(i): str(why) for i, why in notice["reasons"].items()}
         mine = self._counted.get(epoch, set())
         reasons |= {i: self._reasons[i] for i in sorted(mine) if i in self._reasons}

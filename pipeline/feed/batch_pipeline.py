@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch_reader import BatchReader
     from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
     from penstock.pipeline.feed.tensors import Finisher
-    from penstock.pipeline.members import JobWaits
+    from penstock.pipeline.members import Membership
     from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
     from penstock.pipeline.report import Meter
 
@@ -49,7 +49,7 @@ class BatchPipeline:
     """The stages of a loader's batches, as methods. It has neither a thread nor a position.
 
     endless: continue into the next epoch. draws, graphs: None without images. columns: operations
-    on the form of fields' columns. job_waits: None without other processes.
+    on the form of fields' columns. membership: None without other processes.
     """
 
     walk: Walk
@@ -62,7 +62,7 @@ class BatchPipeline:
     bad_count: BadCount
     meter: Meter
     columns: tuple[ColumnOperation, ...] = ()
-    job_waits: JobWaits | None = None
+    membership: Membership | None = None
 
     # -- order
 
@@ -215,9 +215,9 @@ class BatchPipeline:
         )
         if batch.bad or begins_epoch:
             self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
-        if self.job_waits is not None:
+        if self.membership is not None:
             step = batch.step
             epoch = step.start.epoch
-            self.job_waits.count_batch(ended=epoch if step.then.epoch != epoch else None)
+            self.membership.count_batch(ended=epoch if step.then.epoch != epoch else None)
         assert batch.output is not None
         return batch.output

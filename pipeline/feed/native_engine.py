@@ -6,6 +6,8 @@ assembly that were built from them, and rebuilds them for a state or another wor
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import time
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.cache import JobStore
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
-    from penstock.pipeline.members import RankMembership
+    from penstock.pipeline.members import Membership
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder, JobPlan, LoaderState, PlanSettings, World
     from penstock.pipeline.report import Statistics
@@ -56,8 +58,7 @@ class NativeEngine:
         self._state: LoaderState | None = None  # the loaded one
         self._assembly: Assembly | None = None
         self._samples_plan: tuple[JobOrder, JobPlan] | None = None
-        # The ranks have agreed on their lanes; the number of agreements so far.
-        self._is_agreed, self._agreements = False, 0
+        self._is_agreed = False  # the ranks have agreed on their lanes
         if world_is_known:
             self._install(build_assembly(dataset, options, self._position))
         else:
@@ -140,9 +141,9 @@ class NativeEngine:
         membership.begin_pass()
         if self._is_agreed or not membership.follows_data:
             return
-        self._agreements += 1
-        at, number = self._position.start, self._agreements
-        lane_order = membership.lane_order(self.order, self.options, at, number=number)
+        from penstock.pipeline.members import agreed_lane_order
+
+        lane_order = agreed_lane_order(membership, self.order, self._position.start)
         self._rebuild(self.options, self.order.settings, lane_order=lane_order)
         self._is_agreed = True
 
@@ -220,7 +221,7 @@ class NativeEngine:
             raise other_order(state.fingerprint, fingerprint)
         lane_order = _lane_order_of(state)
         if self._assembly is not None:
-            self._assembly.membership.compare_state(state)
+            self._assembly.membership.compare_state(_describe(state))
             options = self._user_options.resumed(state)
             self._rebuild(options, state.plan, lane_order=lane_order)
         self._position.restore(state.cursor)
@@ -319,13 +320,13 @@ class NativeEngine:
         options = user_options.resumed(state, warns=False)
         lane_order = _lane_order_of(state)
         order = freeze_order(self.dataset, options, state.plan, lane_order)
-        old = None if self._assembly is None else self._assembly.membership.channel
-        from penstock.pipeline.members import rejoin_ranks
+        old = None if self._assembly is None else self._assembly.membership
+        from penstock.pipeline.members import agreed_lane_order, rejoin_ranks
 
         membership = rejoin_ranks(order, options, state, store=store, old=old)
-        if membership.follows_data and store is not None:
-            lane_order = membership.lane_order(order, options, state.cursor, number=0)
-        state = replace(state, bad=membership.channel.first_value("bad", state.bad))
+        if membership.follows_data:
+            lane_order = agreed_lane_order(membership, order, state.cursor)
+        state = replace(state, bad=membership.first_value("bad", state.bad))
         self._rebuild(
             options, state.plan, lane_order=lane_order, membership=membership, ends_passes=False
         )
@@ -394,7 +395,7 @@ class NativeEngine:
         settings: PlanSettings | None,
         *,
         lane_order: LaneOrder | None,
-        membership: RankMembership | None = None,
+        membership: Membership | None = None,
         ends_passes: bool = True,
     ) -> None:
         """Replace the assembly if anything differs.
@@ -424,7 +425,7 @@ class NativeEngine:
         self.options = options
         self._install(assembly)
         if not is_same:
-            self._is_agreed, self._agreements = False, 0
+            self._is_agreed = False
         if ends_passes:
             self._position.end_passes()
 
@@ -448,7 +449,7 @@ class NativeEngine:
         """Stop the threads, drop the batches in flight and release DALI. Safe to call twice."""
         self.closed = True
         if self._assembly is not None:
-            self._assembly.membership.channel.close()
+            self._assembly.membership.close()
             self._finalizer()
 
     def _check_open(self) -> None:
@@ -468,6 +469,13 @@ def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:
     if state is None or state.lane_order is None:
         return None
     return LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
+
+
+def _describe(state: LoaderState) -> str:
+    """Return where and how a state continues, as text to show and to compare."""
+    kept = {name: value for name, value in state.to_dict().items() if name != "bad"}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return f"epoch {state.epoch}, position {state.position} ({digest[:8]})"
 
 
 def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:

@@ -1,4 +1,4 @@
-"""Connect a loader to the ranks of its job: membership, channel, lane order, waits."""
+"""Connect a loader to the ranks of its job; `job_membership` lists what they exchange, and when."""
 
 import lazy_loader
 

@@ -5,6 +5,10 @@ the reason afterwards. Process 0 therefore publishes the epochs that it has deli
 closes its loader. Each other process waits for these notices on a connection of its own, and so has
 the last one when that connection breaks. If another process holds the store (torchrun's agent), the
 store doesn't show whether process 0 has died: there the launcher ends the job.
+
+Keys, below the loader's part of the store: first-says has the latest notice, first-listeners
+counts the processes that wait, and first-L-N is the N-th notice to listener L, which waits for it
+until the store is gone. A listener writes its own next key to end its thread.
 """
 
 from __future__ import annotations
@@ -25,9 +29,6 @@ _IN_USE, _CLOSED = "here", "left"
 _OTHER_END_S = 2.0
 """Seconds that a process waits for its listening connection to end after a request has failed."""
 _STATE, _LISTENERS = "first-says", "first-listeners"
-
-Place = tuple[int, int]
-"""An epoch, and a position in it."""
 
 
 def _notice_key(number: int, count: int) -> str:
@@ -110,9 +111,9 @@ class FirstProcessWatch:
         end_at_exit(self)
         weakref.finalize(owner, self.end).atexit = False
 
-    def last_place(self) -> Place | None:
-        """Return the last known place up to which process 0 delivered; call it once the store is
-        gone.
+    def last_place(self) -> tuple[int, int] | None:
+        """Return the epoch and the position up to which process 0 has delivered, as far as is
+        known; call it once the store is gone.
 
         None if process 0 closed its loader, or never had it.
         """

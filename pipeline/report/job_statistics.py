@@ -6,7 +6,7 @@ A process that is alone never imports this module.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import format_size
@@ -47,18 +47,8 @@ class RankWaits:
     def text(self) -> str:
         """Return all values as ASCII text of at most `MOST_TEXT` bytes, to be published."""
         values = [
-            self.rank,
-            self.process,
-            self.step,
-            round(self.step_s, 4),
-            round(self.wait_share, 4),
-            round(self.wait_p50_s, 5),
-            round(self.wait_p99_s, 5),
-            self.bytes_disk,
-            self.bytes_peers,
-            self.bytes_remote,
-            self.limit[:_MOST_CHARACTERS],
-            self.cause[:_MOST_CHARACTERS],
+            value[:_MOST_CHARACTERS] if isinstance(value, str) else round(value, 5)
+            for value in astuple(self)
         ]
         return json.dumps(values, separators=(",", ":"))
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.pipeline.feed import BadCount
+    from penstock.pipeline.members import Membership
     from penstock.pipeline.report import Meter
     from penstock.pipeline.torch_data.index_order import PassRequests
-    from penstock.pipeline.torch_data.job_ranks import JobRanks
     from penstock.pipeline.torch_data.mark import WorkerMessage
     from penstock.pipeline.torch_data.pass_setup import PassSetup
     from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
@@ -187,7 +187,7 @@ class Pass:
         dataset_epoch: DatasetEpoch,
         meter: Meter,
         bad_count: BadCount | None,
-        ranks: JobRanks | None = None,
+        ranks: Membership,
     ) -> None:
         self._ranks = ranks
         self.number = number
@@ -281,8 +281,8 @@ class Pass:
         if self._is_of_this_process:
             check_process(self._pid, "This iterator")
         meter = self._meter
-        if self._ranks is not None:
-            self._ranks.before_batch(self._epoch)
+        self._ranks.meet()
+        self._ranks.check(self._epoch)
         if self._bad_count is not None:
             self._bad_count.check(self._mark.cursor)
         if self._delivered_at is not None:
@@ -299,8 +299,7 @@ class Pass:
         now = time.perf_counter()
         meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
         self._delivered_at = now
-        if self._ranks is not None:
-            self._ranks.count_batch(ended=self._epoch if self.is_over else None)
+        self._ranks.count_batch(ended=self._epoch if self.is_over else None)
         return batch
 
     def _fetch(self) -> WorkerMessage:

@@ -25,7 +25,7 @@ from penstock.cache import (
     watch,
 )
 from penstock.pipeline.feed import BadCount
-from penstock.pipeline.members import LoaderChannel
+from penstock.pipeline.members import Membership
 from penstock.pipeline.options import check_epoch, fresh_seed
 from penstock.pipeline.plan import not_a_torch_state
 from penstock.pipeline.report import Meter, QuarantineFile
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.index_order import IndexOrder
-    from penstock.pipeline.torch_data.job_ranks import JobRanks
 
 _CHECKED_ELEMENTS = 64  # of a list or dict
 _WRAPPERS_OF_SEVERAL = (
@@ -292,7 +291,7 @@ class TorchEngine:
             workers=self._setup.num_workers,
         )
         self._bad_count: BadCount | None = None
-        self._ranks: JobRanks | None = None
+        self._ranks, self._has_joined = Membership(options.world), False
         self._join()
         self._bookmark = Bookmark()
         self._loaders = TorchLoaders()
@@ -321,31 +320,32 @@ class TorchEngine:
             stale.close()
         self._setup = replace(before, options=options, order=order, augmenter=augmenter)
         if has_moved:
-            self._ranks = self._bad_count = None
+            self._ranks, self._has_joined = Membership(options.world), False
+            self._bad_count = None
             self._join()
 
     def _join(self) -> None:
         """Join the job's ranks, if there are any by now, and count bad samples with them. Raises
         PlanError."""
         setup, world = self._setup, self.world
-        if not self.shards_itself or self._ranks is not None:
+        if not self.shards_itself or self._has_joined:
             return
         if world.processes > 1:
             # A process that is alone needs none of it.
-            from penstock.pipeline.torch_data.job_ranks import JobRanks
+            from penstock.pipeline.torch_data.job_ranks import join_ranks
 
-            self._ranks = JobRanks.join(setup, self.meter)
+            if (joined := join_ranks(setup, self.meter)) is not None:
+                self._ranks, self._has_joined = joined, True
         max_bad, before = setup.options.max_bad, self._bad_count
-        if max_bad is None or (before is not None and self._ranks is None):
+        if max_bad is None or (before is not None and not self._has_joined):
             return
-        channel = LoaderChannel(rank=world.rank, size=world.size)
         self._bad_count = BadCount(
             samples=len(setup.dataset),
             names=None,
             bad_samples=None,
             remedy="See the reasons; then remove them from the dataset, or raise max_bad=.",
             max_bad=max_bad,
-            channel=channel if self._ranks is None else self._ranks.channel,
+            membership=self._ranks,
             report=QuarantineFile(
                 None, name=f"{type(setup.dataset).__name__}-{world.file_label}.jsonl"
             ),
@@ -381,8 +381,7 @@ class TorchEngine:
         self._check_open()
         self._setup.warn_if_unsharded()
         self._join()
-        if self._ranks is not None:
-            self._ranks.begin_pass()
+        self._ranks.begin_pass()
         bookmark = self._bookmark
         number = bookmark.open(self._setup)
         if self._setup.augmenter is not None:
@@ -469,20 +468,17 @@ class TorchEngine:
         if self._setup.order is None and source is not None:
             source.forget()
         self._bookmark.restore(mark)
-        if self._ranks is not None:
-            self._ranks.restart()
+        self._ranks.restart()
         if self._bad_count is not None:
-            self._bad_count.restore(mark.bad, begins=self._ranks is None)
+            self._bad_count.restore(mark.bad)
 
     def _mark_of(self, state: dict[str, Any]) -> Mark:
         """Return the mark of a state, which all ranks must load. Raises ResumeError, PlanError."""
         try:
             mark = from_state(self._setup, state)
-            if self._ranks is not None:
-                self._ranks.compare_state(mark)
+            self._ranks.compare_state(f"epoch {mark.epoch}, position {mark.position}")
         except PenstockError as error:
-            if self._ranks is not None:
-                self._ranks.refuse(error)
+            self._ranks.refuse(error)
             raise
         return mark
 
@@ -499,8 +495,7 @@ class TorchEngine:
     def close(self) -> None:
         """End torch's workers. Safe to call twice."""
         self.closed = True
-        if self._ranks is not None:
-            self._ranks.close()
+        self._ranks.close()
         live = self._latest() if self._latest is not None else None
         if live is not None:
             live.stop()

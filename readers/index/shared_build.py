@@ -5,6 +5,18 @@ announced that it builds. So rank 0 can build the index of a validation set alon
 fails publishes its error; a builder that stops publishing its progress is taken for dead. If other
 nodes don't see the index's folder, a small index is sent to them in pieces through the store; for a
 large one, such a node builds its own.
+
+Keys, below index/KEY/ATTEMPT, where an attempt is one more after each builder that failed:
+
+| key       | who writes                         | who waits, and how long                        |
+|-----------|------------------------------------|------------------------------------------------|
+| builder   | the first process                  | none: the others learn that they don't build   |
+| beat      | the builder, each `BEAT_S`         | none: silence of `SILENT_S` counts as its      |
+|           |                                    | death                                          |
+| done      | the builder, as it ends or fails   | the others, at most `WAIT_S`                   |
+| piece0, … | the builder, before `done`         | none                                           |
+| failed    | the first that notices a failure   | none                                           |
+| left      | each process that has read `done`  | none: the last one empties the pieces          |
 """
 
 from __future__ import annotations
@@ -72,13 +84,6 @@ class BuildReport(NamedTuple):
     kind: str = ""
     place: str = ""
     pieces: int = 0
-
-    def check(self, url: str) -> None:
-        """Raise the builder's error, if there is one."""
-        if not self.error:
-            return
-        message = f"{url}: {self.builder} failed to build the index for the job: {self.error}"
-        raise error_of_kind(self.kind, message, default=DatasetError)
 
 
 @dataclass(slots=True)
@@ -177,7 +182,7 @@ class SharedBuild:
         builder = (self.store.get(self._name("builder")) or "").rpartition(" ")[0]
         began = changed = logged = time.monotonic()
         beat = ""
-        while self.store.wait([self._name("done")], timeout_s=BEAT_S):
+        while (done := self.store.wait(self._name("done"), timeout_s=BEAT_S)) is None:
             now, latest = time.monotonic(), self.store.get(self._name("beat")) or ""
             if latest != beat:
                 beat, changed = latest, now
@@ -191,11 +196,13 @@ class SharedBuild:
                 )
             if now - logged > 2 * BEAT_S:
                 logged = now
-                _, done, total = json.loads(beat or "[0, 0, 0]")
+                _, checked, total = json.loads(beat or "[0, 0, 0]")
                 text = "%s: waiting for %s, which is building the index: %d of %d samples"
-                _log.info(text, self.url, builder, done, total)
-        report = BuildReport(*json.loads(self.store.get(self._name("done")) or "[]"))
-        report.check(self.url)
+                _log.info(text, self.url, builder, checked, total)
+        report = BuildReport(*json.loads(done))
+        if report.error:
+            message = f"{self.url}: {builder} failed to build the index for the job: {report.error}"
+            raise error_of_kind(report.kind, message, default=DatasetError)
         return report
 
     def leave(self, report: BuildReport) -> None:

@@ -94,11 +94,11 @@ DIFFERING = textwrap.dedent(
     import json, os, sys, warnings
     import torch.distributed as dist
     from penstock.pipeline import DataLoader, World
-    import penstock.pipeline.members.handshake as handshake
+    import penstock.pipeline.members.job_membership as job_membership
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
-    handshake.MEET_TIMEOUT_S = 0.2
+    job_membership.ALONE_S = 0.2
     pack, rank = sys.argv[1], int(os.environ["RANK"])
     dist.init_process_group("gloo")
     store = dist.distributed_c10d._get_default_store()

@@ -287,7 +287,7 @@ def test_no_other_module_uses_an_undocumented_name_of_torch() -> None:
     ours = names_of_ours()
     found = []
     for module, path in modules().items():
-        if module in ("pipeline.torch_private", "cache.job_store"):  # which has one name
+        if module in ("pipeline.torch_private", "cache.channel"):  # which has one name
             continue
         for name, line in private_names(module):
             is_private = name.startswith("_") and not name.endswith("__")
@@ -298,7 +298,7 @@ def test_no_other_module_uses_an_undocumented_name_of_torch() -> None:
 
 def test_the_names_are_found() -> None:
     """Otherwise a search that finds nothing would pass."""
-    both = ("pipeline.torch_private", "cache.job_store")
+    both = ("pipeline.torch_private", "cache.channel")
     seen = {name for module in both for name, _ in private_names(module)}
     assert {
         "_DatasetKind",

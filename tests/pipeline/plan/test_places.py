@@ -162,7 +162,7 @@ def test_members_of_a_replica_get_the_same_batches(
 ) -> None:
     def batches(process: int) -> list[list[int]]:
         in_group(monkeypatch, rank=process, size=4)
-        monkeypatch.setattr("penstock.cache.job_store.JobStore.of_group", lambda: None)
+        monkeypatch.setattr("penstock.cache.channel.JobStore.of_group", lambda: None)
         dataset = Dataset(pack, fields=("label", "id"))
         options: dict[str, Any] = {"shuffle": True, "seed": 3, "drop_last": True}
         with DataLoader(dataset, 5, data_parallel=(process // 2, 2), **options) as loader:

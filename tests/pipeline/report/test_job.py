@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import JobStore
-from penstock.pipeline.members import SharedChannel
 from penstock.pipeline.report import MOST_TEXT, JobStatistics, RankWaits
 
 ONE = RankWaits(
@@ -86,33 +82,3 @@ def test_the_slowest_is_named_with_the_reason_and_how_old_that_is() -> None:
     assert "none waits more than 1.0%" in str(JobStatistics.of(others, processes=3, step=1))
     assert "0 of 2" in str(JobStatistics.of([], processes=2, step=1))
     assert "(process 9)" in str(JobStatistics.of([replace(ONE, process=9)], processes=16, step=100))
-
-
-def test_who_has_a_number_and_has_not_told_yet_holds_nobody_up() -> None:
-    store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
-    first, second = (SharedChannel(store, rank=rank, size=2) for rank in range(2))
-    assert first.all_waits() == []
-    first.publish_waits("a")
-    store.add("tellers", 1)  # a third one, on its way
-    second.publish_waits("b")
-    assert first.all_waits() == ["a", "b"]
-    first.publish_waits("c")
-    assert second.all_waits() == ["c", "b"]
-    assert SharedChannel(rank=0, size=1).all_waits() is None
-
-
-def test_the_waits_of_a_thousand_ranks_take_three_requests() -> None:
-    kept = dist.HashStore()  # type: ignore[attr-defined]
-    for rank in range(1024):
-        SharedChannel(JobStore(kept), rank=rank, size=1024).publish_waits(ONE.text())
-    asked: list[str] = []
-
-    class Counted:
-        def __getattr__(self, name: str) -> Any:
-            asked.append(name)
-            return getattr(kept, name)
-
-    told = SharedChannel(JobStore(Counted()), rank=0, size=1024).all_waits()
-    assert told is not None
-    assert len(told) == 1024
-    assert len(asked) == 3

@@ -16,8 +16,8 @@ from tests.torch_datasets import Squares
 def _one_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
     monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))
-    monkeypatch.setattr("penstock.pipeline.members.handshake.MEET_TIMEOUT_S", 0.02)
-    monkeypatch.setattr("penstock.pipeline.members.handshake.STANDS_AFTER_S", 0.01)
+    monkeypatch.setattr("penstock.pipeline.members.job_membership.ALONE_S", 0.02)
+    monkeypatch.setattr("penstock.pipeline.members.job_membership.STANDS_AFTER_S", 0.01)
 
 
 def loader(rank: int, *, dataset: Any = None, **more: Any) -> DataLoader:
@@ -86,7 +86,7 @@ def test_all_stop_where_one_has_too_many_bad_samples(monkeypatch: pytest.MonkeyP
             return super().__getitem__(index)
 
     data = Bad(40, "int")
-    monkeypatch.setattr("penstock.pipeline.members.shared_channel.ENDING_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("penstock.pipeline.members.job_membership.ENDING_TIMEOUT_S", 0.01)
     first, second = (loader(rank, dataset=data, max_bad=0.01) for rank in range(2))
     passes = iter(first), iter(second)
     with pytest.warns(UserWarning, match="is bad"):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from penstock.cache import JobStore
-from penstock.pipeline.members import agreed_lane_order
+from penstock.cache import JobStore, PlanError, RankFailedError
+from penstock.pipeline.members import JobMembership, SharedFacts, agreed_lane_order
 from penstock.pipeline.plan import BatchSchedule, Cursor, JobOrder, PlanSettings, Walk, World
 
 if TYPE_CHECKING:
@@ -51,13 +51,19 @@ def order_of(cache: Cache, last: LaneOrder | None) -> JobOrder:
     return JobOrder(source=source, settings=SETTINGS, walk=walk, lane_order=last)
 
 
+def agree(store: JobStore, world: World, order: JobOrder, position: int = 0) -> LaneOrder | None:
+    """Return one rank's answer."""
+    facts = SharedFacts(dataset="d", samples=1, seed=1, plan="p", size=world.size)
+    membership = JobMembership(facts, world, store=store, label="d", shuffles=True)
+    return agreed_lane_order(membership, order, Cursor(0, position))
+
+
 def agreed(nodes: Sequence[Cache], last: LaneOrder | None) -> LaneOrder | None:
     """Return the agreement of the nodes' first ranks, one process each, over a store."""
     store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
 
     def one(rank: int) -> LaneOrder | None:
-        options: Any = SimpleNamespace(world=World(rank, len(nodes)), timeout_s=60.0)
-        return agreed_lane_order(store, order_of(nodes[rank], last), options, Cursor(0, 0))
+        return agree(store, World(rank, len(nodes)), order_of(nodes[rank], last))
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         (found,) = set(pool.map(one, range(len(nodes))))
@@ -121,3 +127,16 @@ def test_nodes_fetch_what_they_can_not_hold_and_hardly_more(count: int, change: 
     # Nothing more changes: the order stays, and nothing is fetched.
     assert agreed(nodes, lane_order) == lane_order
     assert epoch(nodes, lane_order) == pytest.approx(0.0)
+
+
+def test_ranks_that_continue_from_elsewhere_are_named_on_each_rank() -> None:
+    store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
+
+    def one(rank: int) -> str:
+        with pytest.raises((PlanError, RankFailedError)) as found:
+            agree(store, World(rank, 4), order_of(Cache.empty(), None), BATCH * (rank >= 2))
+        return str(found.value)
+
+    with ThreadPoolExecutor(4) as pool:
+        for text in pool.map(one, range(4)):
+            assert "Ranks 2 to 3 would continue from epoch 0, position 1024" in text

@@ -1,4 +1,4 @@
-"""Ranks agree through the store: same plans, one count of bad samples, one end for all."""
+"""Two processes agree through the store: same plans, one count of bad samples, one end for all."""
 
 from __future__ import annotations
 
@@ -6,144 +6,15 @@ import json
 import os
 import socket
 import textwrap
-import threading
-import warnings
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch.distributed as dist
 
-from penstock.cache import JobStore, PenstockWarning, PlanError
-from penstock.pipeline.members import (
-    ENDING_TIMEOUT_S,
-    SharedChannel,
-    SharedFacts,
-    check_same_plan,
-    open_channel,
-)
-from penstock.pipeline.plan import World
 from tests.pipeline.feed.test_bad_samples import build
 from tests.warm import ROOT, Warm
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
-
-
-def pair(store: Any = None) -> tuple[SharedChannel, SharedChannel]:
-    kept = JobStore(store or dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    first, second = (SharedChannel(kept, rank=rank, size=2) for rank in range(2))
-    return first, second
-
-
-class TestAgreement:
-    def test_counts_are_everyones(self) -> None:
-        first, second = pair()
-        assert [first.add("bad", 2), second.add("bad", 3), first.add("bad", 0)] == [2, 5, 5]
-
-    def test_a_count_at_a_place_is_what_the_first_who_asks_decides(self) -> None:
-        first, second = pair()
-        first.add("bad", 2)
-        assert first.count_at("0-40", "bad") == 2
-        second.add("bad", 3)
-        assert second.count_at("0-40", "bad") == 2
-        assert [second.count_at("0-80", "bad"), first.count_at("0-80", "bad")] == [5, 5]
-
-    def test_out_of_reach_ranks_agree_on_no_count(self) -> None:
-        apart = SharedChannel(rank=1, size=2)
-        apart.add("bad", 3)
-        assert apart.count_at("0-40", "bad") is None
-
-    def test_the_last_rank_lets_all_end(self) -> None:
-        first, second = pair()
-        first.join()
-        second.join()
-        ended: list[int] = []
-
-        def end(agreement: SharedChannel) -> None:
-            agreement.end_together()
-            ended.append(agreement.rank)
-
-        waits = threading.Thread(target=end, args=(first,))
-        waits.start()
-        assert ended == []
-        end(second)
-        waits.join(timeout=ENDING_TIMEOUT_S)
-        assert sorted(ended) == [0, 1]
-
-    def test_a_rank_that_never_ends_is_not_waited_for_for_ever(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first, second = pair()
-        first.join()
-        second.join()
-        monkeypatch.setattr("penstock.pipeline.members.shared_channel.ENDING_TIMEOUT_S", 1)
-        first.end_together()
-
-    def test_the_first_notice_reaches_all(self) -> None:
-        first, second = pair()
-        assert first.stop_notice() is None
-        assert second.stop_notice() is None
-        second.stop({"rank": 1})
-        first.stop({"rank": 0})
-        assert first.stop_notice() is not None
-        assert SharedChannel(second.store).stop_notice() == {"rank": 1}
-
-    def test_a_restored_job_forgets_the_notice(self) -> None:
-        first, second = pair()
-        first.stop({"rank": 0})
-        first.begin()
-        second.begin()
-        assert first.stop_notice() is None
-        assert second.stop_notice() is None
-
-    def test_other_seeds_and_worlds_are_refused_by_name(self) -> None:
-        first, second = pair()
-        check_same_plan(first, FACTS)
-        check_same_plan(second, FACTS)
-        assert first.stop_notice() is None
-        with pytest.raises(
-            PlanError, match=r"Rank 0 .*seed 1, for 2 ranks.*rank 1 with seed 2, for 3 ranks"
-        ):
-            check_same_plan(second, replace(FACTS, seed=2, size=3))
-        notice = first.stop_notice()
-        assert notice is not None
-        assert notice["rank"] == 1
-        assert "seed 2, for 3 ranks" in notice["failed"]
-
-    def test_a_part_of_its_own_for_each_rank_is_refused(self) -> None:
-        first, second = pair()
-        check_same_plan(first, FACTS)
-        with pytest.raises(PlanError, match=r"\(10 samples.*\(5 samples.*shared out twice"):
-            check_same_plan(second, replace(FACTS, dataset="half", samples=5))
-
-    def test_alone_it_agrees_with_itself(self) -> None:
-        alone = open_channel(dataset="d", shuffle=True, world=World(0, 1))
-        assert not alone.is_shared
-        check_same_plan(alone, FACTS)
-        assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]
-        alone.stop({"rank": 0})
-        assert alone.stop_notice() == {"rank": 0}
-
-    def test_a_store_that_is_gone_costs_one_warning(self) -> None:
-        class Gone:
-            def __getattr__(self, name: str) -> Any:
-                def fail(*_: object) -> None:
-                    raise RuntimeError("Connection reset by peer")
-
-                return fail
-
-        agreement, _ = pair(Gone())
-        with pytest.warns(PenstockWarning, match="Connection reset by peer"):
-            assert agreement.stop_notice() is None
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert agreement.add("bad", 2) == 2
-            agreement.stop({"rank": 0})
-            assert agreement.stop_notice() == {"rank": 0}
-
 
 SCRIPT = textwrap.dedent(
     """
@@ -152,7 +23,7 @@ SCRIPT = textwrap.dedent(
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
-    from penstock.pipeline.members import SharedChannel
+    from penstock.pipeline.members import JobMembership
     from penstock.readers import Dataset
 
     warnings.simplefilter("ignore")
@@ -180,7 +51,7 @@ SCRIPT = textwrap.dedent(
     if rank == 0:
         store.set("pid", str(os.getpid()))
     rank_0 = os.pidfd_open(int(store.get("pid")))
-    stop, end_together = SharedChannel.stop, SharedChannel.end_together
+    stop, end_together = JobMembership.stop, JobMembership.end_together
 
     def stopping(self, notice):
         global ending
@@ -192,7 +63,7 @@ SCRIPT = textwrap.dedent(
         end_together(self)
 
     if case == "limit" and rank == 0:
-        SharedChannel.stop, SharedChannel.end_together = stopping, waiting
+        JobMembership.stop, JobMembership.end_together = stopping, waiting
 
     def step(batches):
         global steps

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 
 from penstock.augment import imagenet_eval, imagenet_train
-from penstock.cache import JobStore, PlanError
-from penstock.pipeline.members import (
-    SharedChannel,
-    SharedFacts,
-    check_replicas,
-    check_same_plan,
-    open_channel,
-    recipe_text,
-)
-from penstock.pipeline.plan import World
+from penstock.pipeline.members import SharedFacts, recipe_text
 from tests.pipeline.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -43,11 +34,6 @@ FACTS = SharedFacts(
 )
 
 
-def pair() -> tuple[SharedChannel, SharedChannel]:
-    kept = JobStore(dist.HashStore()).under("x")  # type: ignore[attr-defined]
-    return SharedChannel(kept, rank=0, size=2), SharedChannel(kept, rank=1, size=2)
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -65,53 +51,15 @@ def pair() -> tuple[SharedChannel, SharedChannel]:
     ],
 )
 def test_what_differs_is_named_on_both(other: dict[str, Any], words: str) -> None:
-    first, second = pair()
-    check_same_plan(first, FACTS, label="rank 0")
-    with pytest.raises(PlanError, match=rf"(?s)^Rank 0 .*{words}.*World\(0, 1\)") as caught:
-        check_same_plan(second, replace(FACTS, **other), label="rank 1 (process 3)")
-    assert "rank 1 (process 3)" in str(caught.value)
-    first.begin()  # it has loaded a state meanwhile
-    notice = first.stop_notice()
-    assert notice is not None
-    assert notice["failed"] == str(caught.value)
+    first = {**asdict(FACTS), "label": "rank 0"}
+    text = replace(FACTS, **other).difference(first, label="rank 1 (process 3)")
+    assert re.search(rf"(?s)^Rank 0 .*{words}.*World\(0, 1\)", text)
+    assert "rank 1 (process 3)" in text
 
 
 def test_where_the_data_lies_may_differ() -> None:
-    first, second = pair()
-    check_same_plan(first, FACTS)
-    check_same_plan(second, replace(FACTS, url="/mnt/b", recipe_words="?"))
-
-
-def test_who_fails_lets_nobody_wait() -> None:
-    first, second = pair()
-    check_same_plan(first, FACTS)
-    first.arrive(2, process=0)
-    with pytest.raises(PlanError):
-        check_same_plan(second, replace(FACTS, seed=2))
-    assert first.meet(timeout_s=60.0)
-
-
-def test_a_rank_that_two_processes_claim_is_refused() -> None:
-    first, second = pair()
-    world = World(0, 2, place=(1, 2))
-    second.number_of_rank = 2
-    check_replicas(first, world)
-    with pytest.raises(PlanError, match=r"Rank 0 \(process 1\) is one of more than 1 processes"):
-        check_replicas(second, world)
-    assert first.stop_notice() is not None
-
-
-def test_one_process_of_a_replica_speaks() -> None:
-    store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
-    worlds = [World(process // 2, 2, place=(process, 4)) for process in range(4)]
-    for number in range(2):  # of the replicas' first and second loader
-        joined = [open_channel(dataset="d", shuffle=True, world=one, store=store) for one in worlds]
-        assert [one.speaks_for_rank for one in joined] == [True, False, True, False], number
-        for one, world in zip(joined, worlds, strict=True):
-            check_same_plan(one, FACTS, label=world.label)
-            check_replicas(one, world)
-            one.arrive(4, process=world.process)
-        assert joined[0].meet(timeout_s=60.0)  # all are there
+    first = {**asdict(FACTS), "label": "rank 0"}
+    assert not replace(FACTS, url="/mnt/b", recipe_words="?").difference(first, label="rank 1")
 
 
 # -- recipes

@@ -1,0 +1,583 @@
+"""Exchange facts between the ranks of one loader through the store of torch's process group.
+
+Each loader of a job has its part of the store, by dataset and number (`section_name`). Its keys,
+after that part's name, and what they are for; ROUND is 0, and one more after each loaded state:
+
+| exchange       | keys                    | who writes               | who waits, and how long    |
+|----------------|-------------------------|--------------------------|----------------------------|
+| numbers        | loaders-P, of-rank-R    | process P; each of rank  | none                       |
+|                |                         | R                        |                            |
+| facts          | ROUND/plan              | the first rank           | none: later ranks compare  |
+|                |                         |                          | theirs                     |
+| state          | ROUND/state             | the first that loads it  | none: later ranks compare  |
+|                |                         |                          | theirs                     |
+| first batch    | ROUND/ (barrier)        | each rank, as it has its | each that trains: timeout= |
+|                |                         | loader or has loaded the | or 600 s; rank 0 `ALONE_S` |
+|                |                         | state                    | if no other has the loader |
+| lane order     | lanes-N/ (decision)     | each what its node's     | each, as at the first      |
+|                |                         | cache holds              | batch                      |
+| refusal        | refusals (notices)      | a rank whose loader or   | none: ranks that wait end  |
+|                |                         | state is refused         | if it stands for           |
+|                |                         |                          | `STANDS_AFTER_S`           |
+| stop           | ROUND/stop              | the first that fails or  | none: each reads it at     |
+|                |                         | passes max_bad=          | each batch, and each       |
+|                |                         |                          | second while it waits      |
+| end            | ROUND/ended/ (barrier)  | each that stops for bad  | each of these:             |
+|                |                         | samples                  | `ENDING_TIMEOUT_S`         |
+| bad samples    | ROUND/bad-EPOCH, and    | each at a batch with bad | none                       |
+|                | notices of places       | samples                  |                            |
+| their count in | ROUND/at-PLACE; 0/bad   | the first that asks      | none                       |
+| a state        | for a rejoin            |                          |                            |
+| waiting times  | waits (notices)         | each once a minute       | none                       |
+| datasets in    | in-order (notices of    | each at its first batch  | none: later ranks compare  |
+| index order    | the whole job)          |                          | theirs                     |
+| process 0      | `first_process`         | process 0                | a thread of each other     |
+|                |                         |                          | process                    |
+
+No rank waits when a loader is built: the first rank publishes its facts, and later ones compare
+theirs. At the first batch, ranks wait for one another if samples are shuffled. All of them train
+then, so that an error of one rank is raised on each rank before the first step, instead of a hang
+without a reason. A loader in index order may belong to any single rank, so its ranks only publish
+what they read.
+
+A refusal is an error of one rank whose user may continue with another state or without one. So a
+rank publishes its refusal and withdraws it when it continues.
+
+Requests have a connection of their own with a short time limit, so that a rank notices a store
+whose server has died. If the job's first process was killed, every rank stops. If that process
+ended normally, or the reason is unknown, each rank then counts for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import warnings
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cache import (
+    BARRIER_TIMEOUT_S,
+    Barrier,
+    JobStoreError,
+    PenstockError,
+    PenstockWarning,
+    PlanError,
+    RankFailedError,
+)
+from penstock.pipeline.members.comparison import CUT_TWICE, SharedFacts, describe_dataset
+from penstock.pipeline.members.membership import Membership, rank_failure
+from penstock.pipeline.report import JobStatistics, RankWaits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.cache import JobStore
+    from penstock.pipeline.members.first_process import FirstProcessNotices, FirstProcessWatch
+    from penstock.pipeline.plan import World
+    from penstock.pipeline.report import Meter
+
+log = logging.getLogger("penstock")
+
+T = TypeVar("T")
+
+ALONE_S = 5.0
+"""Seconds that rank 0 waits if no other rank has built the loader: it may have one alone."""
+
+STANDS_AFTER_S = 3.0
+"""Seconds after which a refusal ends the ranks that wait; long enough for a second try."""
+
+ENDING_TIMEOUT_S = 30.0
+"""Seconds that a rank that stops waits for ranks that are still in the step before: about as long
+as a step may take."""
+
+PUBLISH_EVERY_S = 60.0
+# Waiting times are also published at an epoch's end, unless epochs are shorter than this.
+_LEAST_INTERVAL_S = 5.0
+_MOST_REASON = 2000  # characters of a reason that is published to other ranks
+_PURPOSE = "to build this loader, or to load the state that the others loaded"
+_REMEDY = (
+    "Build and iterate the same loaders on every rank, and load the same state; for a loader that "
+    "only one rank has, pass world=World(0, 1). If ranks start that far apart, raise timeout=."
+)
+
+
+class JobMembership(Membership):
+    """The membership of one loader among the same loaders of other ranks, through the job's store.
+    Once the store is lost, it has only itself.
+
+    Several loaders of a job don't mix: a process's k-th shuffled loader belongs to the others'
+    k-th, and its k-th loader in index order of a dataset to the others' k-th of the same dataset,
+    because rank 0 alone may evaluate.
+    """
+
+    def __init__(
+        self,
+        facts: SharedFacts,
+        world: World,
+        *,
+        store: JobStore,
+        label: str,
+        shuffles: bool,
+        timeout_s: float = 0.0,
+        follows_data: bool = False,
+        meets: bool = True,
+    ) -> None:
+        """Join the loader to those of the other ranks, and compare it with them without waiting.
+
+        store: of the job. label: the name by which loaders in index order belong together: the
+        dataset's fingerprint, or that of the whole of which it is a part. timeout_s: for the first
+        batch; 0 for the default. follows_data: this rank wants slots to follow the data; the first
+        rank decides. meets: False compares only now. Raises PlanError if the loaders differ; the
+        other ranks then stop at their next batch.
+        """
+        super().__init__(world)
+        self._facts, self._job_store, self._shuffles = facts, store, shuffles
+        self._timeout_s = timeout_s or BARRIER_TIMEOUT_S
+        self._meets, self._has_met = meets, False
+        self._round = self._decisions = 0
+        self._was_refused = False
+        self._refused_at: dict[int, float] = {}  # when a refusal was first read, by its number
+        self._notices: FirstProcessNotices | None = None  # in process 0
+        self._watch: FirstProcessWatch | None = None  # in any other
+        self._meter: Meter | None = None
+        self._waits_number = 0  # of this process's notice of its waiting times
+        self._published_s, self._due_s = -_LEAST_INTERVAL_S, time.monotonic() + PUBLISH_EVERY_S
+        self._section = section_name(label, shuffles=shuffles)
+        self.store = section = store.under(self._section)
+        number = self._request(lambda store: store.add(f"loaders-{world.process}", 1), 1)
+        if self.store is not None:
+            self.store = section.under(str(number))
+        self._compare_facts(wants_data=follows_data)
+        self._arrive()
+
+    @property
+    def job_store(self) -> JobStore | None:
+        return None if self.store is None else self._job_store
+
+    def _compare_facts(self, *, wants_data: bool) -> None:
+        world = self.world
+        mine = {**asdict(self._facts), "label": world.label, "follows_data": wants_data}
+        first = self.first_value("plan", mine)
+        self.follows_data = bool(first.get("follows_data"))
+        text = self._facts.difference(first, label=world.label)
+        if not text and world.place is not None:
+            key, members = f"of-rank-{world.rank}", world.processes // world.size
+            number = self._request(lambda store: store.add(key, 1), 1)
+            self.speaks_for_rank = number == 1
+            if number > members:
+                text = (
+                    f"{world.label.capitalize()} is one of more than {members} processes with that "
+                    f"rank, but {world.processes} processes form {world.size} replicas: some rank "
+                    "has no process, and its samples would be lost. Pass each process the place of "
+                    "its replica: data_parallel=(rank, size), or "
+                    'world=World.from_mesh(mesh["dp"]).'
+                )
+        if text:
+            self._fail(text, self._round, self._round + 1)
+            raise PlanError(text)
+
+    def follow_first_process(self) -> None:
+        """Stop when the job's first process is killed; in that process, publish its end to the
+        others."""
+        if self.world.processes == 1:
+            return
+        connection = self._request(lambda store: store.separate(), None)
+        if connection is None or self.store is None:
+            return
+        from penstock.pipeline.members.first_process import FirstProcessNotices, FirstProcessWatch
+
+        with contextlib.suppress(JobStoreError):  # the next request reports it
+            if self.world.process == 0:
+                self._notices = FirstProcessNotices(self.store, owner=self)
+            else:
+                self._watch = FirstProcessWatch(
+                    self.store, connection, owner=self, is_expected=self._shuffles
+                )
+
+    # -- passes and states
+
+    def begin_pass(self) -> None:
+        if self._notices is not None:
+            self._notices.stay()
+        if self._was_refused:
+            self._withdraw_refusals()
+
+    def restart(self) -> None:
+        is_lost = self.store is None and "failed" in (self._notice or ())
+        self._notice = self._notice if is_lost else None
+        self._counts.clear()
+        if self._notices is not None:
+            self._notices.stay(begins=True)
+        self._round += 1
+        if self._meets:
+            self._arrive()
+
+    def close(self) -> None:
+        if self._notices is not None:
+            self._notices.leave()
+        elif self._watch is not None:
+            self._watch.end()
+
+    def compare_state(self, described: str) -> None:
+        if not self._meets:
+            return
+        label, following = self.world.label, self._round + 1
+        other, theirs = self._first(f"{following}/state", [label, described])
+        if theirs == described:
+            return
+        text = (
+            f"{other.capitalize()} loaded a state of {theirs}; {label} one of {described}: samples "
+            "would be lost or read twice. Load the same state on every rank."
+        )
+        self._fail(text, following)
+        raise PlanError(text)
+
+    # -- the first batch
+
+    def _arrive(self) -> None:
+        """Publish that this rank has built its loader, or loaded a state."""
+        self._request(lambda store: self._barrier(store, self._round).arrive(), None)
+        self._withdraw_refusals()
+        self._has_met = False
+
+    def meet(self, *, has_begun: bool = False) -> None:
+        if self._has_met or not self._meets:
+            return
+        if not self._shuffles or self.world.size == 1:
+            self._compare_datasets()
+        elif not (has_begun and self._facts.at):
+            try:
+                self._wait_for_ranks()
+            except JobStoreError:
+                pass  # the next request reports it
+            except PenstockError as error:
+                self.fail(error)
+                raise
+        self._has_met = True
+
+    def _wait_for_ranks(self) -> None:
+        if (store := self.store) is None:
+            return
+        barrier, brief_s = self._barrier(store, self._round), min(ALONE_S, self._timeout_s)
+        if barrier.wait(timeout_s=brief_s, look=self.look):
+            return
+        is_alone = self.world.process == 0 and self._barrier(store, 0).arrived() <= 1
+        if is_alone or self._facts.at:  # ranks that rejoin may have changed again
+            return
+        barrier.wait_for_all(timeout_s=self._timeout_s, waited_s=brief_s, look=self.look)
+
+    def _barrier(
+        self, store: JobStore, name: str | int, purpose: str = _PURPOSE, remedy: str = _REMEDY
+    ) -> Barrier:
+        """Return a barrier of all ranks. name: of its keys; a round's number for the barrier at the
+        first batch."""
+        return Barrier(
+            store=store.under(str(name)),
+            process=self.world.process,
+            processes=self.world.processes,
+            purpose=purpose,
+            remedy=remedy,
+        )
+
+    def decide(
+        self,
+        name: str,
+        text: str,
+        choose: Callable[[list[str]], dict[str, Any]],
+        *,
+        purpose: str,
+        remedy: str,
+    ) -> dict[str, Any]:
+        """Decide something together with all ranks, which all call this equally often.
+
+        The arguments are those of `Barrier` and of its method. Raises what that raises,
+        RankFailedError if a rank failed, and JobStoreError.
+        """
+        if self.store is None:
+            raise JobStoreError("The process group's store is lost, so the ranks can't decide.")
+        self.check()
+        self._decisions += 1
+        barrier = self._barrier(self.store, f"{name}-{self._decisions}", purpose, remedy)
+        return barrier.decide(text, choose, timeout_s=self._timeout_s, look=self.look)
+
+    def look(self) -> None:
+        """Raise RankFailedError if a rank has failed, or if its refusal stands: waiting is
+        pointless.
+
+        A rank that was itself refused ignores the refusals of others, because if all of them were
+        refused, all continue alike.
+        """
+        self.check()
+        if self._was_refused:
+            return
+        texts = self._request(lambda store: store.notices("refusals"), dict[int, str]())
+        now = time.monotonic()
+        self._refused_at = {number: self._refused_at.get(number, now) for number in texts}
+        for number, text in texts.items():
+            if now - self._refused_at[number] >= STANDS_AFTER_S:
+                refusal = json.loads(text)
+                raise RankFailedError(
+                    f"{str(refusal['label']).capitalize()} raised an error before its first batch, "
+                    f"so every rank stops here: {refusal['reason']}",
+                    rank=int(refusal["rank"]),
+                )
+
+    def refuse(self, error: Exception) -> None:
+        if self._meets:
+            self._was_refused = True
+            self._request(lambda store: post_refusal(store, self.world, error), None)
+
+    def _withdraw_refusals(self) -> None:
+        def request(store: JobStore) -> None:
+            for number, text in store.notices("refusals").items():
+                if json.loads(text)["process"] == self.world.process:
+                    store.set(f"refusals-{number}", "")
+
+        self._request(request, None)
+
+    # -- loaders in index order
+
+    def _compare_datasets(self) -> None:
+        """Publish which dataset this rank reads in index order, and compare it with the others'.
+
+        One rank may read a dataset that the others don't read. It is an error if two ranks each
+        read a dataset for which the other has no loader: each would read only its share of it.
+        """
+        job_store, world = self.job_store, self.world
+        if job_store is None or world.size == 1:
+            return
+        mine = {
+            "process": world.process,
+            "label": world.label,
+            "section": self._section,
+            "samples": self._facts.samples,
+            "url": self._facts.url,
+        }
+        text = json.dumps(mine)
+        try:
+            if job_store.set_once(f"in-order/{self._section}", text) == text:
+                job_store.post("in-order", text)
+            others = map(json.loads, job_store.notices("in-order").values())
+            different = [other for other in others if _share_no_dataset(job_store, mine, other)]
+        except JobStoreError:
+            return  # the next request reports it
+        if not different:
+            return
+        other = different[-1]
+        text = (
+            f"{str(other['label']).capitalize()} reads dataset {_describe_reader(other)} in index "
+            f"order, for which {mine['label']} has no loader; {mine['label']} reads "
+            f"{_describe_reader(mine)}, for which {other['label']} has none: each would read only "
+            f"its share, and the rest would be lost. {CUT_TWICE} For a loader that only this rank "
+            "has, pass world=World(0, 1)."
+        )
+        self._fail(text, self._round, self._round + 1)
+        with contextlib.suppress(JobStoreError):  # the next request reports it
+            for other in different:
+                section = job_store.under(other["section"])
+                latest = int(section.get(f"loaders-{other['process']}") or 1)
+                for number in {1, latest}:  # the first loaders of that dataset, and the latest
+                    _stop_ranks(section.under(str(number)), self._failure(text), (0, 1))
+        raise PlanError(text)
+
+    # -- batches
+
+    def use_meter(self, meter: Meter) -> None:
+        if self.store is not None:
+            self._meter = meter
+            meter.job = self.statistics
+
+    def count_batch(self, *, ended: int | None) -> None:
+        if ended is not None and self._notices is not None:
+            self._notices.end_epoch(ended)
+        now = time.monotonic()
+        is_due = now >= self._due_s or ended is not None
+        if not is_due or now < self._published_s + _LEAST_INTERVAL_S or self._meter is None:
+            return
+        self._published_s, self._due_s = now, now + PUBLISH_EVERY_S
+        found, world = self._meter.snapshot(briefly=True), self.world
+        waits = RankWaits(
+            rank=world.rank,
+            process=world.process,
+            step=found.batches,
+            step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
+            wait_share=found.wait_share,
+            wait_p50_s=found.wait_p50_s,
+            wait_p99_s=found.wait_p99_s,
+            bytes_disk=found.bytes_disk,
+            bytes_peers=found.bytes_peers,
+            bytes_remote=found.bytes_remote,
+            limit=found.limit,
+            cause=found.cause,
+        )
+        if self._waits_number:
+            key = f"waits-{self._waits_number}"
+            self._request(lambda store: store.set(key, waits.text()), None)
+        else:
+            self._waits_number = self._request(lambda store: store.post("waits", waits.text()), 0)
+
+    def statistics(self) -> JobStatistics | None:
+        """Return what all processes have published; None if the job's store can't be reached."""
+        texts = self._request(lambda store: store.notices("waits"), None)
+        if texts is None or self._meter is None:
+            return None
+        waits = map(RankWaits.parse, texts.values())
+        return JobStatistics.of(
+            [each for each in waits if each is not None],
+            processes=self.world.processes,
+            step=self._meter.batches,
+        )
+
+    def add(self, name: str, count: int, *, place: int = 0) -> int:
+        own, key = super().add(name, count), self._key(name)
+
+        def request(store: JobStore) -> int:
+            total = store.add(key, count)
+            if count:
+                store.post(f"{key}-places", json.dumps([place, count]))
+            return total
+
+        return self._request(request, own)
+
+    def additions(self, name: str) -> list[tuple[int, int]] | None:
+        key = self._key(name)
+        texts = self._request(lambda store: store.notices(f"{key}-places"), dict[int, str]())
+        found = [(place, count) for place, count in map(json.loads, texts.values())]
+        total = self._request(lambda store: store.add(key, 0), None)
+        return found if total == sum(count for _, count in found) else None
+
+    def count_at(self, place: str, name: str) -> int | None:
+        found = self.first_value(f"at-{place}", self.add(name, 0))
+        return None if self.store is None else found
+
+    def first_value(self, name: str, value: T) -> T:
+        return self._first(self._key(name), value)
+
+    # -- the end
+
+    def stop(self, notice: dict[str, Any]) -> None:
+        super().stop(notice)
+        self._request(lambda store: _stop_ranks(store, notice, (self._round,)), None)
+
+    def stop_notice(self) -> dict[str, Any] | None:
+        if self._notice is None:
+            text = self._request(lambda store: store.get(self._key("stop")), None)
+            # A store that is lost by this request may leave a notice of its own.
+            self._notice = self._notice if text is None else json.loads(text)
+        return self._notice
+
+    def check(self, epoch: int | None = None) -> None:
+        notice = self.stop_notice()
+        if notice is None or "failed" not in notice:
+            return
+        if epoch is None or (epoch, 0) >= tuple(notice["last"]):
+            raise rank_failure(notice)
+
+    def fail(self, error: BaseException) -> None:
+        self._fail(f"{type(error).__name__}: {error}", self._round)
+
+    def _fail(self, reason: str, *rounds: int) -> None:
+        """Publish that this rank failed. rounds: also a following one if the loaders differ."""
+        if self.store is not None:
+            notice = self._failure(reason)
+            self._notice = self._notice or notice
+            self._request(lambda store: _stop_ranks(store, notice, rounds), None)
+
+    def _failure(self, reason: str) -> dict[str, Any]:
+        return {"rank": self.world.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
+
+    def end_together(self) -> None:
+        """Wait until every rank that has this loader has called this, or for half a minute.
+
+        The store ends with the process that holds it, and connections end with any rank. A rank
+        that is still in its last step would otherwise raise a network error instead of the reason
+        to stop.
+        """
+        if (store := self.store) is None:
+            return
+        with contextlib.suppress(JobStoreError):  # the store is gone: its process has ended
+            here = self._barrier(store, 0).arrived()
+            ending = replace(self._barrier(store, self._key("ended")), processes=here)
+            ending.arrive()
+            ending.wait(timeout_s=ENDING_TIMEOUT_S)
+
+    # -- requests
+
+    def _key(self, name: str) -> str:
+        return f"{self._round}/{name}"
+
+    def _first(self, key: str, value: T) -> T:
+        """Return the value of the first process that wrote a key; its own if the store is gone."""
+        text = json.dumps(value)
+        found: T = json.loads(self._request(lambda store: store.set_once(key, text), text))
+        return found
+
+    def _request(self, request: Callable[[JobStore], T], default: T) -> T:
+        if self.store is None:
+            return default
+        try:
+            return request(self.store)
+        except JobStoreError as error:
+            self.store = None
+            self._lose(error)
+            return default
+
+    def _lose(self, error: JobStoreError) -> None:
+        """Handle the loss of the store: stop if the first process failed, else continue alone."""
+        more = (
+            "Ranks no longer exchange counts of bad samples and waiting times: each counts its own."
+        )
+        if self._watch is None:
+            warnings.warn(f"{error} {more}", PenstockWarning, stacklevel=3)
+        elif (place := self._watch.last_place()) is None:
+            log.info("Rank 0 has closed its loader and ended, and so has the job's store. %s", more)
+        else:
+            reason = (
+                f"it was killed, or can't be reached: {error} See its output and `dmesg` on its "
+                "node, then restart the job from its last state. If rank 0 may end before the "
+                "other ranks, let it call loader.close() first."
+            )
+            notice = {"rank": 0, "failed": reason, "last": [*place]}
+            self._notice = self._notice or notice
+
+
+def section_name(label: str, *, shuffles: bool) -> str:
+    """Return the name of the part of a job's store for loaders that may belong together."""
+    return "shuffled" if shuffles else f"in-order/{label[:32]}"
+
+
+def _stop_ranks(store: JobStore, notice: dict[str, Any], rounds: Iterable[int]) -> None:
+    """Publish a notice to stop to the ranks of a loader. store: its part of the job's."""
+    for number in rounds:
+        store.set_once(f"{number}/stop", json.dumps(notice))
+
+
+def post_refusal(store: JobStore, world: World, error: Exception) -> None:
+    """Publish that a process raised an error instead of doing what its user asked.
+
+    store: the part of its loader. Raises JobStoreError.
+    """
+    refusal = {
+        "process": world.process,
+        "rank": world.rank,
+        "label": world.label,
+        "reason": f"{type(error).__name__}: {error}"[:_MOST_REASON],
+    }
+    store.post("refusals", json.dumps(refusal))
+
+
+def _share_no_dataset(job_store: JobStore, mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return True if neither process ever had a loader of the dataset that the other one reads."""
+    if other["section"] == mine["section"] or other["process"] == mine["process"]:
+        return False
+    pairs = ((mine["section"], other["process"]), (other["section"], mine["process"]))
+    return all(
+        job_store.under(section).get(f"loaders-{process}") is None for section, process in pairs
+    )
+
+
+def _describe_reader(facts: dict[str, Any]) -> str:
+    return describe_dataset(facts["section"].rpartition("/")[2], facts)

@@ -92,8 +92,9 @@ class FsspecStore(RemoteStore):
             if error.kind == "missing":
                 return
             raise
-        for info in found.values() if isinstance(found, dict) else found:
-            name = str(info["name"]).rstrip("/")
+        named = found.items() if isinstance(found, dict) else ((one["name"], one) for one in found)
+        for name, info in named:
+            name = str(name).rstrip("/")
             path = self._path(name)
             # A folder's own marker, and an index page's sorting links, are no objects.
             if path not in ("", prefix) and not (self._is_http and "?" in name):

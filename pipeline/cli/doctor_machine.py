@@ -12,6 +12,7 @@ user may have changed them, and installers merge folders silently.
 from __future__ import annotations
 
 import base64
+import csv
 import ctypes
 import glob
 import hashlib
@@ -129,26 +130,28 @@ def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
     return [str(path) for path in candidates if path.is_file()]
 
 
-def _recorded(home: Path) -> dict[str, metadata.FileHash | None]:
-    """Return the files of the distribution installed in `home`, with their checksums, if any."""
+def _recorded(home: Path) -> dict[str, str]:
+    """Return the files of the distribution installed in `home`, with their checksums, "" if they
+    have none."""
     marker = f"{PACKAGE}/__init__.py"
     for found in metadata.distributions(name=PACKAGE):
-        files = {
-            file.as_posix(): file.hash for file in found.files or () if file.parts[0] == PACKAGE
-        }
+        # Its `files` leave out those that are missing, with some versions of importlib.metadata.
+        rows = csv.reader((found.read_text("RECORD") or "").splitlines())
+        files = {row[0]: row[1] for row in rows if row and row[0].startswith(f"{PACKAGE}/")}
         if marker in files and Path(str(found.locate_file(marker))).resolve() == home / marker:
             return files
     return {}
 
 
-def _is_altered(path: Path, wanted: metadata.FileHash | None) -> bool:
-    if wanted is None or wanted.mode not in hashlib.algorithms_available:
+def _is_altered(path: Path, wanted: str) -> bool:
+    kind, _, checksum = wanted.partition("=")
+    if kind not in hashlib.algorithms_available:
         return False
     try:
-        digest = hashlib.new(wanted.mode, path.read_bytes()).digest()
+        digest = hashlib.new(kind, path.read_bytes()).digest()
     except OSError:
         return True
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != wanted.value
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != checksum
 
 
 def _namesakes(home: Path) -> dict[str, bool]:

@@ -6,14 +6,11 @@ A state is JSON of less than 10 kB.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.cache import PlanError, ResumeError
 from penstock.pipeline.plan.job_order import PlanSettings
 from penstock.pipeline.plan.walk import MOST_KEPT, BatchSchedule, Cursor, Walk
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 STATE_VERSION = 3
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
@@ -170,7 +167,7 @@ MOST_LANE_ORDER = 5_500
 """Characters of a lane order: together with `MOST_KEPT` batch sizes a state is below 10 kB."""
 
 
-def _typed(kind: type[DataclassInstance], values: dict[str, Any]) -> dict[str, Any]:
+def _typed(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a dataclass's plain fields. Raises ResumeError for a missing or wrong
     one."""
     plain = [each for each in fields(kind) if each.type in _KINDS]

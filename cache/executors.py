@@ -50,7 +50,7 @@ _DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 
 class _Result(NamedTuple, Generic[R]):
-    """What a worker returns for a task, in a class of its own to distinguish it from other values
+    """The answer of a worker to a task, in a class of its own to distinguish it from other values
     of an executor."""
 
     value: R

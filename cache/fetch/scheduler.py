@@ -295,7 +295,7 @@ class Hedging:
 
     RECENT = 256
     REFRESH = 16
-    """What is late is computed again after this many requests, because sorting takes 20 us."""
+    """The percentile is computed again after this many requests, because sorting takes 20 us."""
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
         self._policy = policy

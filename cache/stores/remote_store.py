@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import FORKED, Answer, ObjectInfo, RequestError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.cache.stores.web_client import WebClient
 
 
-class RemoteStore:
+class RemoteStore(ABC):
     """The parts of a store that don't depend on its kind; see `cache.base.Store`.
 
     A subclass makes the requests: `_folder` lists a folder, and the other methods with an
@@ -103,19 +104,23 @@ class RemoteStore:
             yield from objects
             waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
+    @abstractmethod
     def _folder(self, prefix: str) -> tuple[Iterable[ObjectInfo], list[str]]:
-        raise NotImplementedError
+        """Return what `list_folder` returns."""
 
+    @abstractmethod
     def _info(self, path: str) -> ObjectInfo | None:
-        raise NotImplementedError
+        """Return what `info` returns."""
 
+    @abstractmethod
     def _read(
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
-        raise NotImplementedError
+        """Return what is there of the span, and the object's size and version."""
 
+    @abstractmethod
     def _put(self, local: str, path: str) -> None:
-        raise NotImplementedError
+        """Upload a local file."""
 
 
 # -- sizes and versions

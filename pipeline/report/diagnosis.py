@@ -86,7 +86,7 @@ def _limit_after_reading(facts: LoaderFacts) -> Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What the verdict says of one limit.
+    """The texts of the verdict for one limit.
 
     subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
     ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others

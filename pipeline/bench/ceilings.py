@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import resource
 import time
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -35,17 +34,17 @@ from penstock.augment import (
     check_recipe,
     draw,
 )
-from penstock.cache import ConfigError, MissingDependencyError, Ordered, Workers
+from penstock.cache import ConfigError, MissingDependencyError, ordered
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.options import parse_device
 from penstock.pipeline.plan import make_plan, shuffled_settings
-from penstock.pipeline.report import BLOCK_BYTES, COLD_SHARE, Ceilings, ProgressiveCost, Rate
+from penstock.pipeline.report import Ceilings, ProgressiveCost, Rate
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing import baseline_twin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -81,8 +80,8 @@ def measure_ceilings(
     remote = _raw_remote(dataset, seconds=seconds)
     near = _cached_shards(dataset)
     rows = _rows(dataset, batch_size, seed=seed, near=near)
-    read, is_cold = _read(dataset, rows, seconds) if near is None or near.any() else (None, False)
-    found = Ceilings(remote=remote, read=read, is_cold=is_cold)
+    read = _read(dataset, rows, seconds) if near is None or near.any() else None
+    found = Ceilings(device=device, remote=remote, read=read)
     if not images:
         return found
     threads = threads or usable_cores()
@@ -94,21 +93,20 @@ def measure_ceilings(
         columns = dataset.values(field, some)
         there = [row for row, image in enumerate(columns.encoded(field).encoded) if len(image)]
         if there:
-            bare = without_augmenting(recipe.ops)
-            checked = check_recipe(bare, images=dataset.contents.images[field])
+            bare = check_recipe(
+                without_augmenting(recipe.ops), images=dataset.contents.images[field]
+            )
             batch, share = columns.take(there).encoded(field), len(there) / len(some)
-            fields.append(stages.measure(batch, recipe, checked, share=share))
+            fields.append(stages.measure(batch, recipe, bare, share=share))
     if not fields:
         return found
     return replace(
-        fields[0],
-        remote=remote,
-        read=read,
-        is_cold=is_cold,
+        found,
         decode=rate_in_sequence([each.decode for each in fields]),
         augment=rate_in_sequence([each.augment for each in fields]),
         copy=rate_in_sequence([each.copy for each in fields]),
         python=rate_in_sequence([each.python for each in fields]),
+        progressive=fields[0].progressive,
     )
 
 
@@ -143,7 +141,7 @@ def _raw_remote(dataset: Source, *, seconds: float) -> Rate | None:
     until = time.perf_counter() + seconds
     sample_bytes = float(contents.shard_bytes.sum()) / contents.samples
     while best is None or time.perf_counter() < until:
-        spans = list(islice(_spans(remote, len(contents.sizes), size), count))
+        spans = list(islice(remote_ranges(remote, len(contents.sizes), size), count))
         began, cpu_s = time.perf_counter(), time.process_time()
         fetcher.fetch(spans, lambda _number, _answer: None)
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
@@ -157,7 +155,7 @@ def _raw_remote(dataset: Source, *, seconds: float) -> Rate | None:
     return best
 
 
-def _spans(remote: RemoteShards, shards: int, size_bytes: int) -> Iterator[ObjectRange]:
+def remote_ranges(remote: RemoteShards, shards: int, size_bytes: int) -> Iterator[ObjectRange]:
     """Yield ranges of the first remote's shards, one shard after the other, endlessly."""
     for shard in cycle(range(shards)):
         found = remote.find(shard)
@@ -201,65 +199,42 @@ def _rows(
                 yield rows
 
 
-def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
-    """Measure reading, and find out if it waited for the disk."""
+def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) -> Rate:
     is_mapped = not dataset.contents.is_file_per_sample
     workers = MAPPED_READ_THREADS if is_mapped else READ_THREADS
-    blocks = _blocks()
 
     def read(some: NDArray[np.int64]) -> tuple[int, int]:
         read = dataset.read(some)
         return len(read), read.bytes_read
 
-    pool = Workers(workers, name="ceiling")
-    stream = Ordered(read, rows, pool=pool, ahead=2 * workers)
-    clock = _RateClock(seconds)
-    try:
-        while not clock.is_over:
-            clock.count(*next(stream))
-    finally:
-        stream.close()
-        pool.close()
-    is_cold = (_blocks() - blocks) * BLOCK_BYTES > COLD_SHARE * clock.spent(0)[3]
-    return _rate(*clock.settled()), is_cold
-
-
-def _blocks() -> int:
-    """Return the number of blocks that this process has read from disks."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    stream = ordered(read, rows, workers=workers, ahead=2 * workers, name="ceiling")
+    with contextlib.closing(stream):
+        return _settled_rate(_repeat(lambda: next(stream), seconds), seconds)
 
 
 _SETTLE_SHARE = 0.25  # of the time, before counting begins
 
 
-class _RateClock:
-    """Counts samples and bytes for so many seconds.
+def _repeat(run: Callable[[], tuple[int, int]], seconds: float) -> NDArray[np.float64]:
+    """Call a function for so many seconds, at least twice.
 
-    marks: time, CPU time, samples and bytes so far at the start and at each count.
+    run: returns the number of samples and bytes of one call. Returns the time, the CPU time, and
+    the samples and bytes so far, at the start and after each call, shape (calls + 1, 4).
     """
+    marks = [(time.perf_counter(), time.process_time(), 0, 0)]
+    while len(marks) <= 2 or marks[-1][0] - marks[0][0] < seconds:
+        samples, size_bytes = run()
+        marks.append((time.perf_counter(), time.process_time(), samples, size_bytes))
+    found = np.array(marks, np.float64)
+    found[:, 2:] = found[:, 2:].cumsum(axis=0)
+    return found
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.marks = [(time.perf_counter(), time.process_time(), 0, 0)]
-        self.is_over = False
 
-    def count(self, samples: int, size_bytes: int) -> None:
-        now, (_, _, samples_before, bytes_before) = time.perf_counter(), self.marks[-1]
-        self.marks.append(
-            (now, time.process_time(), samples_before + samples, bytes_before + size_bytes)
-        )
-        # At least two counts: the rate of a graph's runs starts at the first one.
-        self.is_over = now - self.marks[0][0] >= self._seconds and len(self.marks) > 2
-
-    def settled(self) -> NDArray[np.float64]:
-        """Return what was spent since the last mark of the settling part, or since the start if the
-        settling part has no mark: batches that were read together arrive together."""
-        until = self.marks[0][0] + _SETTLE_SHARE * self._seconds
-        return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
-
-    def spent(self, first: int) -> NDArray[np.float64]:
-        """Return the seconds, CPU seconds, samples and bytes between a mark and the last one."""
-        return np.array(self.marks[-1], np.float64) - np.array(self.marks[first], np.float64)
+def _settled_rate(marks: NDArray[np.float64], seconds: float) -> Rate:
+    """Return the rate since the last mark of the settling part, or since the start if the settling
+    part has no mark: batches that were read together arrive together."""
+    settled = np.sum(marks[:-1, 0] <= marks[0, 0] + _SETTLE_SHARE * seconds)
+    return _rate(*(marks[-1] - marks[settled - 1]))
 
 
 def _rate(seconds: float, cpu_s: float, samples: float, size_bytes: float) -> Rate:
@@ -294,11 +269,6 @@ class ImageStages:
     ) -> Ceilings:
         """Measure the stages of one field. bare: the recipe `without_augmenting`. share: of the
         samples that have an image."""
-        timers = [
-            _RecipeTimer(bare, batch, self),
-            _RecipeTimer(recipe, batch, self),
-            _RecipeTimer(recipe, batch, self, constant=True),
-        ]
         decode, augment, python = (
             # Convert a rate of images to one of samples.
             replace(
@@ -306,10 +276,13 @@ class ImageStages:
                 samples_per_s=rate.samples_per_s / share,
                 cpu_s_per_1000=rate.cpu_s_per_1000 * share,
             )
-            for rate in self._play_in_turns(timers)
+            for rate in self._play_in_turns(
+                _RecipeTimer(bare, batch, self),
+                _RecipeTimer(recipe, batch, self),
+                _RecipeTimer(recipe, batch, self, constant=True),
+            )
         )
         return Ceilings(
-            device=self.device,
             decode=decode,
             augment=augment,
             copy=self._copy(batch) if self.device.startswith("cuda") else None,
@@ -324,51 +297,46 @@ class ImageStages:
 
             torch.cuda.current_stream().synchronize()
 
-    def _play_in_turns(self, timers: Sequence[_RecipeTimer]) -> list[Rate]:
+    def _play_in_turns(self, *timers: _RecipeTimer) -> list[Rate]:
         """Measure recipes in turns, so that other load on the machine slows them equally."""
         with contextlib.ExitStack() as opened:
             for timer in timers:
-                timer.open()
-                opened.callback(timer.close)
+                opened.enter_context(timer)
             for _ in range(_TURNS):
                 for timer in timers:
                     timer.play(self.seconds / _TURNS)
-            return [_rate(*timer.spent) for timer in timers]
+        return [_rate(*timer.spent) for timer in timers]
 
     def _copy(self, batch: EncodedBatch) -> Rate:
         import torch
 
         size_bytes = sum(map(len, batch.encoded))
         host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        clock = _RateClock(self.seconds)
-        while not clock.is_over:
+
+        def copy() -> tuple[int, int]:
             host.to(self.device, non_blocking=True)
             self.wait()
-            clock.count(len(batch.encoded), size_bytes)
-        return _rate(*clock.settled())
+            return len(batch.encoded), size_bytes
+
+        return _settled_rate(_repeat(copy, self.seconds), self.seconds)
 
     def _progressive_cost(self, batch: EncodedBatch, bare: CheckedRecipe) -> ProgressiveCost | None:
         """Decode progressive and baseline images and return the ratio of costs; None if the batch
         has no progressive image, or nothing to compare with."""
-        kinds = [_kind(sample) for sample in batch.encoded]
-        rows = {
-            kind: _few(batch, [row for row, each in enumerate(kinds) if each == kind])
-            for kind in ("progressive", "baseline")
-        }
-        if not rows["progressive"]:
-            return None
-        pair = _twins(batch, rows["progressive"])
+        kinds = np.array([_kind(sample) for sample in batch.encoded])
+        rows = [_few(batch, np.flatnonzero(kinds == kind)) for kind in ("progressive", "baseline")]
+        pair = _twins(batch, rows[0])
         of_twins = pair is not None
         if pair is None:
-            if min(map(len, rows.values())) < _LEAST_NEIGHBOURS:
+            if min(map(len, rows)) < _LEAST_NEIGHBOURS:
                 return None
-            pair = _some_of(batch, rows["progressive"]), _some_of(batch, rows["baseline"])
+            pair = _some_of(batch, rows[0]), _some_of(batch, rows[1])
         timers = [_RecipeTimer(bare, each, self, whole=True) for each in pair]
         progressive, baseline = (
             # On a busy machine CPU time varies less than elapsed time.
             (rate.cpu_s_per_1000 if self.device == "cpu" else 1000 / rate.samples_per_s)
             / float(np.prod(each.dims, axis=1, dtype=np.int64).mean())
-            for rate, each in zip(self._play_in_turns(timers), pair, strict=True)
+            for rate, each in zip(self._play_in_turns(*timers), pair, strict=True)
         )
         return ProgressiveCost(
             times=progressive / baseline, images=len(pair[0].encoded), of_twins=of_twins
@@ -378,9 +346,10 @@ class ImageStages:
 class _RecipeTimer:
     """Times a recipe on a batch in memory, with two runs in flight, as in the loader.
 
-    constant: the graph gets constant pixels instead of decoding. whole: a run has the whole batch,
-    not as many samples as let several runs fit into the time. spent: the seconds, CPU seconds,
-    samples and bytes of all turns, each counted from its first run.
+    Entering the context builds the graph. constant: the graph gets constant pixels instead of
+    decoding. whole: a run has the whole batch, not as many samples as let several runs fit into the
+    time. spent: the seconds, CPU seconds, samples and bytes of all turns, each counted from its
+    first run.
     """
 
     def __init__(
@@ -397,7 +366,7 @@ class _RecipeTimer:
         self._epochs = itertools.count()
         self.spent = np.zeros(4)
 
-    def open(self) -> None:
+    def __enter__(self) -> None:
         """Build the graph, run it until its memory is allocated, and choose the number of samples
         of a run."""
         threads = self._stages.threads
@@ -410,33 +379,31 @@ class _RecipeTimer:
         )
         self._graph = Graph(plan)
         for size in (threads, 2 * threads):
-            self._few = _first_of(self._batch, size)
+            self._few = _some_of(self._batch, slice(size))
             began = time.perf_counter()
             self._feed()
             self._collect()
             sample_s = (time.perf_counter() - began) / len(self._few.encoded)
         fitting = max(threads, int(self._stages.seconds / _LEAST_RUNS / sample_s))
-        self._few = self._batch if self._whole else _first_of(self._batch, fitting)
+        self._few = self._batch if self._whole else _some_of(self._batch, slice(fitting))
         for _ in range(_WARM_RUNS):
             self._run()
         self._graph.drain()
 
     def play(self, seconds: float) -> None:
         """Run the recipe for `seconds` and count its samples."""
-        clock = _RateClock(seconds)
-        while not clock.is_over:
-            self._run()
-            clock.count(len(self._few.encoded), sum(map(len, self._few.encoded)))
+        marks = _repeat(self._run, seconds)
         self._graph.drain()
-        self.spent += clock.spent(1)
+        self.spent += marks[-1] - marks[1]
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._graph.close()
 
-    def _run(self) -> None:
+    def _run(self) -> tuple[int, int]:
         while self._graph.in_flight < _FED:
             self._feed()
         self._collect()
+        return len(self._few.encoded), sum(map(len, self._few.encoded))
 
     def _feed(self) -> None:
         draws = draw(
@@ -449,19 +416,11 @@ class _RecipeTimer:
         self._stages.wait()
 
 
-def _first_of(batch: EncodedBatch, size: int) -> EncodedBatch:
-    """Return the first `size` samples of a batch, or all."""
-    return batch if size >= len(batch.encoded) else _some_of(batch, range(size))
-
-
-def _some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
+def _some_of(batch: EncodedBatch, rows: slice | Sequence[int]) -> EncodedBatch:
     """Return some samples of a batch."""
-    return replace(
-        batch,
-        ids=batch.ids[list(rows)],
-        encoded=[batch.encoded[row] for row in rows],
-        dims=batch.dims[list(rows)],
-    )
+    chosen = np.arange(len(batch.encoded))[rows]
+    encoded = [batch.encoded[row] for row in chosen]
+    return replace(batch, ids=batch.ids[chosen], encoded=encoded, dims=batch.dims[chosen])
 
 
 def _kind(sample: Encoded) -> str:
@@ -470,16 +429,10 @@ def _kind(sample: Encoded) -> str:
     return "progressive" if is_progressive(sample) else "baseline"
 
 
-def _few(batch: EncodedBatch, rows: Sequence[int]) -> list[int]:
+def _few(batch: EncodedBatch, rows: NDArray[np.int64]) -> list[int]:
     """Limit the rows to the number and pixels that may be rewritten, but keep at least one."""
-    kept: list[int] = []
-    pixels = 0
-    for row in rows[:_MOST_IMAGES]:
-        height, width = batch.dims[row].tolist()
-        pixels += height * width
-        if kept and pixels > _MOST_PIXELS:
-            break
-        kept.append(row)
+    pixels = np.prod(batch.dims[rows[:_MOST_IMAGES]], axis=1, dtype=np.int64).cumsum()
+    kept: list[int] = rows[: max(1, int(np.sum(pixels <= _MOST_PIXELS)))].tolist()
     return kept
 
 

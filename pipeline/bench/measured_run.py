@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache import ConfigError
+from penstock.cache.base import growth
 from penstock.pipeline.plan.sizing import au_percent
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def play(
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
-    facts, waits_s = after.facts.since(before.facts), np.array(steps.waits_s)
+    facts, waits_s = growth(after.facts, before.facts), np.array(steps.waits_s)
     figures = RunFigures(
         samples=steps.samples,
         batches=len(waits_s),

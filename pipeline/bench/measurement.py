@@ -18,8 +18,9 @@ from penstock.pipeline.bench.loader_comparison import (
 )
 from penstock.pipeline.bench.measured_run import MeasuredRun, floor_au, import_all, play
 from penstock.pipeline.bench.settings_search import LoaderSettings, SearchResult, axes_for, tune
+from penstock.pipeline.feed import mapped_fields
 from penstock.pipeline.report import Diagnosis, diagnose
-from penstock.readers.fieldtypes import image_fields, stored_fields
+from penstock.readers.fieldtypes import image_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -207,31 +208,17 @@ def _search(
 
 def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSettings) -> Ceilings:
     """Measure each stage of a workload separately, on its open dataset."""
-    from penstock.augment import (
-        by_field,
-        check_array_crops,
-        check_maps,
-        check_recipes,
-        cropped_schema,
-        is_array_crop,
-        split_maps,
-    )
+    from penstock.augment import check_recipes
 
     images: Mapping[str, CheckedRecipe] = {}
     if not workload.recipe.reads_only:
-        schema, names = dataset.schema, dataset.fields
-        maps, operations = split_maps(
-            by_field(workload.recipe.operations or None),
-            lambda op, of: is_array_crop(op, of, schema, names),
-        )
-        crops = check_array_crops(operations, schema, stored_fields(names, schema))
-        placed, _ = check_maps(maps, cropped_schema(schema, crops))
+        mapped = mapped_fields(dataset, workload.recipe.operations or None)
         # A field that a Map returns isn't in the dataset, so it can't be measured on its own.
-        made = {name for each in placed for name in each.returns}
+        made = {name for each in mapped.maps for name in each.returns}
         fields = [name for name in dataset.fields if name not in made]
         if not made or image_fields(dataset.schema, fields):
             ranges = dataset.contents.images
-            images = check_recipes(operations, dataset.schema, fields, ranges).images
+            images = check_recipes(mapped.augment, dataset.schema, fields, ranges).images
     with reopened(workload, dataset) as own:
         return measure_ceilings(
             own,

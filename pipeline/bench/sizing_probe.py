@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache import ordered
-from penstock.cache.base import ObjectRange
+from penstock.pipeline.bench.ceilings import remote_ranges
 from penstock.pipeline.bench.measurement import workload_ceilings
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ class MachineProbe:
     store_latency_s: of the URL's store for one process; the rate only for 64 MiB of data or more.
     """
 
-    cpu_s_per_1000: float | None
-    disk_bytes_per_s: float | None
-    store_bytes_per_s: float | None
-    store_latency_s: float | None
+    cpu_s_per_1000: float | None = None
+    disk_bytes_per_s: float | None = None
+    store_bytes_per_s: float | None = None
+    store_latency_s: float | None = None
 
 
 def probe(workload: Workload) -> MachineProbe:
@@ -61,21 +61,13 @@ def probe(workload: Workload) -> MachineProbe:
 def store_latency(dataset: Source) -> float | None:
     """Return the median time of consecutive small requests; None for a local dataset."""
     remote = dataset.remote_shards
-    found = remote.find(0) if remote is not None else None
-    if found is None:
+    if remote is None:
         return None
-    place, blob = found
-    segment = blob.segments[0]
-    span = ObjectRange(
-        path=segment.path,
-        start=segment.start,
-        end=segment.start + min(_PING_BYTES, segment.size_bytes),
-        version=segment.version,
-    )
+    span = next(remote_ranges(remote, len(dataset.contents.sizes), _PING_BYTES))
     took = []
     for _ in range(_PINGS):
         began = time.perf_counter()
-        place.fetcher.fetch([span], lambda _number, _answer: None)
+        remote.remotes[0].fetcher.fetch([span], lambda _number, _answer: None)
         took.append(time.perf_counter() - began)
     return statistics.median(took)
 

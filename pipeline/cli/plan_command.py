@@ -136,14 +136,7 @@ def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownData:
     )
     with MeasuringBar("plan") as bar:
         bar("measuring this machine's disk, decoding and the store")
-        found = probe(workload)
-    return replace(
-        known,
-        cpu_s_per_1000=found.cpu_s_per_1000,
-        nvme_bytes_per_s=found.disk_bytes_per_s,
-        store_bytes_per_s=found.store_bytes_per_s,
-        store_latency_s=found.store_latency_s,
-    )
+        return replace(known, machine=probe(workload))
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size, parse_rate, parse_size
-from penstock.pipeline.bench import ACCELERATORS, accelerator
+from penstock.pipeline.bench import ACCELERATORS, MachineProbe, accelerator
 from penstock.pipeline.plan.sizing import (
     ClusterSetup,
     DataFigures,
@@ -34,7 +34,7 @@ DECODING, DECODED_ELSEWHERE = "CPU-s to decode 1,000", "default: decoded on the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownData:
-    """The facts of a URL's index, and rates that were measured; None for what is unknown."""
+    """The facts of a URL's index, and what `--measure` measured; None for what is unknown."""
 
     samples: int | None = None
     sample_bytes: float | None = None
@@ -42,10 +42,7 @@ class KnownData:
     shuffled: bool = True
     icc: float | None = None
     is_local: bool = False
-    cpu_s_per_1000: float | None = None
-    nvme_bytes_per_s: float | None = None
-    store_bytes_per_s: float | None = None
-    store_latency_s: float | None = None
+    machine: MachineProbe = field(default_factory=MachineProbe)
 
 
 def model_named(name: str) -> Accelerator:
@@ -179,7 +176,7 @@ class _Figures:
         self._note("samples/s of a GPU", f"{rate:,.4g}", origin)
         cpu, origin = _first(
             (options.cpu_s_per_1000, "given"),
-            (self._known.cpu_s_per_1000, "measured here, on the CPU"),
+            (self._known.machine.cpu_s_per_1000, "measured here, on the CPU"),
             (0.0, "published: arrays" if model and not model.has_images else DECODED_ELSEWHERE),
         )
         assert cpu is not None
@@ -213,7 +210,7 @@ class _Figures:
 
     def _node(self) -> NodeFigures:
         options = self._options
-        disk, origin = self._rate("nvme_bandwidth", self._known.nvme_bytes_per_s)
+        disk, origin = self._rate("nvme_bandwidth", self._known.machine.disk_bytes_per_s)
         room = 0 if options.nvme.strip() == "0" else parse_size(options.nvme, what="--nvme")
         ram = parse_size(options.ram, what="--ram")
         nic = parse_rate(options.nic, what="--nic")
@@ -232,8 +229,8 @@ class _Figures:
         )
 
     def _store(self) -> StoreFigures:
-        options, measured_s = self._options, self._known.store_latency_s
-        bandwidth, origin = self._rate("store_bandwidth", self._known.store_bytes_per_s)
+        options, measured_s = self._options, self._known.machine.store_latency_s
+        bandwidth, origin = self._rate("store_bandwidth", self._known.machine.store_bytes_per_s)
         stream, stream_origin = self._rate("stream_bandwidth", None)
         check_figure("--store-latency", options.store_latency, may_be_zero=True, unit=" ms")
         latency_s, latency_origin = options.store_latency / 1000, self._origin("store_latency")

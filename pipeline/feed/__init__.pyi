@@ -7,6 +7,7 @@ from .batch_pipeline import BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader
 from .image_decoding import ImageGraphs as ImageGraphs, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
+from .map_fields import mapped_fields as mapped_fields
 from .native_engine import NativeEngine as NativeEngine
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position

@@ -51,7 +51,7 @@ def checked_order(dataset: Source, options: LoaderOptions) -> JobOrder:
     Raises what `build_assembly` raises.
     """
     order = freeze_order(dataset, options)
-    mapped = mapped_fields(dataset, options)
+    mapped = mapped_fields(dataset, options.augment)
     recipes = make_recipes(dataset, options, mapped)
     if recipes.mixed is not None:
         from penstock.pipeline.feed.image_decoding import make_mixed
@@ -127,7 +127,7 @@ def _build(
     membership: Membership,
 ) -> tuple[BatchPipeline, PipelineRunner]:
     threads = options.num_workers or options.world.threads(usable_cores())
-    mapped = mapped_fields(dataset, options)
+    mapped = mapped_fields(dataset, options.augment)
     recipes = make_recipes(dataset, options, mapped)
     image = next(iter(recipes.images.values()), None)
     meter = Meter(

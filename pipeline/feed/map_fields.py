@@ -16,7 +16,7 @@ from penstock.readers.fieldtypes import base_name, image_fields, stored_fields
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.augment import ArrayCrop, FieldLists, PlacedMap
+    from penstock.augment import ArrayCrop, FieldLists, PlacedMap, Recipes
     from penstock.pipeline.options import LoaderOptions
     from penstock.readers import Source
     from penstock.readers.fieldtypes import Schema
@@ -47,18 +47,18 @@ class MappedFields:
         return list(image_fields(self.schema, taken))
 
 
-def mapped_fields(dataset: Source, options: LoaderOptions) -> MappedFields:
+def mapped_fields(dataset: Source, recipe: Recipes | None) -> MappedFields:
     """Check the Maps of a loader's recipe against its dataset, and return the resulting fields.
 
     A Map may take fields that aren't selected. Raises RecipeError.
     """
     schema = dataset.schema
-    if options.augment is None:
+    if recipe is None:
         reads = stored_fields(dataset.fields, schema)
         return MappedFields(schema=schema, fields=dataset.fields, reads=reads)
     from penstock.augment import by_field, check_maps, entry_salts, split_maps
 
-    recipes, salts = by_field(options.augment), entry_salts(options.augment)
+    recipes, salts = by_field(recipe), entry_salts(recipe)
     crops: dict[str, ArrayCrop] = {}
     if recipes is None or not any(type.can_crop for type in schema.values()):
         maps, augment = split_maps(recipes)

@@ -3,12 +3,10 @@ from .bad_sample_file import QuarantineFile as QuarantineFile
 from .diagnosis import Diagnosis as Diagnosis, ceiling_of as ceiling_of, diagnose as diagnose
 from .job_statistics import JobStatistics as JobStatistics, MOST_TEXT as MOST_TEXT
 from .job_statistics import RankWaits as RankWaits
-from .meter import BLOCK_BYTES as BLOCK_BYTES, Meter as Meter
+from .meter import Meter as Meter
 from .metrics import field_names as field_names, log_tensorboard as log_tensorboard
 from .metrics import serve_metrics as serve_metrics
 from .probes import ReadProbe as ReadProbe, core_speeds as core_speeds
-from .probes import relative_speeds as relative_speeds
-from .remedies import COLD_SHARE as COLD_SHARE
 from .run_facts import Cause as Cause, Ceilings as Ceilings, ChunkFacts as ChunkFacts
 from .run_facts import CoreSpeeds as CoreSpeeds, ImageFigures as ImageFigures, Limit as Limit
 from .run_facts import LoaderFacts as LoaderFacts, MapFacts as MapFacts

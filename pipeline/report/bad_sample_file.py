@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -15,7 +14,7 @@ from penstock.cache import PenstockWarning
 from penstock.cache.base import is_shortage, machine_remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
 _FOLDER = "quarantine"
 _TEMP = "penstock-quarantine-"
@@ -44,13 +43,14 @@ class QuarantineFile:
             return
         data = b"".join(json.dumps(line).encode("ascii") + b"\n" for line in lines)
         problem, remedy = "", None
-        for write in self._writers():
+        for path in self._paths():
             try:
-                self.path = write(data)
+                _append(path, data)
             except OSError as error:
                 problem = f"{error.filename or self._name}: {error.strerror or error}"
                 remedy = machine_remedy(error) if is_shortage(error) else None
             else:
+                self.path = path
                 return
         self._failed = True
         warnings.warn(
@@ -60,38 +60,29 @@ class QuarantineFile:
             stacklevel=2,
         )
 
-    def _writers(self) -> list[Callable[[bytes], str]]:
-        """Return functions that write data and return the file's path, in order of preference."""
+    def _paths(self) -> Iterator[str]:
+        """Yield the paths that the list may have, in order of preference."""
         if self.path:
-            return [lambda data: _append(self.path, data)]
-        writers: list[Callable[[bytes], str]] = [
-            self._append_in_user_cache,
-            lambda data: _append(os.path.join(tempfile.mkdtemp(prefix=_TEMP), self._name), data),
-        ]
+            yield self.path
+            return
         if self._folder is not None:
-            kept = os.path.join(self._folder, _FOLDER, self._name)
-            writers.insert(0, lambda data: _append(kept, data))
-        return writers
-
-    def _append_in_user_cache(self, data: bytes) -> str:
-        """Write a new file in the user's cache directory, and remove the oldest files."""
+            yield os.path.join(self._folder, _FOLDER, self._name)
         from penstock.cache.base import Folder, user_cache
 
-        home = user_cache()
-        if home is None:
-            raise FileNotFoundError(errno.ENOENT, "no home directory", self._name)
-        parent = os.path.join(os.fsdecode(home), _FOLDER)
-        stem, extension = os.path.splitext(self._name)
-        path = _append(os.path.join(parent, f"{stem}-{secrets.token_hex(4)}{extension}"), data)
-        with contextlib.suppress(OSError):
-            folder = Folder.at(parent)
-            oldest = sorted(folder.files().items(), key=lambda item: item[1].st_mtime_ns)
-            for old, _ in oldest[: -self.most_files]:
-                folder.remove(old)
-        return path
+        if (home := user_cache()) is not None:
+            parent = os.path.join(os.fsdecode(home), _FOLDER)
+            with contextlib.suppress(OSError):  # remove the oldest files, so that one more fits
+                folder = Folder.at(parent)
+                oldest = sorted(folder.files().items(), key=lambda item: item[1].st_mtime_ns)
+                for old, _ in oldest[: 1 - self.most_files]:
+                    folder.remove(old)
+            stem, extension = os.path.splitext(self._name)
+            yield os.path.join(parent, f"{stem}-{secrets.token_hex(4)}{extension}")
+        with contextlib.suppress(OSError):  # there is no folder for temporary files
+            yield os.path.join(tempfile.mkdtemp(prefix=_TEMP), self._name)
 
 
-def _append(path: str, data: bytes) -> str:
+def _append(path: str, data: bytes) -> None:
     """Append to a file. If that fails, neither an empty file nor an empty folder is left."""
     parent, name = os.path.split(path)
     from penstock.cache.base import Folder
@@ -112,4 +103,3 @@ def _append(path: str, data: bytes) -> str:
         with contextlib.suppress(OSError):
             os.rmdir(parent)
         raise
-    return path

@@ -12,11 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.report import remedies
+from penstock.pipeline.report.remedies import LIMITS, waits_for_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from penstock.pipeline.report.remedies import Change
     from penstock.pipeline.report.run_facts import Cause, Ceilings, Limit, LoaderFacts, Rate, Stage
 
@@ -84,82 +82,12 @@ def _limit_after_reading(facts: LoaderFacts) -> Limit:
     return "augment" if share is not None and share < _DECODE_SHARE else "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """The texts of the verdict for one limit.
-
-    subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
-    ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others
-    bound its gain. gain: the assumption behind a gain by a factor. waits_for: what the loop waits
-    for most of the time.
-    """
-
-    subject: str
-    changes: Callable[[LoaderFacts], Iterable[Change]]
-    stage: Stage | None = None
-    changed: tuple[Stage, ...] = ()
-    gain: str = "no other stage becomes the limit"
-    waits_for: str = ""
-
-
-_KINDS: dict[Limit, _Kind] = {
-    "model": _Kind(subject="The model is", changes=remedies.model_changes),
-    "python": _Kind(subject="The training loop's Python is", changes=remedies.python_changes),
-    "copy": _Kind(
-        subject="The copy to the device is",
-        changes=remedies.copy_changes,
-        stage="copy",
-        changed=("copy",),
-    ),
-    "augment": _Kind(
-        subject="Augmenting is",
-        changes=remedies.augment_changes,
-        stage="augment",
-        changed=("decode", "augment"),
-        gain="decoding is the limit then",
-    ),
-    "decode": _Kind(
-        subject="Decoding and augmenting is",
-        changes=remedies.decode_changes,
-        stage="augment",  # a run also augments, so it never reaches the rate of decoding alone
-        changed=("decode", "augment"),
-        gain="decoding stays the limit",
-    ),
-    "dataset": _Kind(subject="The dataset's own code is", changes=remedies.dataset_changes),
-    "map": _Kind(subject="Your function in the recipe is", changes=remedies.map_changes),
-    "disk": _Kind(
-        subject="Reading is",
-        changes=remedies.disk_changes,
-        stage="read",
-        changed=("read",),
-        waits_for="bytes from the disk",
-    ),
-    "remote": _Kind(
-        subject="The remote is",
-        changes=remedies.remote_changes,
-        stage="remote",
-        waits_for="bytes from the remote",
-    ),
-    "peers": _Kind(
-        subject="The link to the other nodes is",
-        changes=remedies.peer_changes,
-        waits_for="bytes from other nodes' caches",
-    ),
-    "cache": _Kind(
-        subject="The cache's size is",
-        changes=remedies.cache_changes,
-        stage="remote",
-        waits_for="bytes from the remote",
-    ),
-}
-
-
 def ceiling_of(limit: Limit, ceilings: Ceilings | None) -> tuple[Stage, Rate] | None:
     """Return the stage of a limit and its rate alone, of which `of_ceiling` is the share.
 
     None if that wasn't measured.
     """
-    stage = _KINDS[limit].stage if limit in _KINDS else None
+    stage = LIMITS[limit].stage if limit in LIMITS else None
     rate = ceilings.stages().get(stage) if stage is not None and ceilings is not None else None
     return (stage, rate) if stage is not None and rate is not None else None
 
@@ -186,7 +114,7 @@ def predict(change: Change, limit: Limit, facts: LoaderFacts) -> tuple[float | N
         wanted = rate * change.factor
         bound, name = min(bounds, default=(wanted, ""))
         if wanted <= bound:
-            return wanted, f"{change.assumes} and {_KINDS[limit].gain}", change.basis
+            return wanted, f"{change.assumes} and {LIMITS[limit].gain}", change.basis
     elif change.removes and facts.ceilings is not None and bounds:
         bound, name = min(bounds)
     else:
@@ -201,7 +129,7 @@ def predict(change: Change, limit: Limit, facts: LoaderFacts) -> tuple[float | N
 
 def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
     """Return the rates of what doesn't change, the other stages and the training step, by name."""
-    changed = _KINDS[limit].changed
+    changed = LIMITS[limit].changed
     ceilings = {} if facts.ceilings is None else facts.ceilings.stages()
     bounds: list[tuple[float, str]] = []
     for stage in STAGE_WORDS:
@@ -251,7 +179,7 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         return Diagnosis(
             limit=limit, verdict="Too early to judge: fewer than two batches were delivered."
         )
-    kind, found = _KINDS[limit], ceiling_of(limit, facts.ceilings)
+    kind, found = LIMITS[limit], ceiling_of(limit, facts.ceilings)
     change = max(kind.changes(facts), key=lambda each: (each.is_anomaly, each.factor or 0.0))
     rate, assumes, basis = predict(change, limit, facts)
     of_ceiling = None if found is None else facts.samples_per_s / found[1].samples_per_s
@@ -259,10 +187,10 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         of_ceiling = 1 - facts.wait_share
     subject = kind.subject
     if limit == "model" and not facts.trains:
-        subject = "The loop that takes the batches is"
+        subject = "The loop that takes the batches"
     waits = f"{_describe_waits(limit, facts)}{_describe_ceiling(found, of_ceiling)}"
     prediction = _describe_prediction(rate, assumes, basis, limit, facts)
-    parts = (f"{subject} the limit: {waits}.", change.why, change.advice, prediction)
+    parts = (f"{subject} is the limit: {waits}.", change.why, change.advice, prediction)
     return Diagnosis(
         limit=limit,
         cause=change.cause,
@@ -281,8 +209,8 @@ def _describe_waits(limit: Limit, facts: LoaderFacts) -> str:
     waited = f"{loop} waits {facts.wait_share:.1%} of the time"
     if limit in ("model", "python"):
         return waited
-    waits_for = _KINDS[limit].waits_for
-    if limit == "disk" and not remedies.waits_for_disk(facts):
+    waits_for = LIMITS[limit].waits_for
+    if limit == "disk" and not waits_for_disk(facts):
         waits_for = "samples to be read"
     elif limit == "map" and facts.map is not None:
         waits_for = facts.map.name

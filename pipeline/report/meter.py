@@ -35,15 +35,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WAITS_KEPT = 4096
-BLOCK_BYTES = 512
-"""Bytes of a unit of ru_inblock (getrusage(2))."""
+_BLOCK_BYTES = 512  # of a unit of ru_inblock (getrusage(2))
 # Measuring the cores takes 0.2 s, and the other programs on them seldom change.
 _CORES_EVERY_S = 300.0
 
 
+# The attributes of a meter that are fields of LoaderFacts, too.
+_FACTS = (
+    *("step_s", "wait_s", "wait_read_s", "wait_decode_s", "read_s", "load_s"),
+    *("decode_threads", "usable_cores", "device", "url", "decodes", "workers"),
+)
+
+
 def _disk_bytes() -> int:
     """Return the bytes that the system has read from disks for this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * BLOCK_BYTES
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * _BLOCK_BYTES
 
 
 @dataclass(slots=True)
@@ -129,18 +135,7 @@ class Meter:
         remote, resident = _called(self.remote), _called(self.resident)
         late, late_s = self.probe.gil()
         facts = LoaderFacts(
-            step_s=self.step_s,
-            wait_s=self.wait_s,
-            wait_read_s=self.wait_read_s,
-            wait_decode_s=self.wait_decode_s,
-            read_s=self.read_s,
-            load_s=self.load_s,
-            decode_threads=self.decode_threads,
-            usable_cores=self.usable_cores,
-            device=self.device,
-            url=self.url,
-            decodes=self.decodes,
-            workers=self.workers,
+            **{name: getattr(self, name) for name in _FACTS},
             samples=self.counted_samples,
             batches=max(0, self.batches - 1),
             fill_s=resident.fill_s if resident else 0.0,

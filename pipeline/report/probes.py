@@ -12,13 +12,13 @@ again a little later, so that a program that ran by chance doesn't count.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import select
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +27,9 @@ from penstock.cache import Workers
 from penstock.cache.base import allowed_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from penstock.pipeline.report.run_facts import CoreSpeeds, ImageFigures
     from penstock.readers import EncodedBatch
@@ -67,22 +69,13 @@ def _queued_s() -> float:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _SeenImage:
-    """The size of one image and its kind, as its header states them."""
-
-    size_bytes: int
-    height: int
-    width: int
-    progressive: bool
-
-
 class ReadProbe:
     """Samples of a run's GIL delays and images. Several threads may sample, and one evaluates."""
 
     def __init__(self) -> None:
         self._late: deque[float] = deque(maxlen=_TRIES_KEPT)
-        self._seen: deque[_SeenImage] = deque(maxlen=_MOST_IMAGES)
+        # (bytes, height, width, is progressive), as the headers state them
+        self._seen: deque[tuple[int, int, int, bool]] = deque(maxlen=_MOST_IMAGES)
         self._due_s = 0.0
 
     def sample(self, batch: EncodedBatch | None = None) -> None:
@@ -97,7 +90,7 @@ class ReadProbe:
             for sample, (height, width) in zip(
                 batch.encoded[:_IMAGES_A_BATCH], batch.dims[:_IMAGES_A_BATCH].tolist(), strict=True
             ):
-                self._seen.append(_SeenImage(len(sample), height, width, is_progressive(sample)))
+                self._seen.append((len(sample), height, width, is_progressive(sample)))
 
     def gil(self) -> tuple[float, float]:
         """Return the share of late attempts to take the GIL, and their mean delay in seconds.
@@ -115,22 +108,22 @@ class ReadProbe:
 
         None if no image was sampled.
         """
-        seen = [each for each in list(self._seen) if each.size_bytes and each.height]
+        seen = [each for each in list(self._seen) if each[0] and each[1]]
         if not seen:
             return None
         from penstock.pipeline.report.run_facts import ImageFigures  # needed by statistics only
 
         pack_short = round(min(out) * _PACK_PER_OUTPUT)
-        pixels = np.array([each.height * each.width for each in seen])
-        shorts = np.array([min(each.height, each.width) for each in seen])
+        size_bytes, height, width, progressive = np.array(seen, np.float64).T
+        shrink = np.minimum(1.0, pack_short / np.minimum(height, width))
         return ImageFigures(
             seen=len(seen),
-            mean_bytes=float(np.mean([each.size_bytes for each in seen])),
-            mean_pixels=float(pixels.mean()),
-            progressive=float(np.mean([each.progressive for each in seen])),
+            mean_bytes=float(size_bytes.mean()),
+            mean_pixels=float((height * width).mean()),
+            progressive=float(progressive.mean()),
             out_short=min(out),
             pack_short=pack_short,
-            mean_short_pixels=float((pixels * np.minimum(1.0, pack_short / shorts) ** 2).mean()),
+            mean_short_pixels=float((height * width * shrink**2).mean()),
         )
 
 
@@ -146,32 +139,22 @@ def core_speeds(*, seconds: float = _MEASURE_S) -> CoreSpeeds:
     It takes three times as long if a core seems slow, and longer still if a program of real-time
     priority occupies one. The affinity of the process's other threads doesn't change.
     """
-    from penstock.pipeline.report.run_facts import SLOW_CORE  # needed by statistics only
+    from penstock.pipeline.report.run_facts import SLOW_CORE, CoreSpeeds  # for statistics only
 
     numbers = allowed_cores()
-    pool = Workers(len(numbers), name="cores")
+    with contextlib.closing(Workers(len(numbers), name="cores")) as pool:
 
-    def measured() -> CoreSpeeds:
-        running = [pool.submit(_core_work(seconds), core) for core in numbers]
-        return relative_speeds(numbers, [each.result() for each in running])
+        def measured() -> NDArray[np.float64]:
+            running = [pool.submit(_core_work(seconds), core) for core in numbers]
+            rates = np.array([each.result() for each in running], np.float64)
+            shares: NDArray[np.float64] = rates / rates.max()
+            return shares
 
-    try:
-        found = measured()
-        if min(found.speeds) < SLOW_CORE:
+        speeds = measured()
+        if speeds.min() < SLOW_CORE:
             threading.Event().wait(_PAUSE_S)
-            both = zip(found.speeds, measured().speeds, strict=True)
-            found = relative_speeds(numbers, [max(*each) for each in both])
-    finally:
-        pool.close()
-    return found
-
-
-def relative_speeds(numbers: Sequence[int], rates: Sequence[float]) -> CoreSpeeds:
-    """Return the speeds of cores relative to the fastest. rates: work per second, by core."""
-    from penstock.pipeline.report.run_facts import CoreSpeeds
-
-    fastest = max(rates)
-    return CoreSpeeds(numbers=tuple(numbers), speeds=tuple(rate / fastest for rate in rates))
+            speeds = np.maximum(speeds, measured())
+    return CoreSpeeds(numbers=tuple(numbers), speeds=tuple(speeds.tolist()))
 
 
 def _core_work(seconds: float) -> Callable[[int], float]:

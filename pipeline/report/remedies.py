@@ -15,9 +15,9 @@ from penstock.cache.base import format_size
 from penstock.pipeline.report.run_facts import SLOW_CORE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from penstock.pipeline.report.run_facts import Cause, ImageFigures, LoaderFacts
+    from penstock.pipeline.report.run_facts import Cause, ImageFigures, Limit, LoaderFacts, Stage
 
 # A change that gains less isn't worth mentioning.
 LEAST_GAIN = 1.15
@@ -479,3 +479,48 @@ def copy_changes(_: LoaderFacts) -> Iterator[Change]:
         cause="slow-copy",
         advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRow:
+    """What the verdict needs to know about one limit.
+
+    subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
+    ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others
+    bound its gain. gain: the assumption behind a gain by a factor. waits_for: what the loop waits
+    for most of the time.
+    """
+
+    subject: str
+    changes: Callable[[LoaderFacts], Iterable[Change]]
+    stage: Stage | None = None
+    changed: tuple[Stage, ...] = ()
+    gain: str = "no other stage becomes the limit"
+    waits_for: str = ""
+
+
+_DECODING: tuple[Stage, ...] = ("decode", "augment")
+LIMITS: dict[Limit, LimitRow] = {
+    "model": LimitRow("The model", model_changes),
+    "python": LimitRow("The training loop's Python", python_changes),
+    "copy": LimitRow("The copy to the device", copy_changes, "copy", changed=("copy",)),
+    "augment": LimitRow(
+        "Augmenting", augment_changes, "augment", _DECODING, "decoding is the limit then"
+    ),
+    # A run also augments, so it never reaches the rate of decoding alone.
+    "decode": LimitRow(
+        "Decoding and augmenting", decode_changes, "augment", _DECODING, "decoding stays the limit"
+    ),
+    "dataset": LimitRow("The dataset's own code", dataset_changes),
+    "map": LimitRow("Your function in the recipe", map_changes),
+    "disk": LimitRow(
+        "Reading", disk_changes, "read", changed=("read",), waits_for="bytes from the disk"
+    ),
+    "remote": LimitRow("The remote", remote_changes, "remote", waits_for="bytes from the remote"),
+    "peers": LimitRow(
+        "The link to the other nodes", peer_changes, waits_for="bytes from other nodes' caches"
+    ),
+    "cache": LimitRow(
+        "The cache's size", cache_changes, "remote", waits_for="bytes from the remote"
+    ),
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.cache.base import counter, gauge, growth
+from penstock.cache.base import counter, gauge
 
 if TYPE_CHECKING:
     from penstock.cache.base import Traffic
@@ -90,18 +90,16 @@ class Ceilings:
     """The rate that each stage reaches alone; None for a stage that isn't part of the job.
 
     device: the device that decodes. remote: fetch ranges of objects and drop them. read: read and
-    check encoded samples in the loader's order; of a remote dataset, those in the cache. is_cold:
-    True if reading had to wait for the disk. decode: decode samples in memory to the windows that
-    the recipe requests. augment: the same with all other operations of the recipe. copy: copy a
-    batch's encoded bytes to the GPU. python: everything but reading and decoding. progressive: the
-    cost of progressive JPEGs, which are part of decoding; None also if there was nothing to compare
-    them with.
+    check encoded samples in the loader's order; of a remote dataset, those in the cache.
+    decode: decode samples in memory to the windows that the recipe requests. augment: the same with
+    all other operations of the recipe. copy: copy a batch's encoded bytes to the GPU. python:
+    everything but reading and decoding. progressive: the cost of progressive JPEGs, which are part
+    of decoding; None also if there was nothing to compare them with.
     """
 
     device: str = "cpu"
     remote: Rate | None = None
     read: Rate | None = None
-    is_cold: bool = False
     decode: Rate | None = None
     augment: Rate | None = None
     copy: Rate | None = None
@@ -283,10 +281,3 @@ class LoaderFacts:
     def wait_share(self) -> float:
         busy_s = self.step_s + self.wait_s
         return self.wait_s / busy_s if busy_s else 0.0
-
-    def since(self, earlier: LoaderFacts) -> LoaderFacts:
-        """Return the facts of the time after `earlier`, so that a warm-up doesn't count.
-
-        earlier: facts of the same loader.
-        """
-        return growth(self, earlier)

@@ -76,7 +76,6 @@ def test_every_stage_of_a_local_dataset_is_measured(
     assert all(rate.cpu_s_per_1000 > 0 for name, rate in found.stages().items() if name != "read")
     assert found.decode_share is not None
     assert 0 < found.decode_share <= 1
-    assert not found.is_cold  # it was written a moment ago
 
 
 def test_a_dataset_without_images_is_only_read(pack: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base import Traffic
+from penstock.cache.base import Traffic, growth
 from penstock.pipeline.report import (
     Cause,
     Ceilings,
@@ -355,11 +355,11 @@ def test_a_slow_model_is_told_what_it_could_be_fed() -> None:
 
 def test_a_warm_up_is_left_out() -> None:
     warm_up, whole = facts(samples=100, batches=1, wait_s=4.0), facts()
-    left = whole.since(warm_up)
+    left = growth(whole, warm_up)
     assert (left.samples, left.batches, left.wait_s, left.step_s) == (900, 9, 5.0, 0.0)
     assert left.decode_threads == 2
     earlier = replace(warm_up, remote=remote(requests=40, request_s=20.0))
-    later = replace(whole, remote=remote(requests=100, request_s=44.0)).since(earlier).remote
+    later = growth(replace(whole, remote=remote(requests=100, request_s=44.0)), earlier).remote
     assert later is not None
     assert (later.traffic.requests, later.traffic.request_s) == (60, 24.0)
     assert later.kept_bytes == 10**9

@@ -10,10 +10,15 @@ windows may be anywhere in them, and resampled pixels would change the results. 
 describes the costs and gains.
 
 Images that can't be kept (a damaged one of which only some windows decode, or one for which the
-arena has no room) are read and decoded in each epoch, as without an arena. `ResidentGraph`
-therefore holds two graphs, because a DALI pipeline takes one kind of input: kept pixels or encoded
-bytes. Nearly every batch is of one kind and passes through unchanged. The graph for bytes is built
-when a sample first needs it, which is never in most jobs.
+arena has no room) are read and decoded in each epoch, as without an arena. Nearly every batch is of
+one kind.
+
+The limits, by the value of `resident=`:
+- "auto" on the CPU: 10 % of the memory that this process may still allocate, divided among the
+  node's ranks, and at most 2 GiB per rank. The page cache and the user's code hardly miss that.
+- "auto" on CUDA: 20 % of the GPU's free memory, after subtracting what DALI needs to decode and
+  deliver. The model, which takes most of the memory, isn't on the device yet.
+- True: half of the memory of either kind. More would leave too little for the job itself.
 """
 
 from __future__ import annotations
@@ -22,15 +27,24 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment import DecodedBatch, FullImageDecoder, Graph, GraphPlan, resident_tensor
-from penstock.cache.base import format_size
+from penstock.augment import (
+    HELD_RUNS,
+    RUN_PIXELS,
+    RUN_SAMPLES,
+    RUNS_IN_FLIGHT,
+    FullImageDecoder,
+    GraphPlan,
+    resident_tensor,
+)
+from penstock.cache import ConfigError
+from penstock.cache.base import available_memory_bytes, format_size
 from penstock.pipeline.report import ResidentFacts
+from penstock.readers import ANY_SIZE
 from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
@@ -45,12 +59,29 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from penstock.augment import Draws
-    from penstock.readers import EncodedBatch
+    from penstock.augment import CheckedRecipe
+    from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.options import LoaderOptions
+    from penstock.pipeline.plan import JobOrder, PlanSettings, World
+    from penstock.readers import EncodedBatch, ImageRange, Source
     from penstock.readers.fieldtypes import Column
 
     Present = dict[str, NDArray[np.bool_]]
     Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]
+
+AUTO_SHARE_CPU = 0.10
+AUTO_MAX_BYTES_CPU = 2 * 2**30
+AUTO_SHARE_CUDA = 0.20
+ASKED_SHARE = 0.50
+# Lanes differ in size, and partners for mixing and substitutes may come from other ranks' lanes.
+SPARE = 1.05
+# Bytes of a sample in addition to its pixels: their offset, its size and label, and on CUDA the
+# tensor that wraps them.
+SAMPLE_BYTES_CPU = 24
+SAMPLE_BYTES_CUDA = 512
+# Delivered batches: the user's, and one whose tensor was dropped. DALI gets its memory back once
+# the device has finished the earlier work (DLPack; frees are ordered by streams).
+DELIVERED = 2
 
 NO_BYTES = np.empty(0, np.uint8)
 """The placeholder for the bytes of a resident sample, which aren't read."""
@@ -185,8 +216,18 @@ class ResidentImages:
         batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
         return batch if part is None else batch.patched(new, part)
 
+    def feed(self, batch: EncodedBatch) -> list[Any]:
+        """Return the images of a batch for a `Graph`, and count those whose bytes weren't read."""
+        images, encoded = self.images(batch.ids), batch.encoded
+        hits = [
+            row for row, each in enumerate(images) if each is not None and not len(encoded[row])
+        ]
+        self._hits += len(hits)
+        self._hit_bytes += int(self.decoded_bytes(batch.dims[hits]).sum())
+        return images
+
     def images(self, ids: NDArray[np.int64]) -> list[Any]:
-        """Return images by sample id for a graph with resident=True; None for absent ones."""
+        """Return images by sample id for a graph; None for absent ones."""
         begins = self._begin[ids].tolist()
         if self._plan.is_cuda:
             return [self._wrapped.get(sample_id) for sample_id in ids.tolist()]
@@ -198,11 +239,6 @@ class ResidentImages:
             end = begin + height * width * channels
             images.append(arena[begin:end].reshape(height, width, channels))
         return images
-
-    def count_hits(self, count: int, size_bytes: int) -> None:
-        """Count samples that were fed from memory, and the bytes of their images."""
-        self._hits += count
-        self._hit_bytes += size_bytes
 
     def facts(self) -> ResidentFacts:
         """Return what is kept, and what was fed from memory so far."""
@@ -351,104 +387,203 @@ class ResidentImages:
                 self._decoder = None
 
 
-class ResidentGraph:
-    """A Graph for batches whose images may be in memory. One thread may call it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """The memory that images may take. reason: how it follows from the machine's memory."""
 
-    def __init__(self, images: ResidentImages, plan: GraphPlan) -> None:
-        """plan: of a graph for encoded samples."""
-        self._images, self._plan = images, plan
-        self._from_memory = Graph(replace(plan, pixels=True, resident=True))
-        self._from_bytes: Graph | None = None
-        # The number of samples of each batch that was fed, and the rows that each graph got.
-        self._batches: deque[tuple[int, list[tuple[Graph, list[int]]]]] = deque()
-
-    def feed(
-        self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
-    ) -> None:
-        """Feed a batch, as `Graph.feed` does."""
-        marks = dict(bad or {})
-        shares = self._by_graph(batch, draws, marks)
-        for graph, rows, part, few in shares:
-            known = {place: marks[row] for place, row in enumerate(rows) if row in marks}
-            graph.feed(part, few, bad=known)
-        self._batches.append((len(batch.ids), [(graph, rows) for graph, rows, _, _ in shares]))
-
-    def _by_graph(
-        self, batch: EncodedBatch, draws: Draws, marks: Mapping[int, str]
-    ) -> list[tuple[Graph, list[int], EncodedBatch, Draws]]:
-        """Divide a batch among the graphs. Bad rows aren't decoded and go with resident ones."""
-        images = self._images.images(batch.ids)
-        missing = [row for row, image in enumerate(images) if image is None and row not in marks]
-        others = set(missing)
-        resident = [row for row in range(len(images)) if row not in others]
-        hits = [row for row in resident if row not in marks and not len(batch.encoded[row])]
-        size_bytes = int(self._images.decoded_bytes(batch.dims[hits]).sum())
-        self._images.count_hits(len(hits), size_bytes)
-        shares = []
-        if resident or not missing:
-            encoded = [NO_BYTES if images[row] is None else images[row] for row in resident]
-            shares.append((self._from_memory, resident, *_part(batch, draws, resident, encoded)))
-        if missing:
-            self._from_bytes = self._from_bytes or Graph(self._plan)
-            encoded = [batch.encoded[row] for row in missing]
-            shares.append((self._from_bytes, missing, *_part(batch, draws, missing, encoded)))
-        return shares
-
-    def outputs_marked(self) -> DecodedBatch:
-        """Wait for the oldest batch, as `Graph.outputs_marked` does. If one graph raises, the other
-        may be a batch ahead of it; call drain() before the next batch."""
-        samples, fed = self._batches.popleft()
-        return _joined(samples, [(rows, graph.outputs_marked()) for graph, rows in fed])
-
-    def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
-        """Decode samples at once, as `Graph.decode` does."""
-        shares = self._by_graph(batch, draws, {})
-        decoded = [(rows, graph.decode(part, few)) for graph, rows, part, few in shares]
-        return _joined(len(batch.ids), decoded)
-
-    @property
-    def _graphs(self) -> list[Graph]:
-        return [each for each in (self._from_memory, self._from_bytes) if each is not None]
-
-    def drain(self) -> None:
-        """Drop the batches in flight."""
-        self._batches.clear()
-        for graph in self._graphs:
-            graph.drain()
-
-    def close(self) -> None:
-        """Release the graphs, then the memory that they were fed from."""
-        self._batches.clear()
-        try:
-            for graph in self._graphs:
-                graph.close()
-        finally:
-            self._images.close()
+    most_bytes: int
+    reason: str
 
 
-def _part(
-    batch: EncodedBatch, draws: Draws, rows: list[int], encoded: list[Any]
-) -> tuple[EncodedBatch, Draws]:
-    """Return the samples of some rows with these bytes or pixels, and their draws."""
-    if len(rows) == len(batch.ids):
-        return replace(batch, encoded=encoded), draws
-    few = {name: values[rows] for name, values in draws.items()}
-    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows]), few
-
-
-def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
-    """Join the shares of a batch."""
-    if len(shares) == 1:
-        return shares[0][1]
-    first: torch.Tensor = shares[0][1].images
-    images = first.new_empty((samples, *first.shape[1:]))
-    bad: dict[int, str] = {}
-    for rows, decoded in shares:
-        images[rows] = decoded.images
-        bad |= {rows[place]: why for place, why in decoded.bad.items()}
-    if images.is_cuda:
+def memory_budget(options: LoaderOptions, recipe: CheckedRecipe) -> MemoryBudget:
+    """Return the memory that the limits at the top of this module allow now."""
+    device, is_asked = options.device, options.resident is True
+    if device.type == "cuda":
         import torch
 
-        # The graphs may free the memory that the copies read as soon as this returns.
-        torch.cuda.current_stream(images.device).synchronize()
-    return DecodedBatch(images, bad)
+        free, _ = torch.cuda.mem_get_info(device)
+        needed = dali_needs_bytes(recipe, batch_size=options.per_rank, depth=options.depth)
+        share = ASKED_SHARE if is_asked else AUTO_SHARE_CUDA
+        return MemoryBudget(
+            most_bytes=max(0, int((free - needed) * share)),
+            reason=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
+            f"{format_size(needed)} that decoding needs",
+        )
+    free, ranks = available_memory_bytes(), options.world.local_size
+    share = ASKED_SHARE if is_asked else AUTO_SHARE_CPU
+    most = int(free * share) // ranks
+    if not is_asked and most > AUTO_MAX_BYTES_CPU:
+        return MemoryBudget(most_bytes=AUTO_MAX_BYTES_CPU, reason="the limit of resident='auto'")
+    return MemoryBudget(
+        most_bytes=most,
+        reason=f"{share:.0%} of the {format_size(free)} that this process may allocate, divided "
+        f"among {ranks} rank(s) of this node",
+    )
+
+
+def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> int:
+    """Return the GPU memory that decoding and the batches in flight need.
+
+    Decoding needs it for runs of whole images, in DALI and while they are copied. Each batch in
+    DALI, and each delivered one, needs its float32 tensors twice.
+    """
+    channels, height, width = recipe.shape
+    batch_bytes = 4 * batch_size * channels * height * width
+    runs = (RUNS_IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * recipe.decode.channels
+    return runs + 2 * (depth + DELIVERED) * batch_bytes
+
+
+def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) -> float:
+    """Return the share of all samples that the largest rank reads over all epochs.
+
+    It is the rank's lanes if they are fixed, the rank's slots if samples come in index order, and
+    otherwise all samples.
+    """
+    if not settings.shuffle:
+        return -(-global_batch // world.size) / global_batch
+    lanes = settings.lanes
+    fixed = settings.reshuffle == 0 and global_batch % lanes == 0
+    return 1 / world.size if fixed and lanes % world.size == 0 else 1.0
+
+
+def decoded_bytes(
+    source: Source, *, image: str, channels: int, most: float, only_near: bool
+) -> int | None:
+    """Return the decoded bytes of all images; if they exceed `most`, some number above it.
+
+    It opens shards until the result is known. only_near: return None if that would need the remote.
+    Raises the errors of opening a shard.
+    """
+    contents = source.contents
+    images = contents.images[image]
+    least = contents.samples * images.min_height * images.min_width * channels
+    if images.fixed or least > most:
+        return least
+    total = 0
+    for shard in range(len(contents.sizes)):
+        if only_near and not source.is_near(shard):
+            return None
+        total += channels * int(source.image_dims(shard, image).astype(np.int64).prod(axis=1).sum())
+        if total > most:
+            break
+    return total
+
+
+def make_resident(
+    dataset: Source,
+    options: LoaderOptions,
+    order: JobOrder,
+    images: Mapping[str, CheckedRecipe],
+    mapped: MappedFields,
+    *,
+    threads: int,
+) -> ResidentImages | None:
+    """Make the store of decoded images in memory; None if none are kept.
+
+    Raises ConfigError if `resident=True` can't be fulfilled.
+    """
+    if (reason := _why_not(images, mapped, dataset.contents.images)) is not None:
+        if options.resident is True:
+            raise ConfigError(reason)
+        return None
+    ((image, recipe),) = images.items()
+    max_bytes = resident_bytes(
+        options,
+        memory_budget(options, recipe),
+        dataset,
+        recipe,
+        image=image,
+        share=max(
+            share_of_rank(order.settings, global_batch=size, world=options.world)
+            for size in order.walk.schedule.sizes
+        ),
+    )
+    if max_bytes is None:
+        return None
+    plan = GraphPlan(
+        recipe,
+        batch_size=RUN_SAMPLES,
+        threads=threads,
+        device_id=options.device.index,
+        deterministic=options.deterministic,
+    )
+    return ResidentImages(plan, image=image, samples=dataset.contents.id_end, max_bytes=max_bytes)
+
+
+def _why_not(
+    images: Mapping[str, CheckedRecipe], mapped: MappedFields, ranges: Mapping[str, ImageRange]
+) -> str | None:
+    """Return the reason why no decoded images can be kept in memory; None if they can."""
+    if len(images) != 1:
+        return (
+            f"resident=True keeps decoded images of one field in memory, and "
+            f"fields={mapped.fields!r} has {len(images) or 'none'}. Drop resident=, or select one "
+            "image field of the dataset."
+        )
+    (image,) = images
+    if mapped.crops:
+        op = next(iter(mapped.crops.values())).op
+        other = f"{op} reads another part of the samples in each epoch"
+    elif image in mapped.encoded_images:
+        other = f'a Map takes the encoded bytes of "{image}"'
+    elif ranges[image] == ANY_SIZE:
+        return (
+            "resident=True keeps decoded images in memory, and the sizes of this dataset's images "
+            "aren't known before they are read. Drop resident=, or pack the dataset."
+        )
+    else:
+        return None
+    return f"resident=True keeps decoded images in memory, and {other}. Drop one of the two."
+
+
+def resident_bytes(
+    options: LoaderOptions,
+    room: MemoryBudget,
+    source: Source,
+    recipe: CheckedRecipe,
+    *,
+    image: str,
+    share: float,
+) -> int | None:
+    """Return the bytes for the pixels that a rank keeps; None if none are kept.
+
+    share: of the samples, those that this rank reads. On CUDA, DALI also copies the whole images of
+    all batches that it works on. Raises ConfigError if resident=True doesn't fit.
+    """
+    cuda, is_asked = options.device.type == "cuda", options.resident is True
+    overhead = source.contents.id_end * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
+    left = room.most_bytes - overhead
+    spare = SPARE if share < 1 else 1.0
+    fed_samples = options.per_rank * options.depth if cuda else 0
+    fed = SPARE * fed_samples / source.contents.samples  # of all images
+    total = decoded_bytes(
+        source,
+        image=image,
+        channels=recipe.decode.channels,
+        most=left / (min(1.0, share * spare) + fed),
+        only_near=not is_asked,
+    )
+    needed = 0 if total is None else min(total, int(total * share * spare))
+    if total is not None and needed + int(total * fed) <= left:
+        _LOG.info(
+            "resident: %s of decoded images are kept in memory (%s)",
+            format_size(needed),
+            room.reason,
+        )
+        return needed
+    if is_asked:
+        assert total is not None
+        raise ConfigError(
+            f"resident=True: the decoded images of this rank take more than "
+            f"{format_size(int(total * (share + fed)) + overhead)}, and there is room for "
+            f"{format_size(room.most_bytes)} ({room.reason}). Pass resident=False, or pack smaller "
+            "images (`penstock pack --short-side`)."
+        )
+    size = "unknown" if total is None else f"more than {format_size(int(total * (share + fed)))}"
+    _LOG.info(
+        "resident: no images are kept: their decoded size is %s, the room %s (%s)",
+        size,
+        format_size(room.most_bytes),
+        room.reason,
+    )
+    return None

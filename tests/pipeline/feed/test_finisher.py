@@ -23,7 +23,7 @@ from penstock.augment import (
 )
 from penstock.pipeline import DataLoader
 from penstock.pipeline.feed import ResidentImages, dali_needs_bytes, memory_budget, resident_bytes
-from penstock.pipeline.feed import resident_memory as resident_room
+from penstock.pipeline.feed import resident_images as resident_room
 from penstock.readers import Dataset, ImageRange
 from tests.pipeline.feed.resident.resident_loaders import room_options
 

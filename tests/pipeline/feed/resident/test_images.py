@@ -102,7 +102,7 @@ class TestResidentImages:
         """Batches of samples that are there and samples that aren't."""
         plain = epochs(pack, 3)
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident_memory.resident_bytes", lambda *_, **__: 900_000
+            "penstock.pipeline.feed.resident_images.resident_bytes", lambda *_, **__: 900_000
         )
         with make(pack, resident=True) as loader:
             found = [bits(loader) for _ in range(3)]
@@ -117,7 +117,7 @@ class TestResidentImages:
         plain = epochs(pack, 2)[0]
         with monkeypatch.context() as patch:
             patch.setattr(
-                "penstock.pipeline.feed.resident_memory.resident_bytes", lambda *_, **__: 2**60
+                "penstock.pipeline.feed.resident_images.resident_bytes", lambda *_, **__: 2**60
             )
             with make(pack, resident=True) as loader:
                 first = bits(loader)

@@ -48,7 +48,7 @@ pytestmark = [
 class TestRoom:
     def room(self, mode: Any, monkeypatch: pytest.MonkeyPatch, free: int, ranks: int = 1) -> int:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: free
+            "penstock.pipeline.feed.resident_images.available_memory_bytes", lambda: free
         )
         recipe = check_recipe(
             RECIPES["train"],
@@ -68,7 +68,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 1_000_000
+            "penstock.pipeline.feed.resident_images.available_memory_bytes", lambda: 1_000_000
         )
         with pytest.raises(ConfigError, match=r"resident=True: .* room for .*50%"):
             make(pack, resident=True)
@@ -77,7 +77,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 10_000_000
+            "penstock.pipeline.feed.resident_images.available_memory_bytes", lambda: 10_000_000
         )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)
@@ -102,7 +102,7 @@ class TestRoom:
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(
-            "penstock.pipeline.feed.resident_memory.available_memory_bytes", lambda: 10**9
+            "penstock.pipeline.feed.resident_images.available_memory_bytes", lambda: 10**9
         )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)

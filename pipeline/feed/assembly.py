@@ -30,11 +30,9 @@ from penstock.readers.fieldtypes import stored_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.augment import ArrayDraws, FieldRecipes
-    from penstock.cache import JobStore
+    from penstock.augment import ArrayDraws
     from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.map_calls import Mapper
-    from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
@@ -126,21 +124,58 @@ def _build(
     order: JobOrder,
     membership: Membership,
 ) -> tuple[BatchPipeline, PipelineRunner]:
-    threads = options.num_workers or options.world.threads(usable_cores())
+    contents, schema, seed = dataset.contents, dataset.schema, order.settings.seed
+    cores = options.world.threads(usable_cores())
+    threads, timeout_s = options.num_workers or cores, options.timeout or STALL_TIMEOUT_S
     mapped = mapped_fields(dataset, options.augment)
     recipes = make_recipes(dataset, options, mapped)
     image = next(iter(recipes.images.values()), None)
     meter = Meter(
         decode_threads=threads,
         device=str(options.device),
-        usable_cores=options.world.threads(usable_cores()),
+        usable_cores=cores,
         url=dataset.url,
         shards=partial(_shard_figures, dataset),
         output=image.shape[1:] if image is not None else None,
         decodes=image is not None,
         left_out=dataset.left_out,
     )
-    mapper = _mapper(dataset, options, mapped, meter, seed=order.settings.seed)
+    membership.use_meter(meter)
+    mapper: Mapper | None = None
+    if mapped.maps:
+        from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
+
+        mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
+        meter.map = mapper.facts
+    crops: ArrayDraws | None = None
+    if mapped.crops:
+        from penstock.augment import ArrayDraws  # needed for arrays only
+
+        crops = ArrayDraws(crops=mapped.crops, seed=seed)
+    boxes: ValueChecks | None = None
+    has_rules = any(schema[name].checks_values for name in mapped.reads if name in schema)
+    if has_rules and not contents.are_checked:
+        from penstock.readers.fieldtypes import ValueChecks
+
+        boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))
+    prefetch: Prefetch | None = None
+    if (remote := dataset.remote_shards) is not None:
+        from penstock.pipeline.feed.prefetch import FILLED_SHARE, Prefetch, wanted_share
+
+        prefetch = Prefetch(
+            remote,
+            order,
+            world=options.world,
+            least_ahead=options.depth + READ_AHEAD,
+            store=membership.store,
+            fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
+        )
+        meter.remote = prefetch.facts
+    check_headers: Callable[..., Mapping[int, str]] | None = None
+    if recipes.images:
+        from penstock.augment import bad_headers
+
+        check_headers = bad_headers
     decoding: ImageDecoding | None = None
     # resident=True without images is an error, which make_decoding raises.
     if recipes.images or recipes.followers or options.resident is True:
@@ -149,75 +184,13 @@ def _build(
         decoding = make_decoding(dataset, options, order, mapped, recipes, threads=threads)
         if decoding.resident is not None:
             meter.resident = decoding.resident.facts
-    pipeline = _pipeline(
-        dataset, options, order, membership, mapped, recipes, mapper, decoding, meter
-    )
-    try:
-        prefetch = _prefetch(dataset, options, order, pipeline.reader.crops, membership.store)
-    except PenstockError:
-        if pipeline.graphs is not None:
-            pipeline.graphs.close()
-        raise
-    if prefetch is not None:
-        meter.remote = prefetch.facts
-    meter.chunks = _watch_chunks(
-        dataset, order.settings, options.world, batch_size=options.per_rank
-    )
-    scale = ReadScale.of(
-        dataset,
-        options,
-        fields=mapped.reads,
-        are_slow=pipeline.reader.payloads.are_slow,
-        has_images=bool(pipeline.graphs),
-        map_threads=None if mapper is None else mapper.threads,
-    )
-    runner = PipelineRunner(
-        pipeline,
-        position,
-        scale,
-        decodes_ahead=options.device.type == "cpu"
-        and (bool(pipeline.graphs) or options.pin_memory),
-        prefetch=prefetch,
-        timeout_s=options.timeout or STALL_TIMEOUT_S,
-    )
-    return pipeline, runner
-
-
-def _pipeline(
-    dataset: Source,
-    options: LoaderOptions,
-    order: JobOrder,
-    membership: Membership,
-    mapped: MappedFields,
-    recipes: FieldRecipes,
-    mapper: Mapper | None,
-    decoding: ImageDecoding | None,
-    meter: Meter,
-) -> BatchPipeline:
-    seed, schema, contents = order.settings.seed, dataset.schema, dataset.contents
-    bad_samples = BadSamples(dataset, seed=seed)
-    check_headers: Callable[..., Mapping[int, str]] | None = None
-    if recipes.images:
-        from penstock.augment import bad_headers
-
-        check_headers = bad_headers
-    crops: ArrayDraws | None = None
-    if mapped.crops:
-        from penstock.augment import ArrayDraws  # needed for arrays only
-
-        crops = ArrayDraws(crops=mapped.crops, seed=seed)
-    memory = PageLocked.of(options.device, pins=options.pin_memory)
-    boxes: ValueChecks | None = None
-    has_rules = any(schema[name].checks_values for name in mapped.reads if name in schema)
-    if has_rules and not contents.are_checked:
-        from penstock.readers.fieldtypes import ValueChecks
-
-        boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))
-    membership.use_meter(meter)
-    name = f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
-    is_all = mapped.reads == stored_fields(dataset.fields, schema)
     mixed = None if decoding is None else decoding.mixed
-    return BatchPipeline(
+    bad_samples = BadSamples(dataset, seed=seed)
+    memory = PageLocked.of(options.device, pins=options.pin_memory)
+    payloads = Payloads(
+        {name: schema[name] for name in mapped.reads}, max_pixels=contents.max_pixels
+    )
+    pipeline = BatchPipeline(
         walk=order.walk,
         endless=order.settings.shuffle,
         slots=RankOrder(
@@ -229,9 +202,7 @@ def _pipeline(
         reader=BatchReader(
             dataset=dataset,
             recipes=recipes.images,
-            payloads=Payloads(
-                {name: schema[name] for name in mapped.reads}, max_pixels=contents.max_pixels
-            ),
+            payloads=payloads,
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,
@@ -240,7 +211,7 @@ def _pipeline(
             crops=crops,
             boxes=boxes,
             blocks=Blocks(allocate=memory),
-            fields=None if is_all else mapped.reads,
+            fields=None if mapped.reads == stored_fields(dataset.fields, schema) else mapped.reads,
             bad_headers=check_headers,
         ),
         draws=None if decoding is None else decoding.draws,
@@ -258,27 +229,36 @@ def _pipeline(
             bad_samples=bad_samples,
             max_bad=MAX_BAD if options.max_bad is None else options.max_bad,
             membership=membership,
-            report=QuarantineFile(dataset.cache_folder, name=name),
+            report=QuarantineFile(
+                dataset.cache_folder,
+                name=f"{contents.fingerprint[:16]}-{options.world.file_label}.jsonl",
+            ),
             meter=meter,
         ),
         meter=meter,
         columns=tuple(recipes.columns.values()),
         membership=None if membership.store is None else membership,
     )
-
-
-def _mapper(
-    dataset: Source, options: LoaderOptions, mapped: MappedFields, meter: Meter, *, seed: int
-) -> Mapper | None:
-    """Make the caller of the recipe's Maps; None without Maps."""
-    if not mapped.maps:
-        return None
-    from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
-
-    timeout_s = options.timeout or STALL_TIMEOUT_S
-    mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
-    meter.map = mapper.facts
-    return mapper
+    meter.chunks = _watch_chunks(
+        dataset, order.settings, options.world, batch_size=options.per_rank
+    )
+    has_images = bool(pipeline.graphs)
+    runner = PipelineRunner(
+        pipeline,
+        position,
+        ReadScale.of(
+            dataset,
+            options,
+            fields=mapped.reads,
+            are_slow=payloads.are_slow,
+            has_images=has_images,
+            map_threads=None if mapper is None else mapper.threads,
+        ),
+        decodes_ahead=options.device.type == "cpu" and (has_images or options.pin_memory),
+        prefetch=prefetch,
+        timeout_s=timeout_s,
+    )
+    return pipeline, runner
 
 
 def _shard_figures(dataset: Source) -> ShardFigures:
@@ -291,29 +271,6 @@ def _shard_figures(dataset: Source) -> ShardFigures:
         count=shards,
         mean_bytes=float(contents.shard_bytes.sum()) / max(1, shards),
         are_files=contents.is_file_per_sample and not dataset.chunks,
-    )
-
-
-def _prefetch(
-    dataset: Source,
-    options: LoaderOptions,
-    order: JobOrder,
-    crops: ArrayDraws | None,
-    store: JobStore | None,
-) -> Prefetch | None:
-    """Make the prefetch of a remote dataset; None for a local one."""
-    remote = dataset.remote_shards
-    if remote is None:
-        return None
-    from penstock.pipeline.feed.prefetch import FILLED_SHARE, Prefetch, wanted_share
-
-    return Prefetch(
-        remote,
-        order,
-        world=options.world,
-        least_ahead=options.depth + READ_AHEAD,
-        store=store,
-        fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
     )
 
 

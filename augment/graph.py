@@ -47,7 +47,7 @@ from penstock.cache import ClosedError, PenstockError
 from penstock.readers import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -72,13 +72,15 @@ class DecodedBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """A batch in flight. marks: omitted rows with reasons. runs: rows of the runs of the others,
-    with the objects that DALI reads until a run is complete."""
+    """A batch in flight. batch: its samples as they were fed. marks: omitted rows with reasons.
+    kept: rows whose decoded images were fed. runs: rows of the runs of the others, with their
+    pipeline and the objects that DALI reads until a run is complete."""
 
     batch: EncodedBatch
     draws: Draws
     marks: dict[int, str]
-    runs: list[tuple[list[int], tuple[Any, ...]]]
+    kept: frozenset[int]
+    runs: list[tuple[list[int], DaliPipeline, tuple[Any, ...]]]
 
 
 def select_rows(
@@ -126,15 +128,27 @@ class Graph:
 
     feed() schedules a batch, and outputs() returns the oldest one. The caller decides how many
     batches are in flight; they may have any size up to batch_size, including 0.
+
+    If decoded images are kept in memory, it has two pipelines, because one takes one kind of input.
+    That for encoded samples is then built when a sample first needs it.
     """
 
-    def __init__(self, plan: GraphPlan) -> None:
-        """Build the graph without running it. Raises MissingDependencyError without DALI."""
-        self._plan = plan
-        self._pipe: DaliPipeline | None = DaliPipeline(plan)
-        # For samples of failed runs, so that runs in flight aren't affected. It is built once, at
-        # the first failure: building pipelines that fail leaks.
-        self._side: DaliPipeline | None = None
+    def __init__(
+        self, plan: GraphPlan, *, kept: Callable[[EncodedBatch], list[Any]] | None = None
+    ) -> None:
+        """Build the graph without running it. Raises MissingDependencyError without DALI.
+
+        kept: returns the decoded image of each sample of a batch, as `GraphPlan.resident` describes
+        them, or None for a sample that isn't kept.
+        """
+        self._plan, self._kept = plan, kept
+        self._closed = False
+        # By whether their inputs are kept images.
+        self._pipes: dict[bool, DaliPipeline] = {}
+        # For samples of failed runs, so that runs in flight aren't affected. They are built once,
+        # at the first failure: building pipelines that fail leaks.
+        self._sides: dict[bool, DaliPipeline] = {}
+        self._pipe = self._pipe_for(is_kept=kept is not None)
         self._flights: deque[BatchInFlight] = deque()
         # DALI may still read the batch that was just returned.
         self._last: BatchInFlight | None = None
@@ -153,17 +167,38 @@ class Graph:
         bad: rows that are known to be bad, with reasons; they aren't decoded, and their images are
         zeros. Raises ClosedError after close().
         """
-        pipe = self._open_pipe()
+        self._check_open()
         marks = dict(bad or {})
         if self._plan.check_headers:
             marks |= bad_headers(batch)
-        rows = [row for row in range(len(batch.encoded)) if row not in marks]
-        size = SMALL_RUN_SAMPLES if self._careful else max(1, len(rows))
+        flight = self._flight(batch, draws, marks)
+        for rows in self._by_kind(flight):
+            is_kept = rows[0] in flight.kept
+            size = SMALL_RUN_SAMPLES if self._careful and not is_kept else len(rows)
+            pipe = self._pipe_for(is_kept)
+            for run in split_rows(rows, size):
+                held = pipe.schedule(*select_rows(flight.batch, draws, run))
+                flight.runs.append((run, pipe, held))
         self._careful = max(0, self._careful - 1)
-        runs = [
-            (run, pipe.schedule(*select_rows(batch, draws, run))) for run in split_rows(rows, size)
-        ]
-        self._flights.append(BatchInFlight(batch, draws, marks, runs))
+        self._flights.append(flight)
+
+    def _flight(self, batch: EncodedBatch, draws: Draws, marks: dict[int, str]) -> BatchInFlight:
+        """Return a batch with the images that are kept in memory in place of encoded samples."""
+        if self._kept is None:
+            return BatchInFlight(batch, draws, marks, frozenset(), [])
+        images = self._kept(batch)
+        kept = frozenset(row for row, image in enumerate(images) if image is not None)
+        fed = [images[row] if row in kept else each for row, each in enumerate(batch.encoded)]
+        return BatchInFlight(replace(batch, encoded=fed), draws, marks, kept, [])
+
+    def _by_kind(self, flight: BatchInFlight) -> list[list[int]]:
+        """Return the rows to decode, divided into those that are kept in memory and the others."""
+        rows = [row for row in range(len(flight.batch.encoded)) if row not in flight.marks]
+        if not flight.kept:
+            return [rows] if rows else []
+        kept = [row for row in rows if row in flight.kept]
+        others = [row for row in rows if row not in flight.kept]
+        return [part for part in (kept, others) if part]
 
     def outputs(self) -> torch.Tensor:
         """Return the oldest batch that was fed, (n, channels, height, width). Blocks until it is
@@ -185,7 +220,7 @@ class Graph:
 
         Raises DeviceError if memory is short or the device fails, ClosedError after close().
         """
-        pipe = self._open_pipe()
+        self._check_open()
         if not self._flights:
             raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
         self._last = flight = self._flights.popleft()
@@ -193,7 +228,7 @@ class Graph:
         images: torch.Tensor | None = None
         failed: list[tuple[list[int], RuntimeError]] = []
         taken: list[torch.Tensor] = []
-        for rows, _ in flight.runs:  # all of them, or later batches would get their results
+        for rows, pipe, _ in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(rows)))
             except RuntimeError as error:
@@ -201,41 +236,53 @@ class Graph:
                 continue
             if len(rows) == samples:
                 return DecodedBatch(taken[0], {})
-            images = pipe.empty(samples) if images is None else images
+            images = self._pipe.empty(samples) if images is None else images
             images[rows] = taken[-1]
         if failed:
             self._careful = SMALL_RUN_BATCHES
         for _, failure in failed:
             check_machine(failure, remedy=_LESS_MEMORY)
-        images = pipe.empty(samples) if images is None else images
+        images = self._pipe.empty(samples) if images is None else images
         return self._completed(flight, [rows for rows, _ in failed], images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """Decode a few samples immediately, as `outputs_marked`; batches in flight aren't
         affected."""
-        pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
-        flight = BatchInFlight(batch, draws, {}, [])
-        return self._completed(flight, [rows], pipe.empty(len(rows)), [])
+        self._check_open()
+        flight = self._flight(batch, draws, {})
+        images = self._pipe.empty(len(batch.encoded))
+        return self._completed(flight, self._by_kind(flight), images, [])
 
     def drain(self) -> None:
         """Drop the batches in flight and their errors."""
-        pipe = self._open_pipe()
+        self._check_open()
         while self._flights:
             self._last = self._flights.popleft()
-            for _ in self._last.runs:
+            for _, pipe, _ in self._last.runs:
                 with contextlib.suppress(RuntimeError):
                     pipe.output()
 
     def close(self) -> None:
         """Wait for the batches in flight and release DALI's threads and memory."""
-        if self._pipe is not None:
+        if not self._closed:
             self.drain()
-            self._pipe = self._side = self._last = None
+            self._closed, self._last = True, None
+            self._pipes.clear()
+            self._sides.clear()
+            del self._pipe
 
-    def _open_pipe(self) -> DaliPipeline:
-        if self._pipe is None:
+    def _check_open(self) -> None:
+        if self._closed:
             raise ClosedError("This graph is closed. Create a new loader.")
-        return self._pipe
+
+    def _pipe_for(self, is_kept: bool) -> DaliPipeline:
+        """Return the pipeline for kept images or for encoded samples; build it at its first use."""
+        if is_kept not in self._pipes:
+            self._pipes[is_kept] = DaliPipeline(self._plan_for(is_kept))
+        return self._pipes[is_kept]
+
+    def _plan_for(self, is_kept: bool) -> GraphPlan:
+        return replace(self._plan, pixels=True, resident=True) if is_kept else self._plan
 
     def _completed(
         self,
@@ -269,14 +316,17 @@ class Graph:
         return DecodedBatch(images, bad)
 
     def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> torch.Tensor:
-        if self._side is None:
-            plan = self._plan
+        is_kept = rows[0] in flight.kept
+        if is_kept not in self._sides:
+            plan = self._plan_for(is_kept)
             few = min(plan.threads, _SIDE_THREADS)
             size = min(plan.batch_size, SMALL_RUN_SAMPLES)
-            self._side = DaliPipeline(replace(plan, batch_size=size, threads=few, constant=False))
-        held = self._side.schedule(*select_rows(flight.batch, flight.draws, rows))
+            plan = replace(plan, batch_size=size, threads=few, constant=False)
+            self._sides[is_kept] = DaliPipeline(plan)
+        side = self._sides[is_kept]
+        held = side.schedule(*select_rows(flight.batch, flight.draws, rows))
         try:
-            return self._side.take(len(rows))
+            return side.take(len(rows))
         except RuntimeError as error:
             check_machine(error, remedy=_LESS_MEMORY)
             raise
@@ -288,7 +338,7 @@ class Graph:
         read the header, or a whole batch fails for an unknown reason."""
         encoded = flight.batch.encoded
         for row in [row for row, why in bad.items() if why == NO_IMAGE and not self._plan.pixels]:
-            if not isinstance(read_header(encoded[row]), Rejection):
+            if row not in flight.kept and not isinstance(read_header(encoded[row]), Rejection):
                 raise machine_error(
                     f"nvImageCodec fails on sample {int(flight.batch.ids[row])}, whose header it "
                     "can read"

@@ -1,5 +1,5 @@
 from . import batch_pipeline as batch_pipeline
-from . import resident_memory as resident_memory
+from . import resident_images as resident_images
 from . import runner as runner
 from .bad_samples import BadCount as BadCount
 from .batch import Batch as Batch
@@ -13,14 +13,14 @@ from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
 from .prefetch import wanted_share as wanted_share
 from .ragged import Ragged as Ragged
-from .resident_images import KeptColumns as KeptColumns, ResidentImages as ResidentImages
-from .resident_memory import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
-from .resident_memory import AUTO_SHARE_CPU as AUTO_SHARE_CPU, MemoryBudget as MemoryBudget
-from .resident_memory import SAMPLE_BYTES_CPU as SAMPLE_BYTES_CPU
-from .resident_memory import SAMPLE_BYTES_CUDA as SAMPLE_BYTES_CUDA
-from .resident_memory import dali_needs_bytes as dali_needs_bytes, decoded_bytes as decoded_bytes
-from .resident_memory import memory_budget as memory_budget, resident_bytes as resident_bytes
-from .resident_memory import share_of_rank as share_of_rank
+from .resident_images import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
+from .resident_images import AUTO_SHARE_CPU as AUTO_SHARE_CPU, KeptColumns as KeptColumns
+from .resident_images import MemoryBudget as MemoryBudget, ResidentImages as ResidentImages
+from .resident_images import SAMPLE_BYTES_CPU as SAMPLE_BYTES_CPU
+from .resident_images import SAMPLE_BYTES_CUDA as SAMPLE_BYTES_CUDA
+from .resident_images import dali_needs_bytes as dali_needs_bytes, decoded_bytes as decoded_bytes
+from .resident_images import memory_budget as memory_budget, resident_bytes as resident_bytes
+from .resident_images import share_of_rank as share_of_rank
 from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
 from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of

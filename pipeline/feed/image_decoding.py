@@ -23,7 +23,6 @@ from penstock.augment import (
     soft_targets,
 )
 from penstock.cache import ConfigError
-from penstock.pipeline.feed.resident_memory import make_resident
 from penstock.readers import ANY_SIZE
 from penstock.readers.fieldtypes import BoxUnits, DenseColumn, EncodedColumn, ListColumn
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.augment import FieldRecipes, ImageMoves, Mix
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
-    from penstock.pipeline.feed.resident_images import ResidentGraph, ResidentImages
+    from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import JobOrder
     from penstock.readers import EncodedBatch, ImageRange, Source
@@ -95,8 +94,11 @@ class ImageGraphs:
     If one graph raises, the others are a batch ahead of it; call drain() before the next batch.
     """
 
-    def __init__(self, graphs: Mapping[str, Graph | ResidentGraph]) -> None:
-        self._graphs = dict(graphs)
+    def __init__(
+        self, graphs: Mapping[str, Graph], *, resident: ResidentImages | None = None
+    ) -> None:
+        """resident: the images in memory from which the graphs are fed, closed after them."""
+        self._graphs, self._resident = dict(graphs), resident
 
     def __bool__(self) -> bool:
         return bool(self._graphs)
@@ -144,9 +146,13 @@ class ImageGraphs:
             graph.drain()
 
     def close(self) -> None:
-        """Release the graphs."""
-        for graph in self._graphs.values():
-            graph.close()
+        """Release the graphs, then the images from which they were fed."""
+        try:
+            for graph in self._graphs.values():
+                graph.close()
+        finally:
+            if self._resident is not None:
+                self._resident.close()
 
 
 def _missing(content: SampleBatch, field: str) -> dict[int, str]:
@@ -180,9 +186,7 @@ def _with_stand_ins(
     return stood_in, few, {}
 
 
-def _decode(
-    graph: Graph | ResidentGraph, content: SampleBatch, draws: Draws, field: str
-) -> DecodedBatch:
+def _decode(graph: Graph, content: SampleBatch, draws: Draws, field: str) -> DecodedBatch:
     missing = _missing(content, field)
     if not missing:
         return graph.decode(content.encoded(field), draws)
@@ -264,42 +268,6 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
-def _make_graphs(
-    recipes: FieldRecipes,
-    options: LoaderOptions,
-    resident: ResidentImages | None,
-    shares: Mapping[str, int],
-    *,
-    elsewhere: int,
-) -> ImageGraphs:
-    """Build the graphs that decode a loader's batches.
-
-    shares: decode threads by field. elsewhere: the most samples of other ranks that are read as
-    partners if the recipe mixes.
-    """
-    graphs: dict[str, Graph | ResidentGraph] = {}
-    try:
-        for field, recipe in recipes.images.items():
-            mixes = options.world.size > 1 and bool(recipe.mixing)
-            plan = GraphPlan(
-                recipe,
-                batch_size=options.per_rank + (elsewhere if mixes else 0),
-                threads=shares[field],
-                device_id=options.device.index,
-                deterministic=options.deterministic,
-            )
-            if resident is None:
-                graphs[field] = Graph(plan)
-            else:
-                from penstock.pipeline.feed.resident_images import ResidentGraph
-
-                graphs[field] = ResidentGraph(resident, plan)
-    except BaseException:
-        ImageGraphs(graphs).close()
-        raise
-    return ImageGraphs(graphs)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageDecoding:
     """The parts of a loader's pipeline for images and for the fields that follow them."""
@@ -322,15 +290,32 @@ def make_decoding(
     """Build the parts that decode, augment and mix images. Raises ConfigError."""
     contents, samples = dataset.contents, int(dataset.contents.sizes.sum())
     mixed = make_mixed(mapped.schema, options, recipes)
-    resident = make_resident(dataset, options, order, recipes.images, mapped, threads=threads)
+    resident: ResidentImages | None = None
+    if options.resident is not False:
+        from penstock.pipeline.feed.resident_images import make_resident
+
+        resident = make_resident(dataset, options, order, recipes.images, mapped, threads=threads)
     shares = thread_shares(threads, {field: contents.images[field] for field in recipes.images})
+    elsewhere = order.partners_elsewhere(options.world) if options.world.size > 1 else 0
+    graphs: dict[str, Graph] = {}
+    try:
+        for field, recipe in recipes.images.items():
+            plan = GraphPlan(
+                recipe,
+                batch_size=options.per_rank + (elsewhere if recipe.mixing else 0),
+                threads=shares[field],
+                device_id=options.device.index,
+                deterministic=options.deterministic,
+            )
+            graphs[field] = Graph(plan, kept=None if resident is None else resident.feed)
+    except BaseException:
+        ImageGraphs(graphs).close()
+        raise
     return ImageDecoding(
         draws=BatchDraws(
             recipes=recipes, seed=order.settings.seed, units=BoxUnits(enough=min(8, samples))
         ),
-        graphs=_make_graphs(
-            recipes, options, resident, shares, elsewhere=order.partners_elsewhere(options.world)
-        ),
+        graphs=ImageGraphs(graphs, resident=resident),
         mixed=mixed,
         resident=resident,
     )

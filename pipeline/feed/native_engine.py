@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.cache import ClosedError, NotPicklableError, PenstockError, PlanError, check_process
 from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_order
-from penstock.pipeline.feed.frozen_order import freeze_order
+from penstock.pipeline.feed.frozen_order import check_state, freeze_order, lane_order_of
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.options import check_count, check_epoch
-from penstock.pipeline.plan import Cursor, LaneOrder, first_slot, order_fingerprint
+from penstock.pipeline.plan import Cursor, first_slot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,14 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.members import Membership
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import JobOrder, JobPlan, LoaderState, PlanSettings, World
+    from penstock.pipeline.plan import (
+        JobOrder,
+        JobPlan,
+        LaneOrder,
+        LoaderState,
+        PlanSettings,
+        World,
+    )
     from penstock.pipeline.report import Statistics
     from penstock.readers import Source
 
@@ -207,19 +214,7 @@ class NativeEngine:
         Raises ResumeError for a state of another dataset, seed or plan, and the errors of building;
         the engine is then unchanged.
         """
-        from penstock.pipeline.plan import check_resumable, other_order
-
-        contents = self.dataset.contents
-        check_resumable(
-            state,
-            dataset=contents.fingerprint,
-            samples=contents.samples,
-            wanted=self.options.wanted(),
-        )
-        fingerprint = order_fingerprint(contents, state.plan)
-        if fingerprint != state.fingerprint:
-            raise other_order(state.fingerprint, fingerprint)
-        lane_order = _lane_order_of(state)
+        lane_order = check_state(self.dataset, state, wanted=self.options.wanted())
         if self._assembly is not None:
             self._assembly.membership.compare_state(_describe(state))
             options = self._user_options.resumed(state)
@@ -318,7 +313,7 @@ class NativeEngine:
         self._check_open()
         state = self._state_at(step)
         options = user_options.resumed(state, warns=False)
-        lane_order = _lane_order_of(state)
+        lane_order = lane_order_of(state)
         order = freeze_order(self.dataset, options, state.plan, lane_order)
         old = None if self._assembly is None else self._assembly.membership
         from penstock.pipeline.members import agreed_lane_order, rejoin_ranks
@@ -381,7 +376,7 @@ class NativeEngine:
         ):
             settings = self.order.settings  # a plan doesn't change once it is made
         old = self._assembly
-        kept = self.order.lane_order if old is not None else _lane_order_of(state)
+        kept = self.order.lane_order if old is not None else lane_order_of(state)
         options = user_options if state is None else user_options.resumed(state)
         self._rebuild(options, settings, lane_order=None if settings is None else kept)
         if state is not None and self._position.is_restored:
@@ -462,13 +457,6 @@ class NativeEngine:
             f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
             f"{self.world.size}, device={str(self.options.device)!r}, at {self._position.cursor})"
         )
-
-
-def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:
-    """Return the lane order of a state; None is the identity. Raises ResumeError."""
-    if state is None or state.lane_order is None:
-        return None
-    return LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
 
 
 def _describe(state: LoaderState) -> str:

@@ -40,24 +40,16 @@ from penstock.cache import (
     run_tasks,
     worker_name,
 )
+from penstock.pipeline.feed.frozen_order import bucket_order, check_state, freeze_order
 from penstock.pipeline.feed.shard_fills import NodeShare
 from penstock.pipeline.options import (
     DEFAULT_ORDER,
+    LoaderOptions,
     Order,
-    batch_schedule,
     check_count,
     shuffle_settings,
 )
-from penstock.pipeline.plan import (
-    Cursor,
-    JobOrder,
-    Needs,
-    Walk,
-    World,
-    node_ranks,
-    ordered_settings,
-    shuffled_settings,
-)
+from penstock.pipeline.plan import Cursor, Needs, World, node_ranks
 from penstock.readers import Dataset, SerializedSource, Source
 
 if TYPE_CHECKING:
@@ -69,7 +61,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk import DiskCache
     from penstock.pipeline.options import GlobalBatch
-    from penstock.pipeline.plan import BatchSchedule
+    from penstock.pipeline.plan import JobOrder
     from penstock.readers import Contents, RemoteShards
     from penstock.readers.origin import Url
 
@@ -111,67 +103,35 @@ class WarmRequest:
     def job(self, source: Source, world: World) -> tuple[JobOrder, Cursor]:
         """Return the job's order, and where its next batch begins.
 
-        Raises ConfigError, and ResumeError for a state of another dataset or order.
+        Raises ConfigError and PlanError, and ResumeError for a state of another dataset or order.
         """
-        given = self.global_batch_size
-        if self.state is not None:
-            wanted = None if given is None else batch_schedule(given)
-            return _resumed(source, self.state, wanted, world)
-        schedule = batch_schedule(BATCH_PER_RANK * world.size if given is None else given)
-        _check_batches(schedule, world)
-        settings = ordered_settings(seed=self.seed)
-        if self.shuffle:
-            settings = shuffled_settings(
-                source.contents,
-                seed=self.seed,
-                global_batch=schedule.first_size,
-                lanes=self.order.lanes,
-                window=self.order.window,
-                reshuffle=self.order.reshuffle,
-            )
-        walk = Walk(samples=source.contents.samples, schedule=schedule, drop_last=False)
-        return JobOrder(source=source, settings=settings, walk=walk), Cursor(self.epoch, 0)
+        from penstock.pipeline.plan import LoaderState  # not needed at a job's first start
 
-
-def _check_batches(schedule: BatchSchedule, world: World) -> None:
-    if (least := schedule.smallest) < world.size:
-        raise ConfigError(
-            f"global_batch_size: got {least}, wanted at least the world's {world.size} ranks."
-        )
-
-
-def _resumed(
-    source: Source, saved: dict[str, Any], wanted: BatchSchedule | None, world: World
-) -> tuple[JobOrder, Cursor]:
-    """Return a saved state's order and position. wanted: batch sizes from there on, or None."""
-    # Not needed at a job's first start.
-    from penstock.pipeline.plan import (
-        LaneOrder,
-        LoaderState,
-        check_resumable,
-        order_fingerprint,
-        other_order,
-        resumed_schedule,
-    )
-
-    state, contents = LoaderState.from_dict(saved), source.contents
-    check_resumable(state, dataset=contents.fingerprint, samples=contents.samples, wanted={})
-    fingerprint = order_fingerprint(contents, state.plan)
-    if fingerprint != state.fingerprint:
-        raise other_order(state.fingerprint, fingerprint)
-    order = None
-    if state.lane_order is not None:
-        order = LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
-    if state.plan.buckets is not None:
-        from penstock.pipeline.feed.frozen_order import bucket_order
-
-        job = bucket_order(source, state.plan, order)
+        state = None if self.state is None else LoaderState.from_dict(self.state)
+        global_batch = self.global_batch_size
+        if global_batch is None and state is None:
+            global_batch = BATCH_PER_RANK * world.size
+        drop_last = state is not None and state.drop_last
+        no_device: Any = None  # a warm-up reads no samples
+        options = LoaderOptions(
+            kind="native",
+            seed=self.seed,
+            shuffle=self.shuffle,
+            order=self.order,
+            global_batch_size=global_batch,
+            drop_last=drop_last,
+            pad=None if drop_last else "mask",
+            device=no_device,
+        ).at(world, device=no_device)
+        if state is None:
+            return freeze_order(source, options), Cursor(self.epoch, 0)
+        lane_order = check_state(source, state)
+        if state.plan.buckets is None:
+            options = options.resumed(state, warns=False)
+            job = freeze_order(source, options, state.plan, lane_order)
+        else:
+            job = bucket_order(source, state.plan, lane_order)
         return job, job.walk.normalise(state.cursor)
-    schedule = resumed_schedule(state, wanted, drop_last=state.drop_last)
-    _check_batches(schedule, world)
-    walk = Walk(samples=contents.samples, schedule=schedule, drop_last=state.drop_last)
-    job = JobOrder(source=source, settings=state.plan, walk=walk, lane_order=order)
-    return job, walk.normalise(state.cursor)
 
 
 _FillOutcome = Literal["fetched", "there", "no room", "failed"]
@@ -459,9 +419,9 @@ def warm(
     doesn't reach the workers.
 
     Raises ConfigError for a local dataset, one without cache=, and a limit below two open windows;
-    ResumeError for a state of another dataset; WriteError for a cache folder that can't be used;
-    and the errors of opening the dataset. An object that fails doesn't end the warm-up: see
-    WarmResult.failed.
+    PlanError for a global batch smaller than the world; ResumeError for a state of another dataset;
+    WriteError for a cache folder that can't be used; and the errors of opening the dataset. An
+    object that fails doesn't end the warm-up: see WarmResult.failed.
     """
     wanted = WarmRequest(
         epoch=epoch,

@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock.cache import ConfigError, DatasetNotFoundError, WriteError
+from penstock.cache import ConfigError, DatasetNotFoundError, PlanError, WriteError
 from penstock.cache.base import RequestError
 from penstock.cache.disk import DiskCache
 from penstock.pipeline import DataLoader, Order, World
@@ -243,7 +243,7 @@ def test_what_can_not_be_warmed_is_told(pack: Path, tmp_path: Path) -> None:
         warm(uncached)
     with (
         dataset_of(pack, tmp_path / "cache") as dataset,
-        pytest.raises(ConfigError, match="global_batch_size: got 3"),
+        pytest.raises(PlanError, match="global_batch_size=3 is smaller than the world of 4"),
     ):
         warm(dataset, world=World(0, 4), global_batch_size=3)
     empty = tmp_path / "empty"

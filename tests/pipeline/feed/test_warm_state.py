@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache import ConfigError, ResumeError
+from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed import warm
 from penstock.pipeline.plan import LaneOrder
@@ -90,7 +90,7 @@ def test_other_batches_may_follow_and_nothing_else(pack: Path, tmp_path: Path) -
         assert warm(dataset, state=state, global_batch_size=4, dry_run=True).objects > 0
         with pytest.raises(ConfigError, match="seed: got 5 together with a state"):
             warm(dataset, state=state, seed=5)
-        with pytest.raises(ConfigError, match="global_batch_size: got 8"):
+        with pytest.raises(PlanError, match="global_batch_size=8 is smaller than the world of 9"):
             warm(dataset, state=state, world=World(0, 9))
         with pytest.raises(ResumeError, match="is damaged"):
             warm(dataset, state={**state, "step": 7})

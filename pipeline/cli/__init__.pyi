@@ -9,7 +9,7 @@ from .doctor_network import STORE as STORE, peer_facts as peer_facts
 from .doctor_network import peer_findings as peer_findings, probe_store as probe_store
 from .doctor_network import store_facts as store_facts
 from .doctor_table import CheckTable as CheckTable, DoctorFacts as DoctorFacts, Finding as Finding
-from .doctor_table import Verdict as Verdict, fail as fail
+from .doctor_table import fail as fail
 from .cache_command import ago as ago
 from .command_options import DatasetOptions as DatasetOptions
 from .inspect_batch import Picture as Picture, class_color as class_color

@@ -30,46 +30,16 @@ if TYPE_CHECKING:
 def bench(
     url: Source,
     *,
-    augment: Annotated[
-        str,
-        Option(
-            help="Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read "
-            "without decoding), or module:name of your own recipe."
-        ),
-    ] = "auto",
-    batch_size: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Samples per batch; by default the accelerator's, else 256 or the whole dataset.",
-        ),
-    ] = None,
-    device: Annotated[str, Option(help="Device that decodes images: cpu, cuda, cuda:1.")] = "cpu",
-    seconds: Annotated[float, Option(help="Length of each measured run.")] = 10.0,
-    against: Annotated[
-        str | None,
-        Option(help="Other loaders to measure in turns on the same files: torch,dali,… or all."),
-    ] = None,
-    step_ms: Annotated[
-        float | None, Option(help="Emulate a training step of this many milliseconds per batch.")
-    ] = None,
-    accelerator: Annotated[
-        str | None, Option(help="Emulate the step of a known accelerator: h100-resnet50.")
-    ] = None,
-    num_workers: Annotated[
-        int | None, Option(min=0, help="Decode threads; 0, the default: all usable cores.")
-    ] = None,
-    tune: Annotated[
-        bool,
-        Option(
-            "--tune",
-            help="Search for faster settings by short runs, and list them. Takes about four times "
-            "as long.",
-        ),
-    ] = False,
-    plot: Annotated[
-        Path | None, Option(help="Write a picture, such as bench.png; needs matplotlib.")
-    ] = None,
+    augment: str = "auto",
+    batch_size: Annotated[int | None, Option(min=1)] = None,
+    device: str = "cpu",
+    seconds: float = 10.0,
+    against: str | None = None,
+    step_ms: float | None = None,
+    accelerator: str | None = None,
+    num_workers: Annotated[int | None, Option(min=0)] = None,
+    tune: Annotated[bool, Option("--tune")] = False,
+    plot: Path | None = None,
     data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
@@ -78,6 +48,18 @@ def bench(
     It reports samples/s, CPU time, the wait for a batch, the utilisation of an accelerator if there
     is a training step, each stage's own ceiling, and the change that would help most. docs/bench.md
     explains every figure.
+
+    augment: Recipe: auto (imagenet if there are images), imagenet, imagenet-eval, none (read
+        without decoding), or module:name of your own recipe.
+    batch_size: Samples per batch; by default the accelerator's, else 256 or the whole dataset.
+    device: Device that decodes images: cpu, cuda, cuda:1.
+    seconds: Length of each measured run.
+    against: Other loaders to measure in turns on the same files: torch,dali,… or all.
+    step_ms: Emulate a training step of this many milliseconds per batch.
+    accelerator: Emulate the step of a known accelerator: h100-resnet50.
+    num_workers: Decode threads; 0, the default: all usable cores.
+    tune: Search for faster settings by short runs, and list them. Takes about four times as long.
+    plot: Write a picture, such as bench.png; needs matplotlib.
     """
     from penstock.pipeline.bench import Workload, check_plot, recipe_named, step_of
     from penstock.pipeline.options import parse_device

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from typer import Argument, Option
 
@@ -19,17 +18,20 @@ if TYPE_CHECKING:
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 """A recipe that has a name."""
 
-_dataset = partial(Option, rich_help_panel="The dataset")
+_PANEL = "The dataset"
 
 Source = Annotated[str, Argument(help="The dataset: a path or an fsspec URL.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout.")]
 StorageOption = Annotated[
     list[str] | None,
-    _dataset("--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."),
+    Option(
+        "--storage-option",
+        "-o",
+        help="KEY=VALUE for the file system (fsspec), repeatable.",
+        rich_help_panel=_PANEL,
+    ),
 ]
-Workers = Annotated[
-    int, Option(min=0, help="Decode threads; 0: all usable cores.", show_default=True)
-]
+Workers = Annotated[int, Option(min=0, help="Decode threads; 0: all usable cores.")]
 On = Annotated[
     str | None,
     Option(
@@ -42,70 +44,42 @@ On = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOptions:
-    """The options that describe a dataset, the same in all commands."""
+    """The options that describe a dataset, the same in all commands.
 
-    format: Annotated[
-        str,
-        _dataset(
-            help="Format of the data, if their names don't show it: folder, tar, pack, zarr, npy "
-            "(and .npz), parquet, arrow (and Feather), tokens."
-        ),
-    ] = "auto"
-    fields: Annotated[
-        str | None,
-        _dataset(
-            help="Fields to use, such as image,label (default: all), or the source of each, as a "
-            "sub-folder, pattern, column, member or path of an array: image=images,mask=masks."
-        ),
-    ] = None
-    schema: Annotated[
-        str | None,
-        _dataset(
-            help="Types of fields that aren't recognised, as JSON or a file with it: "
-            '{"boxes": {"kind": "boxes", "of": "image", "format": "xywh"}}.'
-        ),
-    ] = None
-    manifest: Annotated[
-        str | None,
-        _dataset(
-            help="Table of a folder's samples, such as list.csv or list.jsonl with a column path; "
-            "in the folder or elsewhere on this machine."
-        ),
-    ] = None
-    sample: Annotated[
-        list[str] | None,
-        _dataset(
-            help="Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, "
-            "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: one file is a "
-            "sample; row: one step of the first axis is a sample."
-        ),
-    ] = None
-    stride: Annotated[
-        list[str] | None,
-        _dataset(help="Distance between samples, written as --sample; by default their size."),
-    ] = None
-    dtype: Annotated[
-        str | None, _dataset(help="Number type of raw files, such as uint16 for tokens.")
-    ] = None
-    documents: Annotated[
-        str | None, _dataset(help="How sequences treat documents: across, within or pack.")
-    ] = None
-    vocabulary: Annotated[
-        int | None, _dataset(help="Number of token ids; a sample with others is bad.")
-    ] = None
-    allow_empty: Annotated[
-        bool,
-        _dataset(
-            "--allow-empty",
-            help="Keep the class number of a class folder without samples, which is otherwise an "
-            "error.",
-        ),
-    ] = False
-    max_pixels: Annotated[
-        int | None,
-        _dataset(min=1, help="Largest accepted image or mask, in pixels; by default 134,217,728."),
-    ] = None
-    cache: Annotated[Path | None, _dataset(help="Cache folder for a remote URL.")] = None
+    format: Format of the data, if their names don't show it: folder, tar, pack, zarr, npy (and
+        .npz), parquet, arrow (and Feather), tokens.
+    fields: Fields to use, such as image,label (default: all), or the source of each, as a
+        sub-folder, pattern, column, member or path of an array: image=images,mask=masks.
+    schema: Types of fields that aren't recognised, as JSON or a file with it: {"boxes": {"kind":
+        "boxes", "of": "image", "format": "xywh"}}.
+    manifest: Table of a folder's samples, such as list.csv or list.jsonl with a column path; in the
+        folder or elsewhere on this machine.
+    sample: Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, 8,-,256,256, or
+        image=8,-,256,256 for one array (repeatable); file: one file is a sample; row: one step of
+        the first axis is a sample.
+    stride: Distance between samples, written as --sample; by default their size.
+    dtype: Number type of raw files, such as uint16 for tokens.
+    documents: How sequences treat documents: across, within or pack.
+    vocabulary: Number of token ids; a sample with others is bad.
+    allow_empty: Keep the class number of a class folder without samples, which is otherwise an
+        error.
+    max_pixels: Largest accepted image or mask, in pixels; by default 134,217,728.
+    cache: Cache folder for a remote URL.
+    """
+
+    panel: ClassVar[str] = _PANEL
+    format: str = "auto"
+    fields: str | None = None
+    schema: str | None = None
+    manifest: str | None = None
+    sample: list[str] | None = None
+    stride: list[str] | None = None
+    dtype: str | None = None
+    documents: str | None = None
+    vocabulary: int | None = None
+    allow_empty: Annotated[bool, Option("--allow-empty")] = False
+    max_pixels: Annotated[int | None, Option(min=1)] = None
+    cache: Path | None = None
     storage_option: StorageOption = None
 
     def sampling(self) -> Sampling:
@@ -143,11 +117,12 @@ class DatasetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedOptions(DatasetOptions):
-    """The options that describe a dataset with an index, for commands that don't build one."""
+    """The options that describe a dataset with an index, for commands that don't build one.
 
-    index_folder: Annotated[
-        str | None, _dataset("--index", help="Folder that `penstock index --out` wrote.")
-    ] = None
+    index_folder: Folder that `penstock index --out` wrote.
+    """
+
+    index_folder: Annotated[str | None, Option("--index")] = None
 
     def description(self) -> dict[str, Any]:
         """Return the arguments of `open_index`. Raises ConfigError."""

@@ -3,14 +3,19 @@
 Each module `*_command.py` of this package registers its commands by `command`, and `main` imports
 all of them. A group of options is a dataclass whose fields are annotated for typer: a command takes
 the group as one parameter, and typer sees its fields as options, so each option is declared once.
+
+The help of an option stands in the docstring of its function or group, as `name: text` on a line of
+its own, with indented lines that continue it.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import re
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -40,12 +45,10 @@ def command(
     examples_by_command[words] = examples
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        # Help breaks lines by the terminal, and typer breaks examples at blank lines.
-        paragraphs = (" ".join(one.split()) for one in (function.__doc__ or "").split("\n\n"))
-        run = _with_options_of_groups(function)
+        run = _with_options(function)
         to.command(
             words.split()[-1],
-            help="\n\n".join(paragraphs),
+            help=_documented(function)[0],
             epilog="\n\n".join(("[bold]Examples[/bold]", *examples)),
         )(run)
         return run
@@ -53,34 +56,65 @@ def command(
     return register
 
 
-def _with_options_of_groups(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the function with the options of a group in place of the group's parameter.
+_OPTION = re.compile(r"^(\w+): ", re.MULTILINE)
+
+
+def _documented(of: object) -> tuple[str, dict[str, str]]:
+    """Return the help in a docstring, and the help of each option by its name."""
+    help, *options = _OPTION.split(inspect.getdoc(of) or "")
+    texts = (" ".join(text.split()) for text in options[1::2])
+    # Help breaks lines by the terminal, and typer breaks examples at blank lines.
+    paragraphs = (" ".join(one.split()) for one in help.strip().split("\n\n"))
+    return "\n\n".join(paragraphs), dict(zip(options[::2], texts, strict=True))
+
+
+def _with_help(hint: Any, help: str | None, panel: str | None = None) -> Any:
+    """Return the annotation of an option with its help, below the title `panel`."""
+    if help is None:
+        return hint
+    kind, *infos = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    info = copy.copy(infos[0]) if infos else typer.Option()
+    info.help, info.rich_help_panel = help, info.rich_help_panel or panel
+    return Annotated[kind, info]
+
+
+def _options_of(group: Any) -> dict[str, inspect.Parameter]:
+    """Return the options of a group by name. Its class variable `panel` is their title."""
+    hints = get_type_hints(group, include_extras=True)
+    helps: dict[str, str] = {}
+    for each in filter(is_dataclass, reversed(group.__mro__)):
+        helps |= _documented(each)[1]
+    panel = getattr(group, "panel", None)
+    return {
+        each.name: inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=_with_help(hints[each.name], helps.get(each.name), panel),
+        )
+        for each in fields(group)
+    }
+
+
+def _with_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the function with the help of its options, and with the options of a group in place of
+    the group's parameter.
 
     A parameter of the function replaces the option of the same name.
     """
-    signature = inspect.signature(function, eval_str=True)
-    parameters = signature.parameters
-    groups: dict[str, Any] = {
-        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
-    }
+    signature, helps = inspect.signature(function, eval_str=True), _documented(function)[1]
+    groups: dict[str, Any] = {}
     members: dict[str, list[str]] = {}
     options: list[inspect.Parameter] = []
-    for name, parameter in parameters.items():
-        if name not in groups:
-            options.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        hints = get_type_hints(groups[name], include_extras=True)
-        own = [each for each in fields(groups[name]) if each.name not in parameters]
-        members[name] = [each.name for each in own]
-        options += [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=hints[each.name],
-            )
-            for each in own
-        ]
+    for name, one in signature.parameters.items():
+        if is_dataclass(one.annotation):
+            own = _options_of(one.annotation)
+            members[name] = [each for each in own if each not in signature.parameters]
+            groups[name] = one.annotation
+            options += [own[each] for each in members[name]]
+        else:
+            hint = _with_help(one.annotation, helps.get(name))
+            options.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
 
     @functools.wraps(function)
     def run(**passed: Any) -> None:

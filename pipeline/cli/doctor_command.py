@@ -6,7 +6,6 @@ The checks are rows of tables (`doctor_machine`, `doctor_network`), which `docto
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,50 +60,16 @@ _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     "penstock doctor --url s3://bucket/photos -o region=eu-central-1",
 )
 def doctor(
-    folder: Annotated[
-        Path | None,
-        Argument(metavar="[DIR]", help="Also check this folder for data, packs or a cache."),
-    ] = None,
-    url: Annotated[
-        str | None,
-        Option(
-            help="Check the store of a dataset's URL: answers, credentials, listing, ranges, time "
-            "of a request."
-        ),
-    ] = None,
+    folder: Annotated[Path | None, Argument(metavar="[DIR]")] = None,
+    url: str | None = None,
     storage_option: StorageOption = None,
-    peer: Annotated[
-        list[str] | None,
-        Option(
-            metavar="HOST:PORT",
-            help="Check the server of another node: reachable, same protocol, same secret, speed. "
-            "Repeatable.",
-        ),
-    ] = None,
-    serve_peer: Annotated[
-        str | None,
-        Option(
-            metavar="HOST:PORT",
-            help="Serve at this node's own address for ten minutes, so that other nodes can use "
-            "--peer before a job runs; with DIR, serve that cache.",
-        ),
-    ] = None,
-    peer_token_file: Annotated[
-        Path | None,
-        Option(
-            help="With --peer or --serve-peer: file with the nodes' shared secret; by default "
-            "PENSTOCK_PEER_TOKEN."
-        ),
-    ] = None,
+    peer: Annotated[list[str] | None, Option(metavar="HOST:PORT")] = None,
+    serve_peer: Annotated[str | None, Option(metavar="HOST:PORT")] = None,
+    peer_token_file: Path | None = None,
     peer_certificates: Annotated[
-        tuple[Path, Path, Path] | None,
-        Option(
-            metavar="FILE FILE FILE",
-            help="With --peer or --serve-peer: certificate, key and authority (PEM files), if the "
-            "nodes use TlsFiles.",
-        ),
+        tuple[Path, Path, Path] | None, Option(metavar="FILE FILE FILE")
     ] = None,
-    tls: Annotated[bool, Option(help="Use --no-tls on a network declared private.")] = True,
+    tls: bool = True,
     as_json: Json = False,
 ) -> None:
     """Check this machine: Python, torch, DALI, Zarr, GPU, cores, threads, memory, limits, launcher.
@@ -112,6 +77,19 @@ def doctor(
     With DIR, also check its disk, and a cache's limit, owner, leftovers and jobs; with --url, a
     store; with --peer, the connection to other nodes. Each line shows ok, warn or fail, and a
     remedy. The exit code is 1 if a check fails.
+
+    folder: Also check this folder for data, packs or a cache.
+    url: Check the store of a dataset's URL: answers, credentials, listing, ranges, time of a
+        request.
+    peer: Check the server of another node: reachable, same protocol, same secret, speed.
+        Repeatable.
+    serve_peer: Serve at this node's own address for ten minutes, so that other nodes can use --peer
+        before a job runs; with DIR, serve that cache.
+    peer_token_file: With --peer or --serve-peer: file with the nodes' shared secret; by default
+        PENSTOCK_PEER_TOKEN.
+    peer_certificates: With --peer or --serve-peer: certificate, key and authority (PEM files), if
+        the nodes use TlsFiles.
+    tls: Use --no-tls on a network declared private.
     """
     if folder is not None and ":/" in str(folder):
         raise ConfigError(
@@ -133,7 +111,7 @@ def doctor(
     found = list(_findings(folder, nodes, url, parse_storage_options(storage_option) or {}))
     failed = any(finding.status == "fail" for finding in found)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(each) for each in found]}))
+        typer.echo(json.dumps({"ok": not failed, "checks": [each._asdict() for each in found]}))
     else:
         _print(found)
     if failed:

@@ -44,14 +44,14 @@ from penstock.cache.base import (
     usable_cores,
 )
 from penstock.cache.disk import FolderLayout, UncountedError, admin, boot_id, is_damage
-from penstock.pipeline.cli.doctor_table import CheckTable, Verdict, count, fail, ok, warn
+from penstock.pipeline.cli.doctor_table import CheckTable, Finding, count, fail, ok, ok_if, warn
 from penstock.pipeline.plan import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.cache.disk import BlobRow, Catalogue, JobRow
-    from penstock.pipeline.cli.doctor_table import DoctorFacts, Finding
+    from penstock.pipeline.cli.doctor_table import DoctorFacts
 
 
 MACHINE, FOLDER, CACHE = CheckTable(), CheckTable(), CheckTable()
@@ -87,7 +87,7 @@ def _interpreter(_: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("python", _interpreter)
-def _judge_python(f: DoctorFacts) -> Verdict:
+def _judge_python(f: DoctorFacts) -> Finding:
     found = f"{f.python}, {f.system} {f.machine}"
     if _numbers(f.python)[:2] < OLDEST_PYTHON:
         return fail(found, f"Use Python {_dotted(OLDEST_PYTHON)} or newer.")
@@ -176,7 +176,7 @@ def _file_names(files: Sequence[str]) -> str:
 
 
 @MACHINE.check("package", lambda _: package_facts(Path.cwd()))
-def _judge_package(f: DoctorFacts) -> Iterator[Verdict]:
+def _judge_package(f: DoctorFacts) -> Iterator[Finding]:
     """Yield a verdict for each fault, or one that reports none."""
     if not (f.hiding or f.namesakes or f.altered):
         state = "" if f.altered is None else "as installed; "
@@ -252,7 +252,7 @@ def _torch(_: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("torch", _torch)
-def _judge_torch(f: DoctorFacts) -> Verdict:
+def _judge_torch(f: DoctorFacts) -> Finding:
     version, cuda = f.torch.version, f.torch.cuda
     if version is None or f.torch.error is not None:
         found = "not installed" if version is None else f"{version}: {f.torch.error}"
@@ -303,7 +303,7 @@ def _install_dali(f: DoctorFacts, options: str = "") -> str:
 
 
 @MACHINE.check("dali", _dali)
-def _judge_dali(f: DoctorFacts) -> Verdict:
+def _judge_dali(f: DoctorFacts) -> Finding:
     if f.dali.version is None:
         return fail("not installed", _install_dali(f))
     if len(f.dali_builds) > 1:
@@ -345,7 +345,7 @@ def _decode(f: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("decoding", _decode)
-def _judge_decoding(f: DoctorFacts) -> Verdict:
+def _judge_decoding(f: DoctorFacts) -> Finding:
     if f.decode_error is None:
         remedy = "The test needs DALI and Pillow: pip install 'penstock[dali]' pillow"
         return warn("not tried", remedy)
@@ -355,7 +355,7 @@ def _judge_decoding(f: DoctorFacts) -> Verdict:
 
 
 @MACHINE.check("zarr", lambda _: {"zarr": _module("zarr", "numcodecs", "zarr")})
-def _judge_zarr(f: DoctorFacts) -> Verdict:
+def _judge_zarr(f: DoctorFacts) -> Finding:
     zarr, install = f.zarr, "pip install -U 'penstock[zarr]'"
     if zarr.version is None:  # an optional dependency
         return ok(f"not installed; Zarr datasets need it: {install}")
@@ -368,7 +368,7 @@ def _judge_zarr(f: DoctorFacts) -> Verdict:
 
 
 @MACHINE.check("gpu")
-def _judge_gpu(f: DoctorFacts) -> Verdict:
+def _judge_gpu(f: DoctorFacts) -> Finding:
     if f.gpus:
         driver = f"; driver for CUDA {_dotted(f.driver_cuda)}" if f.driver_cuda else ""
         return ok(f"{', '.join(f.gpus)}{driver}")
@@ -407,7 +407,7 @@ def _cores(_: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("cores", _cores)
-def _judge_cores(f: DoctorFacts) -> Verdict:
+def _judge_cores(f: DoctorFacts) -> Finding:
     found = f"{f.usable} usable of {f.cpus}"
     if f.usable >= f.cpus:
         return ok(found)
@@ -435,7 +435,7 @@ def _world(_: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("threads")
-def _judge_threads(f: DoctorFacts) -> Verdict:
+def _judge_threads(f: DoctorFacts) -> Finding:
     if f.torch_threads is None:
         return warn("unknown without torch", "Install torch.")
     local = 1 if isinstance(f.world, str) else f.world.local_size
@@ -462,7 +462,7 @@ def _shm(_: DoctorFacts) -> dict[str, Any]:
 
 
 @MACHINE.check("/dev/shm", _shm)
-def _judge_shm(f: DoctorFacts) -> Verdict:
+def _judge_shm(f: DoctorFacts) -> Finding:
     if f.shm is None:
         return warn("not there", "Torch's workers need it: mount it, or use num_workers=0.")
     found = f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free"
@@ -476,7 +476,7 @@ def _judge_shm(f: DoctorFacts) -> Verdict:
 
 
 @MACHINE.check("open files", lambda _: {"open_files": getrlimit(RLIMIT_NOFILE)})
-def _judge_open_files(f: DoctorFacts) -> Verdict:
+def _judge_open_files(f: DoctorFacts) -> Finding:
     soft, hard = f.open_files
     shown = ["no limit" if limit < 0 else f"{limit:,}" for limit in (soft, hard)]
     found = f"{shown[0]} (up to {shown[1]})"
@@ -486,7 +486,7 @@ def _judge_open_files(f: DoctorFacts) -> Verdict:
 
 
 @MACHINE.check("world", _world)
-def _judge_world(f: DoctorFacts) -> Verdict:
+def _judge_world(f: DoctorFacts) -> Finding:
     if isinstance(f.world, str):
         return fail(f.world, "Correct the launcher's variables.")
     if f.launcher is not None and (f.world.size > 1 or f.launcher != "srun"):
@@ -521,7 +521,7 @@ def folder_facts(path: Path) -> dict[str, Any]:
 
 
 @FOLDER.check("folder", lambda f: folder_facts(f.path), is_gate=True)
-def _judge_folder(f: DoctorFacts) -> Verdict:
+def _judge_folder(f: DoctorFacts) -> Finding:
     if not f.exists or not f.is_folder:
         found = f"{f.path}: {'not a folder' if f.exists else 'not there'}"
         return fail(found, f"mkdir -p {f.path}")
@@ -538,7 +538,7 @@ def _judge_folder(f: DoctorFacts) -> Verdict:
 
 
 @FOLDER.check("space")
-def _judge_space(f: DoctorFacts) -> Verdict:
+def _judge_space(f: DoctorFacts) -> Finding:
     found = f"{format_size(f.free_bytes)} of {format_size(f.total_bytes)} free"
     if f.free_files == 0:
         return fail(
@@ -551,7 +551,7 @@ def _judge_space(f: DoctorFacts) -> Verdict:
 
 
 @FOLDER.check("file system")
-def _judge_file_system(f: DoctorFacts) -> Verdict:
+def _judge_file_system(f: DoctorFacts) -> Finding:
     if f.network and not f.kind.startswith("fuse"):
         return warn(
             f.kind,
@@ -697,14 +697,14 @@ def _leftovers(layout: FolderLayout, rows: list[BlobRow]) -> dict[str, int]:
 
 
 @CACHE.check("cache", lambda f: cache_facts(f.path), is_gate=True)
-def _judge_cache(f: DoctorFacts) -> Verdict:
+def _judge_cache(f: DoctorFacts) -> Finding:
     if f.problem is not None:
         return fail(f.problem, f.remedy)
     return ok(f"{count(f.blobs, 'blob')}, {format_size(f.used_bytes)}")
 
 
 @CACHE.check("owner")
-def _judge_owner(f: DoctorFacts) -> Verdict:
+def _judge_owner(f: DoctorFacts) -> Finding:
     found = f"user {f.owner}, mode {f.mode:04o}"
     if f.owner != f.user:
         remedy = "Jobs of this user can't use it: give them a cache folder of their own."
@@ -716,7 +716,7 @@ def _judge_owner(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("limit")
-def _judge_limit(f: DoctorFacts) -> Verdict:
+def _judge_limit(f: DoctorFacts) -> Finding:
     if f.max_bytes is None:
         return ok("none yet: the first job sets it")
     found = f"{format_size(f.used_bytes)} of {format_size(f.max_bytes)} used"
@@ -733,7 +733,7 @@ def _judge_limit(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("inodes")
-def _judge_inodes(f: DoctorFacts) -> Verdict:
+def _judge_inodes(f: DoctorFacts) -> Finding:
     if f.free_files is None or f.free_files >= FEW_FREE_FILES:
         return ok("not limited" if f.free_files is None else f"{f.free_files:,} free")
     remedy = "A blob is a file: delete small files on this disk, or choose another."
@@ -741,7 +741,7 @@ def _judge_inodes(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("cache disk")
-def _judge_cache_disk(f: DoctorFacts) -> Verdict | None:
+def _judge_cache_disk(f: DoctorFacts) -> Finding | None:
     if not f.network:
         return None
     remedy = "A cache must lie on a disk of this node: NVMe, or /dev/shm for a small one."
@@ -749,7 +749,7 @@ def _judge_cache_disk(f: DoctorFacts) -> Verdict | None:
 
 
 @CACHE.check("boot")
-def _judge_boot(f: DoctorFacts) -> Verdict:
+def _judge_boot(f: DoctorFacts) -> Finding:
     if not f.unverified:
         return ok("all blobs were checked since the last boot")
     return ok(
@@ -759,7 +759,7 @@ def _judge_boot(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("leftovers")
-def _judge_leftovers(f: DoctorFacts) -> Verdict:
+def _judge_leftovers(f: DoctorFacts) -> Finding:
     nouns = ("fill of a dead process", "dead job", "stray file")
     numbers = zip((f.dead_fills, f.dead_jobs, f.strays), nouns, strict=True)
     if not (found := [count(number, noun) for number, noun in numbers if number]):
@@ -771,7 +771,7 @@ def _judge_leftovers(f: DoctorFacts) -> Verdict:
 
 
 @CACHE.check("jobs")
-def _judge_jobs(f: DoctorFacts) -> Iterator[Verdict]:
+def _judge_jobs(f: DoctorFacts) -> Iterator[Finding]:
     if not f.jobs:
         yield ok("none uses this cache now")
     for job in f.jobs:

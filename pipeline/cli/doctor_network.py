@@ -16,7 +16,6 @@ import ssl
 import tempfile
 import threading
 import time
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -47,11 +46,12 @@ from penstock.cache.stores import open_store
 from penstock.pipeline.cli.doctor_table import (
     CheckTable,
     DoctorFacts,
-    Verdict,
+    Finding,
     count,
     fail,
     format_time,
     ok,
+    ok_if,
     warn,
 )
 from penstock.pipeline.plan import peer_token
@@ -102,25 +102,11 @@ def store_facts(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         store = open_store(url, options)
     except (MissingDependencyError, FetchError) as error:
-        return {"url": redact(url), "unusable": str(error), **_UNKNOWN}
+        return {"url": redact(url), "unusable": str(error)}
     try:
         return {"unusable": None, **probe_store(store)}
     finally:
         store.close()
-
-
-_UNKNOWN: dict[str, Any] = {
-    "listing": None,
-    "objects": 0,
-    "folders": 0,
-    "info": None,
-    "is_pack": False,
-    "sample": None,
-    "ranges": None,
-    "request_s": 0.0,
-    "slowest_s": 0.0,
-    "conditional": False,
-}
 
 
 def probe_store(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> dict[str, Any]:
@@ -128,30 +114,29 @@ def probe_store(store: Store, *, clock: Callable[[], float] = time.perf_counter)
 
     listing, info, ranges: the RequestError of each, None if it succeeded or wasn't tried. objects,
     folders: their numbers at the top level. sample: the object that was read, or None. is_pack:
-    True if it has a manifest. request_s: median time of a range of `PROBE_BYTES`; slowest_s: the
-    longest of these times. conditional: True if the store rejected a read of another version of the
-    object.
+    True if it has a manifest. Of a sample that was read: request_s: median time of a range of
+    `PROBE_BYTES`; slowest_s: the longest of these times. conditional: True if the store rejected a
+    read of another version of the object.
     """
-    found: dict[str, Any] = {**_UNKNOWN, "url": store.url}
-    sample: ObjectInfo | None = None
+    found: dict[str, Any] = dict.fromkeys(("listing", "info", "ranges", "sample"))
+    found |= {"url": store.url, "objects": 0, "folders": 0, "is_pack": False}
     try:
         objects, folders = store.list_folder()
         found |= {"objects": len(objects), "folders": len(folders)}
-        sample = next((each for each in objects if each.size_bytes), None)
+        found["sample"] = next((each for each in objects if each.size_bytes), None)
     except RequestError as error:
         found["listing"] = error
     try:
         manifest = store.info(MANIFEST)
         found["is_pack"] = manifest is not None
-        sample = sample or manifest
-        if sample is None and found["folders"]:
-            sample = next((each for each in store.walk() if each.size_bytes), None)
+        found["sample"] = found["sample"] or manifest
+        if found["sample"] is None and found["folders"]:
+            found["sample"] = next((each for each in store.walk() if each.size_bytes), None)
     except RequestError as error:
         found["info"] = error
-    if sample is not None:
-        found["sample"] = sample
+    if found["sample"] is not None:
         try:
-            found |= _read(store, sample, clock)
+            found |= _read(store, found["sample"], clock)
         except RequestError as error:
             found["ranges"] = error
     return found
@@ -182,12 +167,12 @@ def _refuses_another_version(store: Store, sample: ObjectInfo) -> bool:
     return False
 
 
-def _failed(error: RequestError, found: str = "") -> Verdict:
+def _failed(error: RequestError, found: str = "") -> Finding:
     return fail(found or str(error), error.remedy or _REMEDIES[error.kind])
 
 
 @STORE.check("store", is_gate=True)
-def _judge_store(f: DoctorFacts) -> Verdict:
+def _judge_store(f: DoctorFacts) -> Finding:
     if f.unusable is not None:
         remedy = "Correct the URL or --storage-option, or install the named package."
         return fail(f.unusable, remedy)
@@ -205,21 +190,21 @@ def _judge_store(f: DoctorFacts) -> Verdict:
 
 
 @STORE.check("objects")
-def _judge_objects(f: DoctorFacts) -> Verdict | None:
+def _judge_objects(f: DoctorFacts) -> Finding | None:
     return None if f.info is None else _failed(f.info)
 
 
 @STORE.check("ranges", is_gate=True)
-def _judge_ranges(f: DoctorFacts) -> Verdict | None:
+def _judge_ranges(f: DoctorFacts) -> Finding | None:
     if f.sample is None:
         return None
     return ok("the store serves ranges of objects") if f.ranges is None else _failed(f.ranges)
 
 
 @STORE.check("versions")
-def _judge_versions(f: DoctorFacts) -> Verdict | None:
-    if f.sample is None or f.conditional:
-        return None if f.sample is None else ok("changed objects are detected")
+def _judge_versions(f: DoctorFacts) -> Finding:
+    if f.conditional:
+        return ok("changed objects are detected")
     return warn(
         "the store served another version than the requested one"
         if f.sample.version
@@ -230,15 +215,11 @@ def _judge_versions(f: DoctorFacts) -> Verdict | None:
 
 
 @STORE.check("requests")
-def _judge_store_requests(f: DoctorFacts) -> Verdict | None:
-    if f.sample is None:
-        return None
+def _judge_store_requests(f: DoctorFacts) -> Finding:
     size, slowest = format_size(PROBE_BYTES), f"at most {1000 * f.slowest_s:.0f} ms"
-    found = f"{1000 * f.request_s:.0f} ms for {size} (median of {PROBES}), {slowest}"
-    if f.request_s <= SLOW_STORE_S:
-        return ok(found)
-    return warn(
-        found,
+    return ok_if(
+        f.request_s <= SLOW_STORE_S,
+        f"{1000 * f.request_s:.0f} ms for {size} (median of {PROBES}), {slowest}",
         "The store is far away or busy: use a store in this region, and fill the cache before the "
         "job: penstock warm URL --cache DIR --max-bytes SIZE.",
     )
@@ -286,92 +267,78 @@ def _probe_settings(settings: Peers) -> ProbeSettings:
 
 def peer_findings(facts: PeerFacts) -> Iterator[Finding]:
     """Check the connection to a server, in the order in which faults would occur."""
-    values = {each.name: getattr(facts, each.name) for each in fields(facts)}
-    return PEER.findings(DoctorFacts(**values, fault=fault_of(facts)))
+    for finding in PEER.findings(facts):
+        yield finding._replace(found=f"{facts.address}: {finding.found}")
 
 
-def _fault_at(stage: str, f: DoctorFacts) -> Verdict | None:
-    """Return the fault of the connection, if it failed at this stage."""
-    if f.fault is None or f.fault.stage != stage:
-        return None
-    return fail(f"{f.address}: {f.fault.found}", f.fault.remedy)
+def _ok_unless_fault(stage: str, f: PeerFacts, found: str) -> Finding:
+    """Return the fault of the connection if it failed at this stage."""
+    fault = fault_of(f)
+    return fail(fault.found, fault.remedy) if fault and fault.stage == stage else ok(found)
 
 
 @PEER.check("peer", is_gate=True)
-def _judge_peer(f: DoctorFacts) -> Verdict:
-    return _fault_at("peer", f) or ok(f"{f.address}: reached in {format_time(f.connect_s)}")
+def _judge_peer(f: PeerFacts) -> Finding:
+    return _ok_unless_fault("peer", f, f"reached in {format_time(f.connect_s)}")
 
 
 @PEER.check("speaks", is_gate=True)
-def _judge_protocol(f: DoctorFacts) -> Verdict:
-    fault = _fault_at("speaks", f)
-    return fault or ok(f"{f.address}: {f.tls or PROTOCOL_NAMES[f.speaks]}")
+def _judge_protocol(f: PeerFacts) -> Finding:
+    return _ok_unless_fault("speaks", f, f.tls or PROTOCOL_NAMES.get(f.speaks, ""))
 
 
 @PEER.check("secret", is_gate=True)
-def _judge_secret(f: DoctorFacts) -> Verdict:
-    if fault := _fault_at("secret", f):
-        return fault
-    if f.identity == "same":
-        return ok(f"{f.address}: the same as here")
+def _judge_secret(f: PeerFacts) -> Finding:
+    if f.identity != "unchecked":
+        return _ok_unless_fault("secret", f, "the same as here")
     return warn(
-        f"{f.address}: not compared, because none was given",
+        "not compared, because none was given",
         "To compare, pass the nodes' secret by --peer-token-file FILE or PENSTOCK_PEER_TOKEN. A "
         "job without a token file draws a secret that no command knows.",
     )
 
 
-@PEER.check("clock")
-def _judge_clock(f: DoctorFacts) -> Verdict | None:
+@PEER.check("clock", is_gate=True)
+def _judge_clock(f: PeerFacts) -> Finding | None:
     if f.identity != "same":
         return None
     if abs(f.ahead_s) <= _SOON_S:
-        return ok(f"{f.address}: equal to this node's")
-    found = f"{f.address}: {abs(f.ahead_s):,.0f} s {'ahead' if f.ahead_s > 0 else 'behind'}"
-    if abs(f.ahead_s) < FAR_CLOCK_S:
-        return ok(found)
-    return warn(
-        found,
+        return ok("equal to this node's")
+    return ok_if(
+        abs(f.ahead_s) < FAR_CLOCK_S,
+        f"{abs(f.ahead_s):,.0f} s {'ahead' if f.ahead_s > 0 else 'behind'}",
         "Synchronise the clocks (NTP). Nodes still serve each other, but logs disagree and other "
         "programs may fail.",
     )
 
 
 @PEER.check("requests")
-def _judge_peer_requests(f: DoctorFacts) -> Verdict | None:
-    if f.identity != "same":
-        return None
+def _judge_peer_requests(f: PeerFacts) -> Finding:
     if f.request_s is None:
         return fail(
-            f"{f.address}: the server closed the connection in the middle of a response",
+            "the server closed the connection in the middle of a response",
             "Try again; if it happens again, read the job's stderr on that node.",
         )
-    found = f"{f.address}: {format_time(f.request_s)} per request"
-    if f.request_s <= SLOW_PEER_S:
-        return ok(found)
-    return warn(
-        found,
+    return ok_if(
+        f.request_s <= SLOW_PEER_S,
+        f"{format_time(f.request_s)} per request",
         "Slow for nodes of one job: check that the address belongs to their own network and that "
         "the machine isn't overloaded.",
     )
 
 
 @PEER.check("rate")
-def _judge_rate(f: DoctorFacts) -> Verdict | None:
-    if f.identity != "same":
-        return None
+def _judge_rate(f: PeerFacts) -> Finding:
     if f.size_bytes is None:
         remedy = "Read the job's stderr on that node, and check its disk: penstock doctor DIR."
-        return fail(f"{f.address}: a range of a blob was missing or wrong", remedy)
+        return fail("a range of a blob was missing or wrong", remedy)
     if not f.size_bytes:
-        return ok(f"{f.address}: not measured, because its cache is empty")
+        return ok("not measured, because its cache is empty")
     rate = f.size_bytes / max(f.range_s, 1e-9)
     read = f"{format_size(f.size_bytes)} in {format_time(f.range_s)}, one connection"
-    found = f"{f.address}: {format_size(rate)}/s ({read})"
-    if rate >= SLOW_BYTES_PER_S or f.size_bytes < LEAST_RATED_BYTES:
-        return ok(found)
-    return warn(
-        found,
+    return ok_if(
+        rate >= SLOW_BYTES_PER_S or f.size_bytes < LEAST_RATED_BYTES,
+        f"{format_size(rate)}/s ({read})",
         "Slower than a network of 1 Gbit/s: check that the address belongs to the nodes' fast "
         "network. The first range may have waited for the disk, so try again.",
     )
@@ -403,13 +370,12 @@ def serve(settings: Peers, folder: Path | None, *, stop: threading.Event | None 
         if folder is None:
             made = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-doctor-"))
             cache = DiskCache(made, max_bytes="64MiB", peers=settings)
-            stack.callback(cache.close)
-            _put_sample(cache)
         else:
             cache = DiskCache.at(folder, peers=settings)
-            stack.callback(cache.close)
-        server = PeerServer(cache, settings, secret)
-        stack.callback(server.close)
+        stack.callback(cache.close)
+        if folder is None:
+            _put_sample(cache)
+        server = stack.enter_context(contextlib.closing(PeerServer(cache, settings, secret)))
         if settings.port and server.address != settings.address:
             raise WorkerError(
                 f"--serve-peer {settings.address}: the port is in use by another program, or by "

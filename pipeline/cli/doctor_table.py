@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -17,32 +16,12 @@ DoctorFacts = SimpleNamespace
 """The facts of a machine, a folder, a store or another node, by name."""
 
 
-class Verdict(NamedTuple):
-    """A judgement of facts. found: the observed state. remedy: what to do, "" if nothing."""
+class Finding(NamedTuple):
+    """One line of the report: the verdict of a check.
 
-    status: Status
-    found: str
-    remedy: str = ""
-
-
-def ok(found: str) -> Verdict:
-    """Return the verdict of a healthy state."""
-    return Verdict("ok", found)
-
-
-def warn(found: str, remedy: str) -> Verdict:
-    """Return the verdict of a state that slows or endangers a job."""
-    return Verdict("warn", found, remedy)
-
-
-def fail(found: str, remedy: str) -> Verdict:
-    """Return the verdict of a state in which a job can't run."""
-    return Verdict("fail", found, remedy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of the report: the verdict of a check."""
+    name: of the check, "" until a table adds it. found: the observed state. remedy: what to do, ""
+    if nothing.
+    """
 
     name: str
     status: Status
@@ -50,7 +29,27 @@ class Finding:
     remedy: str = ""
 
 
-Judge = Callable[[DoctorFacts], Verdict | None] | Callable[[DoctorFacts], Iterator[Verdict]]
+def ok(found: str) -> Finding:
+    """Return the verdict of a healthy state."""
+    return Finding("", "ok", found)
+
+
+def warn(found: str, remedy: str) -> Finding:
+    """Return the verdict of a state that slows or endangers a job."""
+    return Finding("", "warn", found, remedy)
+
+
+def fail(found: str, remedy: str) -> Finding:
+    """Return the verdict of a state in which a job can't run."""
+    return Finding("", "fail", found, remedy)
+
+
+def ok_if(is_well: bool, found: str, remedy: str) -> Finding:
+    """Return the verdict of a healthy state, or else a warning of the same state."""
+    return ok(found) if is_well else warn(found, remedy)
+
+
+Judge = Callable[[Any], Finding | None] | Callable[[Any], Iterator[Finding]]
 """A function that judges facts: one verdict, None for no line, or a line for each of several."""
 Probe = Callable[[DoctorFacts], Mapping[str, Any]]
 """A function that returns facts by name, from those of earlier checks."""
@@ -76,7 +75,8 @@ class CheckTable:
     def check(
         self, name: str, probe: Probe | None = None, *, is_gate: bool = False
     ) -> Callable[[Judge], Judge]:
-        """Add the decorated function as a check. is_gate: its failure ends the table."""
+        """Add the decorated function as a check. is_gate: without its verdict, or after its
+        failure, the table ends."""
 
         def add(judge: Judge) -> Judge:
             self._checks.append(_Check(name, judge, probe, is_gate))
@@ -92,20 +92,15 @@ class CheckTable:
                 vars(facts).update(check.probe(facts))
         return facts
 
-    def findings(self, facts: DoctorFacts) -> Iterator[Finding]:
+    def findings(self, facts: object) -> Iterator[Finding]:
         """Judge facts."""
         for check in self._checks:
             found = check.judge(facts)
-            for verdict in (found,) if found is None or isinstance(found, Verdict) else found:
+            for verdict in (found,) if found is None or isinstance(found, Finding) else found:
                 if verdict is not None:
-                    yield Finding(
-                        name=check.name,
-                        status=verdict.status,
-                        found=verdict.found,
-                        remedy=verdict.remedy,
-                    )
-                    if check.is_gate and verdict.status == "fail":
-                        return
+                    yield verdict._replace(name=check.name)
+                if check.is_gate and (verdict is None or verdict.status == "fail"):
+                    return
 
 
 def count(number: int, noun: str) -> str:

@@ -28,23 +28,24 @@ if TYPE_CHECKING:
 def inspect(
     url: Source,
     *,
-    batch_size: Annotated[
-        int, Option(min=1, help="Global batch for which lanes and window are shown.")
-    ] = 256,
-    batch: Annotated[
-        int | None,
-        Option(min=1, help="Show a batch of this many samples as the model will receive it."),
-    ] = None,
-    augment: Annotated[Recipe, Option(help="With --batch: the recipe for images.")] = "none",
-    seed: Annotated[int, Option(help="With --batch: seed of order and augmentation.")] = 0,
-    epoch: Annotated[int, Option(min=0, help="With --batch: epoch of the batch.")] = 0,
-    out: Annotated[
-        Path | None, Option(help="With --batch: write the batch as a picture, such as contact.png.")
-    ] = None,
+    batch_size: Annotated[int, Option(min=1)] = 256,
+    batch: Annotated[int | None, Option(min=1)] = None,
+    augment: Recipe = "none",
+    seed: int = 0,
+    epoch: Annotated[int, Option(min=0)] = 0,
+    out: Path | None = None,
     data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
-    """Show the contents of a dataset and the order of a job; with --batch, show a batch."""
+    """Show the contents of a dataset and the order of a job; with --batch, show a batch.
+
+    batch_size: Global batch for which lanes and window are shown.
+    batch: Show a batch of this many samples as the model will receive it.
+    augment: With --batch: the recipe for images.
+    seed: With --batch: seed of order and augmentation.
+    epoch: With --batch: epoch of the batch.
+    out: With --batch: write the batch as a picture, such as contact.png.
+    """
     if batch is None and out is not None:
         raise ConfigError("--out writes the contact sheet of --batch N: pass --batch, too.")
     if out is not None and not out.parent.is_dir():

@@ -183,62 +183,17 @@ _BATCH = 2048  # the default batch of a node: 8 GPUs with 256 samples each
 )
 def pack(
     src: Source,
-    dst: Annotated[str, Argument(help="Folder of the pack: a new one, or one to resume.")],
+    dst: Annotated[str, Argument()],
     *,
-    shuffle: Annotated[
-        bool,
-        Option(
-            help="Shuffle samples across shards once, on disk; --no-shuffle keeps the source's "
-            "order and ids."
-        ),
-    ] = True,
-    seed: Annotated[int, Option(help="Seed of that shuffle.")] = 0,
-    shard_bytes: Annotated[
-        str, Option(help="Size of a shard, the unit that is fetched and cached.")
-    ] = _SHARD_BYTES,
-    for_nodes: Annotated[
-        int | None,
-        Option(
-            help="Choose the shard size for a job on this many nodes, at most 64MiB, instead of "
-            "--shard-bytes (docs/sizing.md)."
-        ),
-    ] = None,
-    for_batch: Annotated[
-        int | None,
-        Option(help="With --for-nodes: the job's global batch; by default 2,048 per node."),
-    ] = None,
-    short_side: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Shrink larger images to this short side, in pixels, and write them as upright "
-            "baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.",
-        ),
-    ] = None,
-    quality: Annotated[
-        int | None,
-        Option(
-            min=1,
-            max=100,
-            help="JPEG quality of rewritten images (default: 92); without --short-side all images "
-            "are rewritten at their size.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        bool,
-        Option(
-            "--baseline",
-            help="Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 "
-            "times as fast. Needs the extra 'transcode'.",
-        ),
-    ] = False,
-    image: Annotated[
-        str | None,
-        Option(
-            help="Image fields that --short-side, --quality and --baseline change, such as "
-            "left,right (default: all)."
-        ),
-    ] = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    shard_bytes: str = _SHARD_BYTES,
+    for_nodes: int | None = None,
+    for_batch: int | None = None,
+    short_side: Annotated[int | None, Option(min=1)] = None,
+    quality: Annotated[int | None, Option(min=1, max=100)] = None,
+    baseline: Annotated[bool, Option("--baseline")] = False,
+    image: str | None = None,
     workers: Workers = 0,
     on: On = None,
     data: DatasetOptions,
@@ -249,6 +204,23 @@ def pack(
     Samples with a bad field are left out and listed in DST/_penstock/quarantine.jsonl. After an
     interrupt or a kill, the same command resumes after the last finished shard. Under torchrun or
     Slurm each rank packs its share.
+
+    dst: Folder of the pack: a new one, or one to resume.
+    shuffle: Shuffle samples across shards once, on disk; --no-shuffle keeps the source's order and
+        ids.
+    seed: Seed of that shuffle.
+    shard_bytes: Size of a shard, the unit that is fetched and cached.
+    for_nodes: Choose the shard size for a job on this many nodes, at most 64MiB, instead of
+        --shard-bytes (docs/sizing.md).
+    for_batch: With --for-nodes: the job's global batch; by default 2,048 per node.
+    short_side: Shrink larger images to this short side, in pixels, and write them as upright
+        baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.
+    quality: JPEG quality of rewritten images (default: 92); without --short-side all images are
+        rewritten at their size.
+    baseline: Rewrite progressive JPEGs as baseline JPEGs without loss; these decode about 3 times
+        as fast. Needs the extra 'transcode'.
+    image: Image fields that --short-side, --quality and --baseline change, such as left,right
+        (default: all).
     """
     from penstock.pipeline.cli.index_report import warn_of_labels
     from penstock.readers import open_index
@@ -302,14 +274,7 @@ def _shards(
 def index(
     url: Source,
     *,
-    out: Annotated[
-        str | None,
-        Option(
-            help="Folder for the index; for remote data also a URL of the same store. By default "
-            "it is next to local data (photos.penstock), else in --cache, else in the user's cache "
-            "directory."
-        ),
-    ] = None,
+    out: str | None = None,
     workers: Workers = 0,
     on: On = None,
     data: DatasetOptions,
@@ -320,6 +285,9 @@ def index(
     Samples of folders and tar files are read and checked once; of chunked formats (Zarr, Parquet,
     …) only the metadata are read. A Dataset does the same at its first use; this command does it
     before the job, with a progress bar.
+
+    out: Folder for the index; for remote data also a URL of the same store. By default it is next
+        to local data (photos.penstock), else in --cache, else in the user's cache directory.
     """
     from penstock.readers import build_index
 

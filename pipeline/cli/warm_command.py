@@ -43,78 +43,26 @@ _order = partial(Option, rich_help_panel="If the job changes the default order")
 def warm(
     url: Source,
     *,
-    cache: Annotated[Path, Option(help="The cache folder that the job will use.")],
-    max_bytes: Annotated[
-        str | None,
-        Option(
-            help='The cache\'s limit, such as "1.5TB", as the job will set it. By default the '
-            "folder's present limit, else 90 % of the free space."
-        ),
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        _job(min=1, help="Ranks of the job; by default those of the launcher, else one per node."),
-    ] = None,
-    nodes: Annotated[
-        int | None, _job(min=1, help="Nodes of the job; by default those of the launcher, else 1.")
-    ] = None,
-    node_rank: Annotated[
-        int | None, _job(min=0, help="Number of this node, from 0; by default the launcher's.")
-    ] = None,
-    epoch: Annotated[int, _job(min=0, help="Epoch that sets the order of fetching.")] = 0,
-    seed: Annotated[int, _job(help="The job's seed.")] = 0,
-    global_batch_size: Annotated[
-        int | None, _job(min=1, help="The job's global batch; by default 256 per rank.")
-    ] = None,
-    shuffle: Annotated[bool, _order(help="Whether the job shuffles.")] = True,
-    lanes: Annotated[int | None, _order(min=1, help="If the job passes lanes=.")] = None,
-    window: Annotated[int | None, _order(min=1, help="If the job passes window=.")] = None,
-    reshuffle: Annotated[float, _order(min=0, max=1, help="If the job passes reshuffle=.")] = 0.0,
-    state: Annotated[
-        Path | None,
-        _job(
-            exists=True,
-            dir_okay=False,
-            help="The state as JSON, if the job resumes from one, as the loader's state_dict() "
-            "returned it. It sets seed, epoch, shuffle, lanes, window and reshuffle.",
-        ),
-    ] = None,
-    if_empty: Annotated[
-        bool,
-        _job(
-            "--if-empty",
-            help="Fetch nothing if the cache already holds a part of the dataset: after a restart, "
-            "nodes read what their caches hold, even if their numbers have changed.",
-        ),
-    ] = False,
-    peers: Annotated[
-        str | None,
-        _peer(
-            metavar="HOST:PORT",
-            help="Serve other nodes at this address, and request from their caches before the "
-            "remote; needs --peer-nodes.",
-        ),
-    ] = None,
-    peer_nodes: Annotated[
-        str | None,
-        _peer(
-            metavar="HOST:PORT,…",
-            help="With --peers: the addresses of all nodes, in the order of their ranks.",
-        ),
-    ] = None,
-    peer_token_file: Annotated[
-        Path | None,
-        _peer(
-            help="With --peers: file with the nodes' shared secret; by default PENSTOCK_PEER_TOKEN."
-        ),
-    ] = None,
-    tls: Annotated[
-        bool, _peer(help="With --peers: --no-tls turns encryption off on a private network.")
-    ] = True,
-    workers: Annotated[int, Option(min=1, help="Shards that are fetched in parallel.")] = 4,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Only show what would be fetched and whether it fits.")
-    ] = False,
+    cache: Path,
+    max_bytes: str | None = None,
+    world_size: Annotated[int | None, _job(min=1)] = None,
+    nodes: Annotated[int | None, _job(min=1)] = None,
+    node_rank: Annotated[int | None, _job(min=0)] = None,
+    epoch: Annotated[int, _job(min=0)] = 0,
+    seed: Annotated[int, _job()] = 0,
+    global_batch_size: Annotated[int | None, _job(min=1)] = None,
+    shuffle: Annotated[bool, _order()] = True,
+    lanes: Annotated[int | None, _order(min=1)] = None,
+    window: Annotated[int | None, _order(min=1)] = None,
+    reshuffle: Annotated[float, _order(min=0, max=1)] = 0.0,
+    state: Annotated[Path | None, _job(exists=True, dir_okay=False)] = None,
+    if_empty: Annotated[bool, _job("--if-empty")] = False,
+    peers: Annotated[str | None, _peer(metavar="HOST:PORT")] = None,
+    peer_nodes: Annotated[str | None, _peer(metavar="HOST:PORT,…")] = None,
+    peer_token_file: Annotated[Path | None, _peer()] = None,
+    tls: Annotated[bool, _peer()] = True,
+    workers: Annotated[int, Option(min=1)] = 4,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
     data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
@@ -127,6 +75,32 @@ def warm(
 
     After an interrupt, the same command resumes. It may run at the same time as the job; they share
     their fills. For local data it does nothing, without an error.
+
+    cache: The cache folder that the job will use.
+    max_bytes: The cache's limit, such as "1.5TB", as the job will set it. By default the folder's
+        present limit, else 90 % of the free space.
+    world_size: Ranks of the job; by default those of the launcher, else one per node.
+    nodes: Nodes of the job; by default those of the launcher, else 1.
+    node_rank: Number of this node, from 0; by default the launcher's.
+    epoch: Epoch that sets the order of fetching.
+    seed: The job's seed.
+    global_batch_size: The job's global batch; by default 256 per rank.
+    shuffle: Whether the job shuffles.
+    lanes: If the job passes lanes=.
+    window: If the job passes window=.
+    reshuffle: If the job passes reshuffle=.
+    state: The state as JSON, if the job resumes from one, as the loader's state_dict() returned it.
+        It sets seed, epoch, shuffle, lanes, window and reshuffle.
+    if_empty: Fetch nothing if the cache already holds a part of the dataset: after a restart, nodes
+        read what their caches hold, even if their numbers have changed.
+    peers: Serve other nodes at this address, and request from their caches before the remote; needs
+        --peer-nodes.
+    peer_nodes: With --peers: the addresses of all nodes, in the order of their ranks.
+    peer_token_file: With --peers: file with the nodes' shared secret; by default
+        PENSTOCK_PEER_TOKEN.
+    tls: With --peers: --no-tls turns encryption off on a private network.
+    workers: Shards that are fetched in parallel.
+    dry_run: Only show what would be fetched and whether it fits.
     """
     place = data.arguments()
     others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)

@@ -21,7 +21,6 @@ from penstock.pipeline.cli import (
     DoctorFacts,
     Finding,
     ModuleFacts,
-    Verdict,
     fail,
     hiding,
     probe_store,
@@ -128,15 +127,15 @@ def test_a_check_is_one_function() -> None:
     table = CheckTable()
 
     @table.check("disk", lambda _: {"free_bytes": 7})
-    def judge_disk(facts: DoctorFacts) -> Iterator[Verdict]:
+    def judge_disk(facts: DoctorFacts) -> Iterator[Finding]:
         yield from [fail(f"{facts.free_bytes} free", "Buy one.")] * 2
 
     @table.check("power", is_gate=True)
-    def judge_power(facts: DoctorFacts) -> Verdict | None:
+    def judge_power(facts: DoctorFacts) -> Finding | None:
         return fail("off", "Switch it on.") if facts.free_bytes else None
 
     @table.check("light")
-    def judge_light(_: DoctorFacts) -> Verdict:
+    def judge_light(_: DoctorFacts) -> Finding:
         raise AssertionError("a failed gate ends the table")
 
     found = list(table.findings(table.gather()))

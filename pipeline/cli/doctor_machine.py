@@ -414,9 +414,8 @@ def _judge_cores(f: DoctorFacts) -> Finding:
     limits = [f"CPU affinity {f.affinity}"] if f.affinity < f.cpus else []
     limits += ["the control group's CPU quota"] if f.usable < f.affinity else []
     found += f" ({' and '.join(limits)})"
-    if f.usable > 1:
-        return ok(found)
-    return warn(found, "Request more cores per task: decoding and training share this one.")
+    remedy = "Request more cores per task: decoding and training share this one."
+    return ok_if(f.usable > 1, found, remedy)
 
 
 def _world(_: DoctorFacts) -> dict[str, Any]:
@@ -445,9 +444,8 @@ def _judge_threads(f: DoctorFacts) -> Finding:
     found += count(f.usable, "core")
     if f.omp_threads is not None:
         found += f" (OMP_NUM_THREADS={f.omp_threads})"
-    if total <= f.usable:
-        return ok(found)
-    return warn(
+    return ok_if(
+        total <= f.usable,
         found,
         f"Set OMP_NUM_THREADS={max(1, f.usable // ranks)} or call torch.set_num_threads: more "
         "threads than cores wait for each other.",
@@ -465,11 +463,9 @@ def _shm(_: DoctorFacts) -> dict[str, Any]:
 def _judge_shm(f: DoctorFacts) -> Finding:
     if f.shm is None:
         return warn("not there", "Torch's workers need it: mount it, or use num_workers=0.")
-    found = f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free"
-    if f.shm.free >= SMALL_SHM_BYTES:
-        return ok(found)
-    return warn(
-        found,
+    return ok_if(
+        f.shm.free >= SMALL_SHM_BYTES,
+        f"{format_size(f.shm.total)}, {format_size(f.shm.free)} free",
         "Torch's workers pass batches through it: use docker run --shm-size=8g or --ipc=host. "
         "Native datasets don't need it.",
     )
@@ -479,10 +475,9 @@ def _judge_shm(f: DoctorFacts) -> Finding:
 def _judge_open_files(f: DoctorFacts) -> Finding:
     soft, hard = f.open_files
     shown = ["no limit" if limit < 0 else f"{limit:,}" for limit in (soft, hard)]
-    found = f"{shown[0]} (up to {shown[1]})"
-    if soft < 0 or soft >= FEW_OPEN_FILES:
-        return ok(found)
-    return warn(found, f"ulimit -n {65536 if hard < 0 else min(hard, 65536)}")
+    remedy = f"ulimit -n {65536 if hard < 0 else min(hard, 65536)}"
+    is_well = soft < 0 or soft >= FEW_OPEN_FILES
+    return ok_if(is_well, f"{shown[0]} (up to {shown[1]})", remedy)
 
 
 @MACHINE.check("world", _world)
@@ -545,9 +540,8 @@ def _judge_space(f: DoctorFacts) -> Finding:
             f"{found}, but no inodes are left for new files",
             "Delete or pack small files: penstock pack joins thousands into one file.",
         )
-    if f.free_bytes >= SMALL_FREE_BYTES:
-        return ok(found)
-    return warn(found, "Too little for a pack or a cache: free some space or choose another disk.")
+    remedy = "Too little for a pack or a cache: free some space or choose another disk."
+    return ok_if(f.free_bytes >= SMALL_FREE_BYTES, found, remedy)
 
 
 @FOLDER.check("file system")
@@ -734,10 +728,10 @@ def _judge_limit(f: DoctorFacts) -> Finding:
 
 @CACHE.check("inodes")
 def _judge_inodes(f: DoctorFacts) -> Finding:
-    if f.free_files is None or f.free_files >= FEW_FREE_FILES:
-        return ok("not limited" if f.free_files is None else f"{f.free_files:,} free")
+    if f.free_files is None:
+        return ok("not limited")
     remedy = "A blob is a file: delete small files on this disk, or choose another."
-    return warn(f"{f.free_files:,} free", remedy)
+    return ok_if(f.free_files >= FEW_FREE_FILES, f"{f.free_files:,} free", remedy)
 
 
 @CACHE.check("cache disk")

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import DiskCache
-from penstock.cache.base import BlobSource, Segment, TrafficMeter, blob_key
-from penstock.cache.blobs import Remote, StoreUpstream
+from penstock.cache.base import BlobSource, Segment, blob_key
+from penstock.cache.blobs import Remote
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
     Peer,
@@ -71,8 +71,7 @@ def remote_of(
     cache = DiskCache(folder, max_bytes="4GiB")
     upstream = None
     if address:
-        directory = PeerDirectory(group=GROUP)
-        upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=TrafficMeter())
+        upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
         upstream.use_peers(
             [Peer(1, address)], PeerClient(secret, limits=_PATIENT), planned=_Everything()
         )

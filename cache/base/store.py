@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Any
 
 Failure = Literal[
@@ -91,7 +92,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedAnswer(Answer):
-    """An answer whose bytes were already passed on from a stream: data is empty."""
+    """An answer whose bytes were already passed on from a stream: data is empty. passed_bytes:
+    their number."""
+
+    passed_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The number of bytes that were passed on."""
+        return self.passed_bytes
 
 
 class Store(Protocol):
@@ -154,8 +163,11 @@ class ObjectRange:
     end: int
     version: str | None
 
-    def read(self, store: Store) -> Answer:
-        """Request the range from a store once. Raises RequestError."""
+    def read(self, store: Store, delivering: Callable[[], AbstractContextManager[None]]) -> Answer:
+        """Request the range from a store once. delivering(): a context in which bytes may be passed
+        on before this returns; it raises ClosedError if they aren't wanted any more. Raises
+        RequestError."""
+        del delivering
         return store.read(self.path, (self.start, self.end), version=self.version)
 
 

@@ -4,4 +4,4 @@ from .upstream import Requester as Requester
 from .dataset_cache import BlockSums as BlockSums, CachedBlob as CachedBlob
 from .dataset_cache import DatasetCache as DatasetCache
 from .remote_objects import Remote as Remote
-from .upstream import BlobRange as BlobRange, StoreUpstream as StoreUpstream, Upstream as Upstream
+from .upstream import BlobRange as BlobRange, Upstream as Upstream

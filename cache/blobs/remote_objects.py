@@ -22,7 +22,7 @@ from penstock.cache.blobs.upstream import (
     BlobRange,
     BlobRequest,
     Requester,
-    StoreUpstream,
+    Upstream,
     object_changed,
 )
 from penstock.cache.disk import BLOCK_BYTES, DISK_ERRORS, Segments
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         Traffic,
         TrafficMeter,
     )
-    from penstock.cache.blobs.upstream import Upstream
     from penstock.cache.disk import DiskCache, PinnedShare
     from penstock.cache.fetch import Fetcher
 
@@ -164,7 +163,7 @@ class Remote:
         self.fetcher, self.cache = fetcher, cache
         self.group, self.label = group, label
         self._closed = False
-        self.upstream = upstream = upstream or StoreUpstream(fetcher)
+        self.upstream = upstream = upstream or Upstream(fetcher)
         self._meter = meter = fetcher.meter
         self._blobs = blobs = DatasetCache(cache, group=group, label=label)
         self._requester = requester = Requester(upstream)

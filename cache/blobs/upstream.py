@@ -1,7 +1,7 @@
 """Request the bytes of blobs that aren't on the local disk from an upstream.
 
-An upstream fetches ranges of blobs, which it identifies by their keys. A dataset without peers uses
-`StoreUpstream`.
+An upstream fetches ranges of blobs, which it identifies by their keys. `Upstream` itself fetches
+them from the store; `cache.peers.PeerUpstream` asks other nodes first.
 
 If several readers need a piece, one fetches it and the others wait. If that fetch fails, it has
 used the entire time limit of a range, and the others would use it again, one after another. So they
@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.base import ObjectRange
 from penstock.cache.errors import FetchError, ObjectChangedError
@@ -67,18 +67,18 @@ class BlobRange:
         return cls(blob=blob, segment=segment, start=start, end=end, stored=stored, keep=keep)
 
 
-class Upstream(Protocol):
-    """A source of ranges of blobs for the cache. Safe for several threads.
+class Upstream:
+    """The source of ranges of blobs for the cache: the store. Safe for several threads.
 
     A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: the best
-    size of a request. timeout_s: seconds after which the fetch of a range has failed.
+    size of a request. timeout_s: seconds after which the fetch of a range has failed. The fetcher's
+    owner closes it.
     """
 
-    @property
-    def range_bytes(self) -> int: ...
-
-    @property
-    def timeout_s(self) -> float: ...
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self.range_bytes = fetcher.policy.range_bytes
+        self.timeout_s = fetcher.policy.retry_timeout_s
 
     def fetch(
         self,
@@ -99,87 +99,43 @@ class Upstream(Protocol):
         Raises FetchError and ObjectChangedError, each with the uri of the object; ClosedError,
         StalledError.
         """
+        self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Reserve connections for ranges of a blob that aren't urgent: yield how many may be used
         now, at most `most`; they are released at the end of the context."""
+        del key
+        return self._fetcher.reserve_fills(most)
 
     def limit_fills(self, room: Callable[[int, int], int]) -> None:
         """Set how many connections fills may use while batches fetch, too: room(now, most), by the
         current number and the limit."""
+        self._fetcher.limit_fills(room)
 
     def request_time(self) -> tuple[float, float]:
         """Return the seconds of recent requests: mean and 99th percentile; zeros before the
         first."""
+        return self._fetcher.request_time()
 
     def uri(self, path: str) -> str:
         """Return an object's name in the errors of `fetch`. path: of a segment."""
+        return self._fetcher.uri(path)
 
     def is_near(self, key: str) -> bool:
         """Return True if a source nearer than the store is known to have the whole blob."""
+        del key
+        return False
 
     def is_left_to_others(self, key: str) -> bool:
         """Return True if the fill of a blob should wait until a nearer source has it."""
+        del key
+        return False
 
     def mark_wrong(self, key: str) -> None:
         """Record that bytes of a blob were wrong, so that it is fetched only from its origin."""
 
     def close(self) -> None:
-        """End the upstream's threads. Safe to call twice."""
-
-
-class StoreUpstream:
-    """The upstream that fetches every range from the store."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-        self.range_bytes = fetcher.policy.range_bytes
-        self.timeout_s = fetcher.policy.retry_timeout_s
-
-    def fetch(
-        self,
-        ranges: Sequence[BlobRange],
-        deliver: Callable[[int, Answer], None],
-        *,
-        urgent: bool = True,
-    ) -> None:
-        """Fetch ranges from the store; see `Upstream.fetch`."""
-        self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
-
-    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        """Reserve connections for fills; see `Upstream.reserve_fills`."""
-        del key
-        return self._fetcher.reserve_fills(most)
-
-    def limit_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set the connections of fills; see `Upstream.limit_fills`."""
-        fetcher = self._fetcher
-        most = fetcher.policy.max_connections
-        fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
-
-    def request_time(self) -> tuple[float, float]:
-        """Return the seconds of recent requests: mean and 99th percentile."""
-        return self._fetcher.request_time()
-
-    def uri(self, path: str) -> str:
-        """Return an object's name in the errors of `fetch`."""
-        return self._fetcher.uri(path)
-
-    def is_near(self, key: str) -> bool:
-        """Return False: there is only the store."""
-        del key
-        return False
-
-    def is_left_to_others(self, key: str) -> bool:
-        """Return False: a fetch from the store costs the same at any time."""
-        del key
-        return False
-
-    def mark_wrong(self, key: str) -> None:
-        """Do nothing: the store is the origin of all blobs."""
-
-    def close(self) -> None:
-        """Do nothing: the fetcher's owner closes it."""
+        """End the upstream's own threads. Safe to call twice."""
 
 
 _REMEMBERED = 256

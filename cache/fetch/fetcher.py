@@ -15,7 +15,6 @@ import math
 import os
 import threading
 import time
-from collections import deque
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -120,18 +119,23 @@ class Fetcher:
         Neighbouring ranges aren't merged, which is the caller's task. Raises FetchError (with
         .missing), ObjectChangedError, ClosedError, StalledError.
         """
-        requests = (
-            StoreRequest(
-                number=number,
-                uri=self.uri(wanted.path),
-                run=partial(wanted.read, self.store),
-                size_bytes=wanted.end - wanted.start,
-                # A late range of a fill delays no batch, and is too many bytes to request twice.
-                may_hedge=urgent,
-            )
-            for number, wanted in enumerate(ranges)
-        )
-        self._run(deque(requests), deliver, urgent=urgent)
+        with self._calling(deliver, ranges, urgent=urgent) as call:
+            self._coordinate(call)
+
+    @contextlib.contextmanager
+    def fetching(
+        self,
+        ranges: Sequence[ObjectRange],
+        deliver: Callable[[int, Answer], None],
+        *,
+        urgent: bool = True,
+    ) -> Iterator[Callable[[], None]]:
+        """Fetch ranges as `fetch` does, while the caller's thread does other work in the with
+        statement; the yielded function waits for the rest. No delivery is running after the
+        statement."""
+        with self._calling(deliver, ranges, urgent=urgent) as call:
+            self._advance(call)
+            yield partial(self._coordinate, call)
 
     def fetch_object(self, path: str, *, size_bytes: int | None = None) -> Answer:
         """Fetch all of a small object. size_bytes: its expected size, or None; another size raises
@@ -181,19 +185,12 @@ class Fetcher:
         with self._lock:
             return self._scheduler.hedging.summary()
 
-    @property
-    def in_flight(self) -> int:
-        """The number of requests of all callers that are in flight."""
-        return self._scheduler.budget.in_flight
-
-    @property
-    def fills_beside_urgent(self) -> int:
-        """The number of connections of fills while there are urgent requests; may be set."""
-        return self._scheduler.budget.fills_beside_urgent
-
-    @fills_beside_urgent.setter
-    def fills_beside_urgent(self, connections: int) -> None:
-        self._scheduler.budget.fills_beside_urgent = connections
+    def limit_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the number of connections of fills while there are urgent requests: room(now, most),
+        by the current number and the limit of all connections."""
+        budget = self._scheduler.budget
+        now, most = budget.fills_beside_urgent, self.policy.max_connections
+        budget.fills_beside_urgent = room(now, most)
 
     @contextlib.contextmanager
     def reserve_fills(self, most: int) -> Iterator[int]:
@@ -251,51 +248,86 @@ class Fetcher:
         request = StoreRequest(
             number=0, uri=self.uri(path), run=run, size_bytes=size_bytes, may_hedge=may_hedge
         )
-        self._run(
-            deque([request]), lambda _, answer: answers.append(answer), urgent=True, limit_s=limit_s
-        )
+        with self._calling(lambda _, answer: answers.append(answer), limit_s=limit_s) as call:
+            call.add(request)
+            self._coordinate(call)
         return answers[0]
 
-    def _run(
+    @contextlib.contextmanager
+    def _calling(
         self,
-        requests: deque[StoreRequest],
         deliver: Callable[[int, Any], None],
+        ranges: Sequence[ObjectRange] = (),
         *,
-        urgent: bool,
+        urgent: bool = True,
         limit_s: float | None = None,
-    ) -> None:
+    ) -> Iterator[Call]:
+        """Begin a call for ranges, and end it after the with statement."""
         if os.getpid() != self._pid:
             raise FetchError(f"{self.store.url}: not fetched: {FORKED}.", uri=self.store.url)
         call = Call(
             deliver=deliver,
             urgent=urgent,
-            unsent=requests,
-            undelivered=len(requests),
             began_s=time.monotonic(),
             began_round=self._scheduler.health.rounds,
             limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),
         )
+        delivering = partial(self._delivering, call)
+        for number, wanted in enumerate(ranges):
+            call.add(
+                StoreRequest(
+                    number=number,
+                    uri=self.uri(wanted.path),
+                    run=partial(wanted.read, self.store, delivering),
+                    size_bytes=wanted.end - wanted.start,
+                    # A late range of a fill delays no batch, and is too many bytes to request
+                    # twice.
+                    may_hedge=urgent,
+                )
+            )
         try:
-            self._coordinate(call)
+            yield call
         finally:
             self._leave(call)
 
+    @contextlib.contextmanager
+    def _delivering(self, call: Call) -> Iterator[None]:
+        """Keep a call from ending during the with statement, which delivers bytes of a request in
+        flight. Raises ClosedError if the call has ended."""
+        with self._lock:
+            if not call.is_open or call.error is not None:
+                raise ClosedError(f"{self.store.url}: these ranges aren't wanted any more.")
+            call.delivering += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                call.delivering -= 1
+                if not call.is_open:
+                    self._changed()
+
     def _coordinate(self, call: Call) -> None:
         """Run a call on its caller's thread until its answers are delivered; raise its error."""
-        while True:
-            with self._lock:
-                if self._scheduler.is_closed:
-                    raise ClosedError(f"{self.store.url}: closed while it was being read.")
-                if call.error is not None:
-                    raise call.error
-                if not call.undelivered:
-                    return
-                events = self._events
-                chosen, wait_s = self._scheduler.choose(call, time.monotonic())
-            self._submit(call, chosen)
+        while (found := self._advance(call)) is not None:
+            events, wait_s = found
             with self._lock:
                 if self._events == events:
                     self._lock.wait(min(wait_s, _LONGEST_WAIT_S))
+
+    def _advance(self, call: Call) -> tuple[int, float] | None:
+        """Send the requests that a call may send now; return the number of changes so far and the
+        seconds until the next decision, or None if all is delivered. Raises the call's error."""
+        with self._lock:
+            if self._scheduler.is_closed:
+                raise ClosedError(f"{self.store.url}: closed while it was being read.")
+            if call.error is not None:
+                raise call.error
+            if not call.undelivered:
+                return None
+            events = self._events
+            chosen, wait_s = self._scheduler.choose(call, time.monotonic())
+        self._submit(call, chosen)
+        return events, wait_s
 
     def _changed(self) -> None:
         self._events += 1

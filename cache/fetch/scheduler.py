@@ -226,17 +226,22 @@ class Call:
 
     deliver: Callable[[int, Any], None]
     urgent: bool
-    unsent: deque[StoreRequest]
-    undelivered: int
     began_s: float
     began_round: int
     limit_s: float
+    unsent: deque[StoreRequest] = field(default_factory=deque)
+    undelivered: int = 0
     retries: list[tuple[float, int, StoreRequest]] = field(default_factory=list)
     in_flight: dict[int, StoreRequest] = field(default_factory=dict)
     delivering: int = 0
     is_open: bool = True
     error: BaseException | None = None
     last_failure: RequestError | None = None
+
+    def add(self, request: StoreRequest) -> None:
+        """Add a request, before the call begins."""
+        self.unsent.append(request)
+        self.undelivered += 1
 
     def begun(self) -> Iterator[StoreRequest]:
         """Yield the requests that were sent at least once and aren't done."""

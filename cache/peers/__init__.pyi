@@ -10,15 +10,15 @@ from .certificates import credentials_of as credentials_of, is_loopback as is_lo
 from .certificates import make_credentials as make_credentials
 from .held_files import HeldFile as HeldFile, HeldFiles as HeldFiles
 from .peer_client import PeerClient as PeerClient, PeerConnection as PeerConnection
-from .peer_client import PeerLimits as PeerLimits
+from .peer_client import PeerLimits as PeerLimits, PeerStore as PeerStore
+from .peer_client import peer_ranges as peer_ranges
 from .peer_diagnosis import PROTOCOL_NAMES as PROTOCOL_NAMES, PeerFacts as PeerFacts
 from .peer_diagnosis import ProbeSettings as ProbeSettings
 from .peer_diagnosis import fault_of as fault_of, probe as probe
 from .peer_directory import Peer as Peer, PeerDirectory as PeerDirectory
 from .peer_directory import PlannedHolders as PlannedHolders
 from .peer_link import NodeRanks as NodeRanks, PeerExchange as PeerExchange, PeerLink as PeerLink
-from .peer_store import PeerStore as PeerStore, peer_ranges as peer_ranges
-from .peer_upstream import Deliveries as Deliveries, PeerUpstream as PeerUpstream
+from .peer_upstream import PeerUpstream as PeerUpstream
 from .protocol import MOST_HEAD_BYTES as MOST_HEAD_BYTES, RANGE_BYTES as RANGE_BYTES, Span as Span
 from .protocol import date_text as date_text, stretches as stretches
 from .server import NodeServer as NodeServer, ServerLimits as ServerLimits, listen as listen

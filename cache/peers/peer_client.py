@@ -1,5 +1,10 @@
 """Send requests to peers: signed, checked, bounded in bytes and time, and never redirected.
 
+One request fetches one range of a blob, or several small ranges of it: a batch needs several
+samples of a shard at once, and each request costs a signature, a lookup in the other cache, two
+heads and the waking of two threads, as much as 100 KB of data. A peer sends those of the ranges
+that it has, and the next one is asked for the others; what no peer has is left out.
+
 Connections are reused. The bytes of an answer are used only if their length and checksum are right;
 status, ranges and size must match the request exactly. Streamed bytes are checked and passed on MiB
 by MiB, while they are in the processor's cache.
@@ -17,13 +22,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import RequestError
+from penstock.cache.base import Answer, ObjectRange, RequestError, StreamedAnswer
 from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
@@ -32,10 +38,13 @@ from penstock.cache.stores import Connection, Hop, Proxies, Timeouts, WebClient
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
-    from penstock.cache.peers.peer_directory import Peer
+    from penstock.cache.base import Store, TrafficMeter
+    from penstock.cache.blobs import BlobRange
+    from penstock.cache.peers.peer_directory import Peer, PeerDirectory
     from penstock.cache.peers.protocol import Span
     from penstock.cache.stores import Reply, WebOrigin
 
@@ -281,3 +290,189 @@ def _read_spans(
             if keep is not None:
                 keep(low, data, crc)
     return found
+
+
+_SMALL_BYTES = 2**20
+"""A range of at least so many bytes gets a separate request."""
+_MOST_BYTES = 2**22
+"""The most bytes of several ranges in one request: more arrive faster in two requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRanges(ObjectRange):
+    """Ranges of one blob that one request fetches, ascending and disjoint; end - start is their
+    total size.
+
+    numbers, deliver: the caller's number of each range, and the function that receives its answer.
+    """
+
+    ranges: tuple[BlobRange, ...]
+    numbers: tuple[int, ...]
+    deliver: Callable[[int, Answer], None]
+
+    def read(self, store: Store, delivering: Callable[[], AbstractContextManager[None]]) -> Answer:
+        """Request the ranges from the peers. Raises what `deliver` and the ranges' `keep` raise."""
+        return cast("PeerStore", store).ranges(self, delivering)
+
+
+def peer_ranges(
+    ranges: Sequence[BlobRange], numbers: Sequence[int], deliver: Callable[[int, Answer], None]
+) -> list[PeerRanges]:
+    """Make requests for those of the ranges that `numbers` lists, in their order; small ranges of a
+    blob share requests. deliver: receives the answer to a range, by the range's number."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for number in numbers:
+        wanted = ranges[number]
+        is_small = wanted.end - wanted.start < _SMALL_BYTES
+        groups.setdefault((wanted.blob.key, -1 if is_small else number), []).append(number)
+    return [
+        PeerRanges(
+            path=f"blob/{key}",
+            start=0,
+            end=sum([ranges[number].end - ranges[number].start for number in part]),
+            version=None,
+            ranges=tuple([ranges[number] for number in part]),
+            numbers=tuple(part),
+            deliver=deliver,
+        )
+        for (key, _), group in groups.items()
+        for part in _cut(ranges, group)
+    ]
+
+
+def _cut(ranges: Sequence[BlobRange], numbers: list[int]) -> Iterator[list[int]]:
+    """Divide numbers of ranges of a blob into groups that fit into one request: ascending and
+    disjoint."""
+    group: list[int] = []
+    at = left = 0
+    for number in sorted(numbers, key=lambda number: ranges[number].start):
+        wanted = ranges[number]
+        size_bytes = wanted.end - wanted.start
+        if group and (wanted.start < at or size_bytes > left or len(group) == protocol.MOST_RANGES):
+            yield group
+            group = []
+        if not group:
+            left = _MOST_BYTES
+        group.append(number)
+        at, left = wanted.end, left - size_bytes
+    yield group
+
+
+_SILENT_S = 1.0
+"""A peer that fails later than this sends nothing at all, and a probe would take as long."""
+_SILENT_REMEDY = (
+    "Most often a firewall drops packets: open its TCP port between the nodes. Otherwise the "
+    "address belongs to another network, or that machine is down, stopped or overloaded."
+)
+_LOG_REMEDY = "Check its address, and read the log of the job on that node."
+
+
+class PeerStore:
+    """A store that requests ranges from the peers of a directory, and records the results there.
+
+    It has what a `Fetcher` of `PeerRanges` uses of a store. meter: counts the received bytes. Safe
+    for several threads.
+    """
+
+    url = "peers"
+
+    def __init__(
+        self, directory: PeerDirectory, client: PeerClient, *, meter: TrafficMeter
+    ) -> None:
+        self._directory, self._client, self._meter = directory, client, meter
+        self._is_closed = False
+
+    def fetch_list(self, peer: Peer) -> None:
+        """Fetch the list of a peer's blobs, and store it in the directory."""
+        began_s = time.monotonic()
+        try:
+            marks = self._client.held(peer, self._directory.group)
+        except RequestError as error:
+            self._failed(peer, error)
+            if not self._is_closed:
+                self._explain(peer, error, waited_s=time.monotonic() - began_s)
+        else:
+            self._directory.set_list(peer, marks, time.monotonic())
+
+    def ranges(
+        self, wanted: PeerRanges, delivering: Callable[[], AbstractContextManager[None]]
+    ) -> Answer:
+        """Request ranges from one peer after another until none is missing, and deliver them.
+        delivering: see `ObjectRange.read`. Raises what `deliver` and the ranges' `keep` raise."""
+
+        def keep_of(one: BlobRange) -> Keep | None:
+            if (keep := one.keep) is None:
+                return None
+
+            def keep_if_wanted(start: int, data: memoryview, crc: int) -> None:
+                with delivering():
+                    keep(start, data, crc)
+
+            return keep_if_wanted
+
+        blob, passed_bytes = wanted.ranges[0].blob, 0
+        left = dict(zip(wanted.numbers, wanted.ranges, strict=True))
+        for peer in self._directory.candidates(blob.key, time.monotonic()):
+            self._meter.add(peer_requests=1)
+            try:
+                found = self._client.blob(
+                    peer,
+                    blob.key,
+                    [(one.start, one.end) for one in left.values()],
+                    blob.size_bytes,
+                    keeps=[keep_of(one) for one in left.values()],
+                )
+            except RequestError as error:
+                self._failed(peer, error)
+                continue
+            pairs = zip(left, found, strict=True)
+            data_of = {number: data for number, data in pairs if data is not None}
+            size_bytes = sum([left[number].end - left[number].start for number in data_of])
+            self._directory.answered(peer, key=blob.key if data_of else None)
+            self._meter.add(bytes_peers=size_bytes)
+            passed_bytes += size_bytes
+            for number, data in data_of.items():
+                with delivering():
+                    wanted.deliver(number, _answer_of(left.pop(number), data))
+            if not left:
+                break
+            self._directory.lacks(peer, blob.key, time.monotonic())
+        return StreamedAnswer(data=b"", version="", object_bytes=0, passed_bytes=passed_bytes)
+
+    def _explain(self, peer: Peer, error: RequestError, *, waited_s: float) -> None:
+        """Record why a peer that never answered doesn't answer. Probe it for that, unless it sends
+        nothing at all."""
+        record = self._directory.record(peer)
+        if record.marks is not None or record.fault is not None:
+            return
+        is_silent, fault = waited_s >= _SILENT_S, None
+        if not is_silent:
+            with contextlib.suppress(OSError, ValueError, PenstockError):
+                fault = self._client.fault(peer)
+        if fault is not None:
+            record.fault = f"{fault.found}. {fault.remedy}"
+        else:
+            record.fault = f"{error}. {_SILENT_REMEDY if is_silent else _LOG_REMEDY}"
+
+    def _failed(self, peer: Peer, error: RequestError) -> None:
+        self._meter.add(peer_failed=1)
+        is_wrong = isinstance(error, WrongAnswerError)
+        self._directory.failed(peer, time.monotonic(), reason=str(error), is_wrong=is_wrong)
+
+    def abort(self) -> None:
+        """End all requests at once."""
+        self._is_closed = True
+        self._client.abort()
+
+    def close(self) -> None:
+        """Close the connections. Safe to call twice."""
+        self.abort()
+
+
+def _answer_of(wanted: BlobRange, data: memoryview) -> Answer:
+    """Return the answer with a range's bytes, or without them if they were kept as they arrived."""
+    whole_bytes = wanted.segment.whole_bytes
+    if wanted.keep is None:
+        return Answer(data=data, version="", object_bytes=whole_bytes)
+    size_bytes = wanted.end - wanted.start
+    return StreamedAnswer(data=b"", version="", object_bytes=whole_bytes, passed_bytes=size_bytes)

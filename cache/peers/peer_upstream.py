@@ -11,77 +11,26 @@ Peers are asked for lists of their blobs before the first range, and again after
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, cast
 
-from penstock.cache.base import Answer, FetchPolicy, StreamedAnswer, TrafficMeter
-from penstock.cache.errors import ClosedError, PenstockError, PenstockWarning, StalledError
+from penstock.cache.base import FetchPolicy
+from penstock.cache.blobs import Upstream
+from penstock.cache.errors import ClosedError, FetchError, PenstockWarning
 from penstock.cache.fetch import Fetcher
-from penstock.cache.peers.peer_store import PeerStore, RangesAnswer, peer_ranges
-from penstock.cache.threads import STALL_TIMEOUT_S, Workers, ordered
+from penstock.cache.peers.peer_client import PeerStore, peer_ranges
+from penstock.cache.threads import Workers, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base import Store
-    from penstock.cache.blobs import BlobRange, Upstream
-    from penstock.cache.peers.peer_client import Keep, PeerClient
+    from penstock.cache.base import Answer, Store
+    from penstock.cache.blobs import BlobRange
+    from penstock.cache.peers.peer_client import PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
     from penstock.cache.threads import Outcome
-
-
-class Deliveries:
-    """The deliveries of bytes from peers for one call, until one of them raises an error, or `end`
-    is called.
-
-    deliver: of the call. delivered: the numbers of the delivered ranges, which are their positions
-    in the call. error: the first error. Safe for several threads.
-    """
-
-    def __init__(self, deliver: Callable[[int, Answer], None]) -> None:
-        self._deliver = deliver
-        self._changed = threading.Condition()
-        self._active = 0
-        self._is_over = False
-        self.delivered: set[int] = set()
-        self.error: BaseException | None = None
-
-    def deliver(self, number: int, answer: Answer) -> None:
-        """Deliver an answer; see `run`."""
-        self.run(lambda: self._deliver(number, answer))
-        self.delivered.add(number)
-
-    def run(self, act: Callable[[], object]) -> None:
-        """Call `act`, which delivers or stores bytes. Raises what it raises, the first error, and
-        ClosedError if the call has ended."""
-        with self._changed:
-            if self.error is not None:
-                raise self.error
-            if self._is_over:
-                raise ClosedError("Other nodes aren't asked for these ranges any more.")
-            self._active += 1
-        try:
-            act()
-        except BaseException as error:
-            self.error = self.error or error
-            raise
-        finally:
-            with self._changed:
-                self._active -= 1
-                self._changed.notify_all()
-
-    def end(self) -> None:
-        """End deliveries; return when none is in progress. Raises StalledError."""
-        with self._changed:
-            self._is_over = True
-            if not self._changed.wait_for(lambda: not self._active, timeout=STALL_TIMEOUT_S):
-                raise StalledError(
-                    f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
-                    "local disk may hang: try to list the cache folder."
-                )
 
 
 _FIRST_S = 4.0
@@ -148,10 +97,10 @@ class PeerLists:
 
     def _warn_of_silence(self) -> None:
         directory = self._directory
-        silent = [peer for peer in directory.peers[:_MOST] if not directory.has_list(peer)]
         reasons: dict[str, list[Peer]] = {}
-        for peer in silent:
-            reasons.setdefault(directory.fault(peer) or _NO_ANSWER, []).append(peer)
+        for peer in directory.peers[:_MOST]:
+            if (record := directory.record(peer)).marks is None:
+                reasons.setdefault(record.fault or _NO_ANSWER, []).append(peer)
         for reason, peers in reasons.items():
             shown = ", ".join(f"node {peer.node} ({peer.address})" for peer in peers[:_SHOWN])
             more = f" and {len(peers) - _SHOWN} more" if len(peers) > _SHOWN else ""
@@ -188,9 +137,7 @@ _POLICY = FetchPolicy(
 )
 """The policy of requests to all peers. Few connections saturate a link between nodes, and each
 further one delays an answer of 8 MiB: with 8 connections some exceeded a peer's time limit."""
-_SIDE_CALLS = 8
-"""The most calls that ask peers and the store in parallel; others ask one after the other."""
-_MOST_WRONG_KEYS = 65_536
+_MOST_LEFT = 65_536
 _LEFT_S = 30.0
 """Seconds for which a fill waits for the node that fetches the blob for all nodes."""
 _LEFT_FOR_LATER_S = 600.0
@@ -198,32 +145,21 @@ _LEFT_FOR_LATER_S = 600.0
 have it by then, and fetching it sooner would fetch it twice."""
 
 
-class PeerUpstream:
-    """An upstream that fetches ranges from peers, and the rest from another upstream.
+class PeerUpstream(Upstream):
+    """An upstream that fetches ranges from peers, and the rest from the store.
 
-    store: the other upstream. meter: counts bytes from peers. No peer is asked before `use_peers`.
-    It owns its threads (penstock-fetch, penstock-peers), which start when needed.
+    fetcher: of the store; its meter counts the bytes from peers, too. No peer is asked before
+    `use_peers`. It owns its threads (penstock-fetch, penstock-peers), which start when needed.
     """
 
-    def __init__(self, store: Upstream, directory: PeerDirectory, *, meter: TrafficMeter) -> None:
-        self._store, self.directory, self._meter = store, directory, meter
-        self._peer_store: PeerStore | None = None
-        self._fetcher: Fetcher | None = None
-        self._side = Workers(_SIDE_CALLS, name="peers")
+    def __init__(self, fetcher: Fetcher, directory: PeerDirectory) -> None:
+        super().__init__(fetcher)
+        self.timeout_s += _POLICY.retry_timeout_s
+        self.directory = directory
+        self._peers: Fetcher | None = None
+        self._pool = Workers(1, name="peers")
         self._lists: PeerLists | None = None
-        self._wrong_keys: dict[str, None] = {}
         self._left_since_s: dict[str, float] = {}
-        self._is_closed = False
-
-    @property
-    def range_bytes(self) -> int:
-        """The best size of a request."""
-        return self._store.range_bytes
-
-    @property
-    def timeout_s(self) -> float:
-        """Seconds after which the fetch of a range has failed."""
-        return self._store.timeout_s + _POLICY.retry_timeout_s
 
     def use_peers(
         self,
@@ -236,12 +172,12 @@ class PeerUpstream:
         """Use these peers from now on. client: closed with this object. planned: the holders of
         blobs by the job's plan. look: returns the current peers, None if unchanged."""
         self.directory.set_peers(peers, planned=planned)
-        if self._fetcher is not None:
-            self._fetcher.close()
-        self._peer_store = store = PeerStore(self.directory, client, meter=self._meter)
+        if self._peers is not None:
+            self._peers.close()
+        store = PeerStore(self.directory, client, meter=self._fetcher.meter)
         # The fetcher uses nothing else of a store for `PeerRanges`.
-        self._fetcher = Fetcher(cast("Store", store), policy=_POLICY, meter=TrafficMeter())
-        self._lists = PeerLists(self.directory, store, self._side, look=look)
+        self._peers = Fetcher(cast("Store", store), policy=_POLICY)
+        self._lists = PeerLists(self.directory, store, self._pool, look=look)
 
     def renew(self) -> None:
         """Forget the plan's holders, because a new epoch may have others, and update the peers at
@@ -259,81 +195,83 @@ class PeerUpstream:
         urgent: bool = True,
     ) -> None:
         """Fetch ranges; see `Upstream.fetch`."""
-        fetcher, lists = self._fetcher, self._lists
-        if fetcher is None or lists is None or not ranges or not self.directory.peers:
-            self._store.fetch(ranges, deliver, urgent=urgent)
+        peers, lists = self._peers, self._lists
+        if peers is None or lists is None or not ranges or not self.directory.peers:
+            super().fetch(ranges, deliver, urgent=urgent)
             return
         lists.refresh()
         now_s = time.monotonic()
         of_peers: list[int] = []
         others: list[int] = []
         for number, wanted in enumerate(ranges):
-            key = wanted.blob.key  # it identifies the blob's bytes on every node
-            may_ask = key not in self._wrong_keys and self.directory.candidates(key, now_s)
+            # The key identifies the blob's bytes on every node.
+            may_ask = self.directory.candidates(wanted.blob.key, now_s)
             (of_peers if may_ask else others).append(number)
-        if not of_peers:
-            lists.missed()
-            self._store.fetch(ranges, deliver, urgent=urgent)
-            return
+        delivered: set[int] = set()
 
-        def fetch_from_peers(_: None = None) -> None:
-            self._fetch_from_peers(fetcher, ranges, of_peers, gate, urgent=urgent)
+        def deliver_from_peer(number: int, answer: Answer) -> None:
+            deliver(number, answer)
+            delivered.add(number)
 
-        def fetch_from_store(numbers: list[int]) -> None:
+        requests = peer_ranges(ranges, of_peers, deliver_from_peer)
+        with peers.fetching(requests, lambda *_: None, urgent=urgent) as finish:
+            self._fetch_from_store(ranges, others, deliver, lists, urgent=urgent)
+            try:
+                finish()
+            except ClosedError:
+                if self._peers is peers:  # else other peers have replaced these
+                    raise
+            except FetchError as error:
+                if not error.uri.startswith(f"{PeerStore.url}/"):  # of a delivery
+                    raise
+                _log.info("Peers didn't answer in time, so the remote is used: %s", error)
+        left = [number for number in of_peers if number not in delivered]
+        self._fetch_from_store(ranges, left, deliver, lists, urgent=urgent)
+
+    def _fetch_from_store(
+        self,
+        ranges: Sequence[BlobRange],
+        numbers: list[int],
+        deliver: Callable[[int, Answer], None],
+        lists: PeerLists,
+        *,
+        urgent: bool,
+    ) -> None:
+        """Fetch those of the ranges that `numbers` lists from the store."""
+        if numbers:
             lists.missed()
-            wanted = [ranges[number] for number in numbers]
-            self._store.fetch(
-                wanted, lambda place, answer: deliver(numbers[place], answer), urgent=urgent
+            super().fetch(
+                [ranges[number] for number in numbers],
+                lambda place, answer: deliver(numbers[place], answer),
+                urgent=urgent,
             )
-
-        gate = Deliveries(deliver)
-        try:
-            if not others:
-                fetch_from_peers()
-            else:
-                side = self._side.submit(fetch_from_peers, None)
-                fetch_from_store(others)
-                # It may be queued after other calls; then the store delivers the rest.
-                if side.wait(_POLICY.retry_timeout_s + 1.0) or not side.cancel():
-                    side.result()
-        finally:
-            gate.end()  # a request that exceeded its time may still be storing bytes
-        if left := [number for number in of_peers if number not in gate.delivered]:
-            fetch_from_store(left)
 
     def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Reserve connections for fills, to peers if one has the blob; see
         `Upstream.reserve_fills`."""
-        fetcher = self._fetcher
-        if fetcher is not None and self.is_near(key):
-            return fetcher.reserve_fills(most)
-        return self._store.reserve_fills(key, most)
+        if self._peers is not None and self.is_near(key):
+            return self._peers.reserve_fills(most)
+        return super().reserve_fills(key, most)
 
     def limit_fills(self, room: Callable[[int, int], int]) -> None:
         """Set the connections of fills; see `Upstream.limit_fills`. Fills from peers keep at least
         one, because without fills batches would request each sample from peers."""
-        self._store.limit_fills(room)
-        if (fetcher := self._fetcher) is not None:
-            now, most = fetcher.fills_beside_urgent, _POLICY.max_connections
-            fetcher.fills_beside_urgent = max(1, room(now, most))
+        super().limit_fills(room)
+        if self._peers is not None:
+            self._peers.limit_fills(lambda now, most: max(1, room(now, most)))
 
     def request_time(self) -> tuple[float, float]:
         """Return the seconds of recent requests to peers or to the store, the larger of both: mean
         and 99th percentile."""
-        mean_s, p99_s = self._store.request_time()
-        if self._fetcher is None:
+        mean_s, p99_s = super().request_time()
+        if self._peers is None:
             return mean_s, p99_s
-        of_peers = self._fetcher.request_time()
+        of_peers = self._peers.request_time()
         return max(mean_s, of_peers[0]), max(p99_s, of_peers[1])
-
-    def uri(self, path: str) -> str:
-        """Return an object's name in the errors of `fetch`."""
-        return self._store.uri(path)
 
     def is_near(self, key: str) -> bool:
         """Return True if a peer's list contains the blob."""
-        may_ask = self._lists is not None and key not in self._wrong_keys
-        return may_ask and self.directory.holds(key, time.monotonic())
+        return self.directory.holds(key, time.monotonic())
 
     def is_left_to_others(self, key: str) -> bool:
         """Return True if the fill of a blob should wait, because another node fetches it for this
@@ -345,59 +283,17 @@ class PeerUpstream:
         lists.refresh()
         if self.directory.holds(key, now_s):
             return False
-        if len(self._left_since_s) >= _MOST_WRONG_KEYS:
+        if len(self._left_since_s) >= _MOST_LEFT:
             self._left_since_s.clear()
         most_s = _LEFT_S if self.directory.is_needed(key) else _LEFT_FOR_LATER_S
         return now_s - self._left_since_s.setdefault(key, now_s) < most_s
 
     def mark_wrong(self, key: str) -> None:
         """Stop asking peers for a blob whose bytes were wrong."""
-        if len(self._wrong_keys) >= _MOST_WRONG_KEYS:
-            self._wrong_keys.clear()
-        self._wrong_keys[key] = None
-        source = self._peer_store.last_source(key) if self._peer_store is not None else None
-        if source is not None:
-            self.directory.failed(
-                source, time.monotonic(), reason="its bytes had wrong checksums", is_wrong=True
-            )
+        self.directory.mark_wrong(key, time.monotonic())
 
     def close(self) -> None:
         """End the threads. Safe to call twice."""
-        self._is_closed = True
-        if self._fetcher is not None:
-            self._fetcher.close()
-        self._side.close(timeout_s=1.0)
-        self._store.close()
-
-    def _fetch_from_peers(
-        self,
-        fetcher: Fetcher,
-        ranges: Sequence[BlobRange],
-        numbers: list[int],
-        gate: Deliveries,
-        *,
-        urgent: bool,
-    ) -> None:
-        """Deliver the ranges that peers have. Raises only what the call's `deliver` raises."""
-
-        def keep_of(number: int) -> Keep | None:
-            keep = ranges[number].keep
-            if keep is None:
-                return None
-            return lambda start, data, crc: gate.run(lambda: keep(start, data, crc))
-
-        def deliver(place: int, answer: Answer) -> None:
-            assert isinstance(answer, RangesAnswer)
-            for number, data in zip(wanted[place].numbers, answer.parts, strict=True):
-                if data is not None:
-                    kind = Answer if ranges[number].keep is None else StreamedAnswer
-                    whole_bytes = ranges[number].segment.whole_bytes
-                    gate.deliver(number, kind(data=data, version="", object_bytes=whole_bytes))
-
-        wanted = peer_ranges(ranges, numbers, keep_of)
-        try:
-            fetcher.fetch(wanted, deliver, urgent=urgent)
-        except PenstockError as error:
-            if gate.error is not None or self._is_closed:
-                raise
-            _log.info("Peers didn't answer in time, so the remote is used: %s", error)
+        if self._peers is not None:
+            self._peers.close()
+        self._pool.close(timeout_s=1.0)

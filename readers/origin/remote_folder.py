@@ -90,11 +90,9 @@ class RemoteFolder(Origin):
             group, label = of.group, of.label
         cache, upstream = access.scratch.disk_cache(), None
         if cache.peers is not None:
-            from penstock.cache.blobs import StoreUpstream
             from penstock.cache.peers import PeerDirectory, PeerUpstream
 
-            directory = PeerDirectory(group=group)
-            upstream = PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
+            upstream = PeerUpstream(fetcher, PeerDirectory(group=group))
         self.remote = Remote(fetcher, cache, group=group, label=label, upstream=upstream)
 
     def index_place(self, url: str | None) -> RemoteFolder | None:

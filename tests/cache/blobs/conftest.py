@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cache.base import FetchPolicy
-from penstock.cache.blobs import Remote, StoreUpstream
+from penstock.cache.blobs import Remote, Upstream
 from penstock.cache.disk import DiskCache
 from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import MIB, SIZES
@@ -17,8 +17,6 @@ from tests.stores import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    from penstock.cache.blobs import Upstream
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def remotes(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
         *,
         max_bytes: int | None = 8 * MIB,
         group: str = "g",
-        upstream: Callable[[Fetcher], Upstream] = StoreUpstream,
+        upstream: Callable[[Fetcher], Upstream] = Upstream,
     ) -> Remote:
         cache = DiskCache(tmp_path / "cache", max_bytes=max_bytes) if max_bytes else None
         policy = FetchPolicy(retry_timeout_s=5.0, range_bytes=65_536)

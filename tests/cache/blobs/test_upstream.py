@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cache import FetchError
 from penstock.cache.base import Answer, BlobSpans
-from penstock.cache.blobs import StoreUpstream
+from penstock.cache.blobs import Upstream
 from penstock.cache.disk import admin
 from penstock.cache.fetch import Fetcher
 from tests.cache.blobs.remotes import SIZES, cache_of, content, joined, single
@@ -19,27 +19,19 @@ from tests.cache.blobs.upstream_contract import UpstreamTests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
     from penstock.cache.base import BlobSource
-    from penstock.cache.blobs import BlobRange, Remote, Upstream
+    from penstock.cache.blobs import BlobRange, Remote
     from tests.stores import MemoryStore
 
 
-class FolderUpstream:
-    """Gives what a folder of whole blobs has, by key, and asks another upstream for the rest."""
+class FolderUpstream(Upstream):
+    """Gives what a folder of whole blobs has, by key, and asks the store for the rest."""
 
-    def __init__(self, folder: Path, other: Upstream) -> None:
-        self._folder, self._other = folder, other
+    def __init__(self, folder: Path, fetcher: Fetcher) -> None:
+        super().__init__(fetcher)
+        self._folder = folder
         self.bytes_given = 0
-
-    @property
-    def range_bytes(self) -> int:
-        return self._other.range_bytes
-
-    @property
-    def timeout_s(self) -> float:
-        return self._other.timeout_s
 
     def fetch(
         self,
@@ -58,7 +50,7 @@ class FolderUpstream:
             size_bytes = one.segment.whole_bytes
             deliver(number, Answer(data=data, version="", object_bytes=size_bytes))
 
-        self._other.fetch(
+        super().fetch(
             [ranges[number] for number in left],
             lambda place, answer: deliver(left[place], answer),
             urgent=urgent,
@@ -73,29 +65,8 @@ class FolderUpstream:
             return None
         return data[one.start : one.end] if len(data) == one.blob.size_bytes else None
 
-    def reserve_fills(self, key: str, most: int) -> AbstractContextManager[int]:
-        return self._other.reserve_fills(key, most)
-
-    def limit_fills(self, room: Callable[[int, int], int]) -> None:
-        self._other.limit_fills(room)
-
-    def request_time(self) -> tuple[float, float]:
-        return self._other.request_time()
-
     def is_near(self, key: str) -> bool:
         return (self._folder / key).is_file()
-
-    def uri(self, path: str) -> str:
-        return self._other.uri(path)
-
-    def is_left_to_others(self, key: str) -> bool:
-        return self._other.is_left_to_others(key)
-
-    def mark_wrong(self, key: str) -> None:
-        self._other.mark_wrong(key)
-
-    def close(self) -> None:
-        self._other.close()
 
 
 def keep(folder: Path, store: MemoryStore, source: BlobSource) -> None:
@@ -113,7 +84,7 @@ def fetcher(store: MemoryStore) -> Iterator[Fetcher]:
 class TestStore(UpstreamTests):
     @pytest.fixture
     def upstream(self, fetcher: Fetcher) -> Upstream:
-        return StoreUpstream(fetcher)
+        return Upstream(fetcher)
 
 
 class TestFolder(UpstreamTests):
@@ -125,7 +96,7 @@ class TestFolder(UpstreamTests):
         keep(folder, store, single(store, 0))
         keep(folder, store, single(store, 4))
         os.truncate(folder / single(store, 4).key, 1000)
-        return FolderUpstream(folder, StoreUpstream(fetcher))
+        return FolderUpstream(folder, fetcher)
 
 
 @pytest.fixture
@@ -144,7 +115,7 @@ def from_folder(
     os.truncate(folder / single(store, 4).key, 1000)
 
     def upstream(fetcher: Fetcher) -> FolderUpstream:
-        made.append(FolderUpstream(folder, StoreUpstream(fetcher)))
+        made.append(FolderUpstream(folder, fetcher))
         return made[-1]
 
     return lambda **more: remotes(store, upstream=upstream, **more)

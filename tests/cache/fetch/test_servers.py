@@ -223,7 +223,7 @@ except KeyboardInterrupt:
     fetcher.close()
     teller.join()
     names = [t.name for t in threading.enumerate()]
-    print("left", names, fetcher.in_flight, flush=True)
+    print("left", names, fetcher._scheduler.budget.in_flight, flush=True)
 """
 
 

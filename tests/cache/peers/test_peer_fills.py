@@ -6,7 +6,8 @@ import contextlib
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import ClosedError
-from penstock.cache.base import Answer, BlobSpans, RequestError, TrafficMeter
-from penstock.cache.blobs import CachedBlob, Remote, StoreUpstream
+from penstock.cache.base import Answer, BlobSpans, ObjectRange, RequestError
+from penstock.cache.blobs import CachedBlob, Remote
 from penstock.cache.disk import BLOCK_BYTES, DiskCache, crcs_of
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
-    Deliveries,
     Peer,
     PeerClient,
     PeerConnection,
@@ -38,7 +38,8 @@ from tests.stores import MemoryStore
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from penstock.cache.blobs import BlobRange
@@ -63,8 +64,7 @@ class Likely(PlannedHolders):
 def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
     """Return a node with an empty cache and one peer."""
     fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
-    meter = TrafficMeter()
-    upstream = PeerUpstream(StoreUpstream(fetcher), PeerDirectory(group=GROUP), meter=meter)
+    upstream = PeerUpstream(fetcher, PeerDirectory(group=GROUP))
     upstream.use_peers([peer], PeerClient(SECRET), planned=Likely())
     remote = Remote(fetcher, cache, group=GROUP, label="x", upstream=upstream)
     yield remote
@@ -141,20 +141,63 @@ def test_what_a_peer_that_breaks_off_gave_counts_for_nothing(tmp_path: Path) -> 
         assert store.bytes_read == SIZE
 
 
-def test_nothing_is_kept_behind_the_end_or_an_error() -> None:
-    kept: list[int] = []
-    gate = Deliveries(lambda number, _: kept.append(-number))
-    gate.run(lambda: kept.append(1))
-    gate.deliver(1, Answer(data=b"", version="", object_bytes=0))
-    gate.end()
-    with pytest.raises(ClosedError):
-        gate.run(lambda: kept.append(2))
-    assert (kept, gate.delivered) == ([1, -1], {1})
-    gate = Deliveries(lambda number, _: kept.append(1 // number))
-    for number in (0, 1):
-        with pytest.raises(ZeroDivisionError):
-            gate.deliver(number, Answer(data=b"", version="", object_bytes=0))
-    assert (len(kept), gate.delivered) == (2, set())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(ObjectRange):
+    """A range whose bytes are kept as they arrive, at the moments that a test chooses."""
+
+    act: Callable[[Callable[[], AbstractContextManager[None]]], None]
+
+    def read(self, store: Any, delivering: Callable[[], AbstractContextManager[None]]) -> Answer:
+        del store
+        self.act(delivering)
+        return Answer(data=b"", version="", object_bytes=0)
+
+
+def test_nothing_is_kept_behind_the_end_of_a_call() -> None:
+    kept, refused = list[int](), list[Exception]()
+    begun, ended, over = threading.Event(), threading.Event(), threading.Event()
+
+    def act(delivering: Callable[[], AbstractContextManager[None]]) -> None:
+        with delivering():
+            kept.append(1)
+        begun.set()
+        assert ended.wait(PATIENCE_S)
+        try:
+            with delivering():
+                kept.append(2)
+        except ClosedError as error:
+            refused.append(error)
+        over.set()
+
+    fetcher = Fetcher(MemoryStore({}))
+    wanted = Kept(path="x", start=0, end=1, version=None, act=act)
+    with fetcher.fetching([wanted], lambda *_: None):
+        assert begun.wait(PATIENCE_S)
+    ended.set()
+    assert over.wait(PATIENCE_S)
+    assert (kept, len(refused)) == ([1], 1)
+    fetcher.close()
+
+
+def test_a_call_ends_after_what_is_being_kept_and_raises_its_error() -> None:
+    begun, may_go_on, kept = threading.Event(), threading.Event(), list[int]()
+
+    def act(delivering: Callable[[], AbstractContextManager[None]]) -> None:
+        with delivering():
+            begun.set()
+            assert may_go_on.wait(PATIENCE_S)
+            kept.append(1)
+        raise ZeroDivisionError
+
+    fetcher = Fetcher(MemoryStore({}))
+    wanted = Kept(path="x", start=0, end=1, version=None, act=act)
+    with fetcher.fetching([wanted], lambda *_: None):
+        assert begun.wait(PATIENCE_S)
+        threading.Timer(0.05, may_go_on.set).start()
+    assert kept == [1]
+    with pytest.raises(ZeroDivisionError), fetcher.fetching([wanted], lambda *_: None) as finish:
+        finish()
+    fetcher.close()
 
 
 @given(
@@ -170,13 +213,13 @@ def test_each_range_is_asked_for_once_and_requests_stay_small(
         range_of(single(store, n), 0, start, min(SIZE, start + size // (1 + start % 97)) + 1)
         for n, start, size in wanted
     ]
-    requests = peer_ranges(ranges, range(len(ranges)), lambda _: None)
+    requests = peer_ranges(ranges, range(len(ranges)), lambda *_: None)
     assert sorted(n for one in requests for n in one.numbers) == list(range(len(ranges)))
     for one in requests:
         spans = [(ranges[n].start, ranges[n].end) for n in one.numbers]
-        assert list(one.spans) == spans
-        assert {ranges[n].blob.key for n in one.numbers} == {one.key}
-        assert protocol.ranges_of(protocol.ranges_text(one.spans)) == spans
+        assert list(one.ranges) == [ranges[n] for n in one.numbers]
+        assert len({ranges[n].blob.key for n in one.numbers}) == 1
+        assert protocol.ranges_of(protocol.ranges_text(spans)) == spans
         assert len(spans) == 1 or one.end - one.start <= 2**22
 
 

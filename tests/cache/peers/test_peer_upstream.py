@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -12,8 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cache import PenstockWarning
-from penstock.cache.base import TrafficMeter
-from penstock.cache.blobs import StoreUpstream
 from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
     Peer,
@@ -30,7 +27,6 @@ from tests.cache.blobs.remotes import SIZES, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
 from tests.cache.peers.serving import serving
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -69,10 +65,9 @@ class Asking:
     def __init__(self, store: MemoryStore, *, secret: PeerSecret = SECRET) -> None:
         self.store, self.secret = store, secret
         self.fetcher = Fetcher(store)
-        self.meter = TrafficMeter()
+        self.meter = self.fetcher.meter
         self.directory = PeerDirectory(group=GROUP)
-        other = StoreUpstream(self.fetcher)
-        self.upstream = PeerUpstream(other, self.directory, meter=self.meter)
+        self.upstream = PeerUpstream(self.fetcher, self.directory)
 
     def use_peers(self, peers: Sequence[Peer], planned: Planned | None = None) -> None:
         self.upstream.use_peers(peers, PeerClient(self.secret, limits=LIMITS), planned=planned)
@@ -520,18 +515,12 @@ def test_ranges_of_a_blob_come_from_the_two_nodes_that_share_it(
 def test_peers_that_are_not_even_asked_in_time_cost_no_call(
     store: MemoryStore, asking: Asking, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other calls occupy all threads for peers."""
+    """Other calls occupy all connections to peers."""
     hold(peers[0], store, 0)
+    policy = replace(peer_upstream._POLICY, retry_timeout_s=0.01)
+    monkeypatch.setattr(peer_upstream, "_POLICY", policy)
     asking.use_peers([peers[0].peer(0)])
     asking.fetch(ranges(store, 5))  # its list is received
-    monkeypatch.setattr(
-        peer_upstream, "_POLICY", replace(peer_upstream._POLICY, retry_timeout_s=0.01)
-    )
-    over = threading.Event()
-    for _ in range(peer_upstream._SIDE_CALLS):
-        asking.upstream._side.submit(lambda _: over.wait(PATIENCE_S), None)
-    try:
-        asking.fetch([*ranges(store, 0), *ranges(store, 5)])
-    finally:
-        over.set()
+    asking.upstream._peers._scheduler.budget.in_flight = policy.max_connections
+    asking.fetch([*ranges(store, 0), *ranges(store, 5)])
     assert asking.meter.snapshot().bytes_peers == 0

@@ -225,8 +225,8 @@ def test_the_asking_side_learns_at_once_what_is_wrong(
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.fetch_list(peer)
-        report = directory.fault(peer)
-        assert directory.has_list(peer) is (said is None)
+        report = directory.record(peer).fault
+        assert (directory.record(peer).marks is not None) is (said is None)
         assert report is None if said is None else report is not None and report.startswith(said)
         store.close()
 
@@ -239,6 +239,6 @@ def test_another_programs_web_server_is_no_node(status: str) -> None:
         directory.set_peers([peer])
         store = PeerStore(directory, client, meter=TrafficMeter())
         store.fetch_list(peer)
-        assert not directory.has_list(peer)
-        assert "Another program has that port" in str(directory.fault(peer))
+        assert directory.record(peer).marks is None
+        assert "Another program has that port" in str(directory.record(peer).fault)
         store.close()

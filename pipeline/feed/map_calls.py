@@ -2,6 +2,10 @@
 
 A call is the same in a reading thread and in a worker process, which gets a pickled `MapCall`. An
 error names its sample.
+
+Arguments are Python and numpy values. Each result is checked against the type that the `Map`
+declares, and copied at once, because the function may change it later. Python numbers are converted
+to the declared dtype if that loses nothing; arrays must have it.
 """
 
 from __future__ import annotations
@@ -27,23 +31,18 @@ from penstock.cache import (
     pickle_for_worker,
 )
 from penstock.cache.base import keyed_hash
-from penstock.pipeline.feed.map_values import (
-    Collector,
-    MisfitError,
-    samples_of,
-    scattered,
-    stacked,
-    without_views,
-)
 from penstock.pipeline.report import MapFacts
 from penstock.readers.fieldtypes import (
     PRESENT,
+    ArrayForm,
     DenseColumn,
     EncodedColumn,
     ListColumn,
+    RaggedColumn,
     SampleBatch,
     is_number,
     joined_columns,
+    patched_column,
 )
 
 if TYPE_CHECKING:
@@ -52,9 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import PlacedMap
-    from penstock.readers.fieldtypes import Column
-
-    Collectors = Mapping[str, Collector]
+    from penstock.readers.fieldtypes import Column, FieldType
 
 _SALT = 0x3A95F17C  # separates these hashes from those of order, draws and substitutes
 _REASON_CHARACTERS = 300
@@ -102,11 +99,19 @@ class MapCall:
     def __call__(self, task: MapTask) -> MapResult:
         """Call the function on all samples of a task. Raises CallFailed."""
         count, bad = len(task.ids), dict[int, str]()
-        collectors = {name: Collector(type, count) for name, type in self.map.returns.items()}
+        collectors = {
+            name: Collector(name, type, count, of=self.map.op.name)
+            for name, type in self.map.returns.items()
+        }
         if not self.map.op.batched:
             self._each(task, collectors, bad)
         elif count:
-            self._all(task, range(count), collectors, bad)
+            try:
+                self._all(task, collectors)
+            except BadSampleError as error:
+                if count > 1:
+                    return self._one_by_one(task)
+                bad[0] = _reason(error)
         columns = {name: each.column() for name, each in collectors.items()}
         return MapResult(columns=columns, bad=bad)
 
@@ -118,7 +123,9 @@ class MapCall:
         except CallFailed as failed:
             return CallFailed(failed.row, _sendable(failed.error))
 
-    def _each(self, task: MapTask, collectors: Collectors, bad: dict[int, str]) -> None:
+    def _each(
+        self, task: MapTask, collectors: Mapping[str, Collector], bad: dict[int, str]
+    ) -> None:
         """Call the function once per sample."""
         arguments = [samples_of(column) for column in task.columns]
         rngs = self._generators(task)
@@ -128,61 +135,26 @@ class MapCall:
                 value = self._call([argument[row] for argument in arguments], more, row)
             except BadSampleError as error:
                 bad[row] = _reason(error)
-            else:
-                self._collect(collectors, self._parts(value, row), row)
+                continue
+            for name, part in self._parts(value, row).items():
+                collectors[name].put(row, part)
 
-    def _all(
-        self, task: MapTask, rows: Sequence[int], collectors: Collectors, bad: dict[int, str]
-    ) -> None:
-        """Call the function once for these rows; if it raises BadSampleError, once for each."""
-        is_whole = len(rows) == len(task.ids)
-        only = rows[0] if len(rows) == 1 else None
-        try:
-            parts = self._batch(task if is_whole else task.take(rows), only)
-        except BadSampleError as error:
-            if only is not None:
-                bad[only] = _reason(error)
-                return
-            for row in rows:
-                self._all(task, [row], collectors, bad)
-        else:
-            if not is_whole:
-                parts = {name: part[0] for name, part in parts.items()}
-            self._collect(collectors, parts, None if is_whole else only)
-
-    def _collect(self, collectors: Collectors, parts: Mapping[str, Any], row: int | None) -> None:
-        """Store values by field: those of a row, or of all rows for None."""
-        for name, part in parts.items():
-            try:
-                if row is None:
-                    collectors[name].put_all(part)
-                else:
-                    collectors[name].put(row, part)
-            except MisfitError as error:
-                at = error.row if row is None else row
-                misfit = self.misfit(name, error.got, error.wanted)
-                raise CallFailed(at, misfit) from None
-
-    def _batch(self, task: MapTask, row: int | None) -> Mapping[str, Any]:
-        """Call the function on all samples at once, and return its values by field.
-
-        Each field has as many values as there are samples; otherwise the call fails. row: of the
-        only sample, for errors.
-        """
-        rngs, count = self._generators(task), len(task.ids)
+    def _all(self, task: MapTask, collectors: Mapping[str, Collector]) -> None:
+        """Call the function on all samples at once. Raises its BadSampleError."""
+        rngs, row = self._generators(task), 0 if len(task.ids) == 1 else None
         value = self._call(list(map(stacked, task.columns)), {"rngs": rngs} if rngs else {}, row)
-        parts = self._parts(value, row)
-        for name, part in parts.items():
-            got = ""
-            is_many = hasattr(part, "__len__") and hasattr(part, "__getitem__")
-            is_scalar = getattr(part, "ndim", 1) == 0
-            if not is_many or is_scalar or isinstance(part, str | bytes | Mapping):
-                got, wanted = type(part).__name__, f"a list or array of {count}"
-            elif len(part) != count:
-                got, wanted = f"{len(part)} values", f"one a sample: {count}"
-            if got:
-                raise CallFailed(row, self.misfit(name, got, wanted))
-        return parts
+        for name, part in self._parts(value, row).items():
+            collectors[name].put_all(part, row)
+
+    def _one_by_one(self, task: MapTask) -> MapResult:
+        """Call a function of batches on each sample of a task alone, to find the bad ones."""
+        results: list[MapResult] = []
+        for row in range(len(task.ids)):
+            try:
+                results.append(self(task.take([row])))
+            except CallFailed as failed:
+                raise CallFailed(row, failed.error) from failed.error
+        return _joined(results)
 
     def _generators(self, task: MapTask) -> list[np.random.Generator]:
         """Return a random generator per sample; none if the function takes none."""
@@ -225,12 +197,24 @@ class MapCall:
         wanted = f"a tuple of {len(names)}, or a dict, for {', '.join(names)}"
         raise CallFailed(row, MapError(f"{self.map.op.name} returned {got}, wanted {wanted}."))
 
-    def misfit(self, field: str, got: str, wanted: str) -> MapError:
-        """Return the error for a value that doesn't fit its field."""
-        return MapError(
-            f'{self.map.op.name} returned {got} for "{field}", wanted {wanted}. Convert it in the '
-            "function, or declare its type by returns={...} of Map."
-        )
+
+def _joined(results: Sequence[MapResult]) -> MapResult:
+    """Join the results of the parts of a task, at least one."""
+    bad, begin = dict[int, str](), 0
+    for each in results:
+        bad |= {begin + row: why for row, why in each.bad.items()}
+        begin += len(next(iter(each.columns.values())))
+    names = results[0].columns
+    columns = {name: joined_columns([each.columns[name] for each in results]) for name in names}
+    return MapResult(columns=columns, bad=bad)
+
+
+def _misfit(op: str, field: str, got: str, wanted: str) -> MapError:
+    """Return the error for a value that doesn't fit its field. op: the Map's name."""
+    return MapError(
+        f'{op} returned {got} for "{field}", wanted {wanted}. Convert it in the function, or '
+        "declare its type by returns={...} of Map."
+    )
 
 
 def _sendable(error: Exception) -> Exception:
@@ -251,6 +235,102 @@ def _sendable(error: Exception) -> Exception:
 
 def _reason(error: BadSampleError) -> str:
     return " ".join(str(error).split())[:_REASON_CHARACTERS] or "its Map raised BadSampleError"
+
+
+def without_views(column: Column, type: FieldType) -> Column:
+    """Return a column without views on files; samples that aren't decoded become bytes."""
+    if not isinstance(column, EncodedColumn):
+        return column
+    if type.is_image:
+        return ListColumn([sample.tobytes() for sample in column.samples])
+    return type.column(list(map(type.decoder(), column.samples)))
+
+
+def samples_of(column: Column) -> Sequence[Any]:
+    """Return each sample as a str, bytes, a read-only array, or a numpy scalar."""
+    if isinstance(column, DenseColumn):
+        values = _private(column.values)
+        return [values[row] for row in range(len(values))]
+    if isinstance(column, RaggedColumn):
+        own = replace(column, values=_private(column.values))
+        return [own.sample(row) for row in range(len(own))]
+    return [_private(each) if isinstance(each, np.ndarray) else each for each in column.samples]
+
+
+def stacked(column: Column) -> Any:
+    """Return all samples at once: a read-only array if they share a shape, else a list."""
+    return _private(column.values) if isinstance(column, DenseColumn) else samples_of(column)
+
+
+def _private(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only copy.
+
+    The flag alone isn't enough, because a tensor over the array could still be written to, and the
+    original belongs to the dataset: a mapped file, or memory that is kept for the next epoch.
+    """
+    copy = values.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+_SHOWN = 80  # characters of a value in a message
+
+
+class Collector:
+    """Collects the values of one field, sample by sample; a row without a value is empty or 0."""
+
+    def __init__(self, field: str, type: FieldType, count: int, *, of: str = "") -> None:
+        """of: the Map's name, for errors."""
+        self._field, self._type, self._of = field, type, of
+        form = type.stored or type.decoded
+        self._returned = type.returned if form is None or type.is_class else form.returned
+        self._is_ragged = form is not None and form.is_ragged
+        self._values: Any  # an array, else a list
+        if form is not None and not self._is_ragged:
+            self._values = np.zeros((count, *form.fixed_shape), form.dtype)
+        else:
+            self._values = [type.empty if form is None else form.empty] * count
+
+    def put(self, row: int, value: Any) -> None:
+        """Set the value of a row. Raises CallFailed."""
+        found = self._checked(self._returned, value, row)
+        self._values[row] = found.copy() if self._is_ragged else found
+
+    def put_all(self, values: Any, row: int | None) -> None:
+        """Set the values of all rows at once. row: of the only sample. Raises CallFailed."""
+        own, count = self._values, len(self._values)
+        is_many = hasattr(values, "__len__") and hasattr(values, "__getitem__")
+        is_scalar = getattr(values, "ndim", 1) == 0
+        if not is_many or is_scalar or isinstance(values, str | bytes | Mapping):
+            raise self._failed(row, type(values).__name__, f"a list or array of {count}")
+        if len(values) != count:
+            raise self._failed(row, f"{len(values)} values", f"one a sample: {count}")
+        if isinstance(own, np.ndarray) and hasattr(values, "dtype") and not self._type.is_class:
+            own[:] = self._checked(ArrayForm(own.dtype, own.shape).returned, values, row)
+            return
+        for place, value in enumerate(values):
+            self.put(place, value)
+
+    def column(self) -> Column:
+        """Return the values as a column."""
+        own = self._values
+        return DenseColumn(own) if isinstance(own, np.ndarray) else self._type.column(own)
+
+    def _checked(self, check: Callable[[Any], Any], value: Any, row: int | None) -> Any:
+        try:
+            return check(value)
+        except ValueError as error:
+            got, wanted = error.args
+        raise self._failed(row, got or _shown(value), wanted)
+
+    def _failed(self, row: int | None, got: str, wanted: str) -> CallFailed:
+        return CallFailed(row, _misfit(self._of, self._field, got, wanted))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    text = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return "None" if value is None else f"{text} ({type(value).__name__})"
 
 
 # Pieces of a batch per process, because samples take different times.
@@ -295,8 +375,9 @@ class _MapStage:
         for name, type in self.map.returns.items():
             if type.has_sides:
                 self._check_sizes(name, type.reference, new[name], taken, result.bad)
-            if len(rows) < count:
-                new[name] = scattered(new[name], type, rows, count)
+            if len(rows) < count:  # empty values elsewhere
+                nothing = Collector(name, type, count).column()
+                new[name] = patched_column(nothing, rows, new[name]) if rows else nothing
         thread = threading.get_ident()
         self.seconds[thread] = self.seconds.get(thread, 0.0) + time.perf_counter() - began
         return replace(batch, columns={**batch.columns, **new})
@@ -314,17 +395,12 @@ class _MapStage:
         results: list[MapResult | CallFailed] = self.workers.run(
             tasks, describe=lambda place: self._describe(tasks[place].ids.tolist())
         )
-        bad, whole = dict[int, str](), list[MapResult]()
+        whole = list[MapResult]()
         for piece, result in zip(pieces, results, strict=True):
             if isinstance(result, CallFailed):
                 raise self._error(result, task.ids[piece.start :].tolist())
-            bad |= {piece.start + row: why for row, why in result.bad.items()}
             whole.append(result)
-        columns = {
-            name: joined_columns([each.columns[name] for each in whole])
-            for name in self.map.returns
-        }
-        return MapResult(columns=columns, bad=bad)
+        return _joined(whole)
 
     def _pieces(self, count: int) -> list[range]:
         """Return the rows of each task of a process.
@@ -356,7 +432,7 @@ class _MapStage:
             is_missing = row in bad or (present is not None and not present[row])
             if not is_missing and mask.shape != size:
                 got, wanted = f"a mask of shape {mask.shape}", f'{size}, as "{image}" is'
-                misfit = self._call.misfit(name, got, wanted)
+                misfit = _misfit(self.op.name, name, got, wanted)
                 raise self._error(CallFailed(row, misfit), taken.ids.tolist())
 
     def _error(self, failed: CallFailed, ids: list[int]) -> Exception:

@@ -24,7 +24,7 @@ from .resident_images import share_of_rank as share_of_rank
 from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
 from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of
-from .shard_fills import FillQueue as FillQueue, Filler as Filler, WalkBudget as WalkBudget
+from .shard_fills import FillQueue as FillQueue, Filler as Filler
 from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
 from .tensors import tensor_of as tensor_of
 from .warm_up import WarmResult as WarmResult, WarmState as WarmState

@@ -159,55 +159,27 @@ _STEPS_PER_BATCH = 16
 _MOST_STEPS_SAVED = 1024
 
 
-@dataclass(slots=True)
-class WalkBudget:
-    """The number of steps that the walk for fills may advance. Its owner provides the lock.
-
-    epoch_steps: the most steps ahead of the consumer. left: steps that the walk may advance; ahead:
-    its steps ahead of the consumer.
-    """
-
-    epoch_steps: int
-    left: int = 0
-    ahead: int = 0
-
-    def begin(self) -> None:
-        """Reset the budget, because the consumer moved elsewhere."""
-        self.left, self.ahead = _STEPS_PER_BATCH, 0
-
-    def count_batch(self) -> None:
-        """Count a batch that the consumer received."""
-        self.left = min(self.left + _STEPS_PER_BATCH, _MOST_STEPS_SAVED)
-        self.ahead -= 1
-
-    def take(self) -> bool:
-        """Take one step out of the budget; return False if none is left."""
-        if self.left < 1 or self.ahead >= self.epoch_steps:
-            return False
-        self.left -= 1
-        self.ahead += 1
-        return True
-
-
 class FillQueue:
     """The shards that are still to be filled, in the order of first need.
 
     It has no position of its own in the stream: it follows a walk that begins at the cursor of
     `seek`, and records the shards that it has met. Several threads may call it. A step of the walk
-    takes long, so `seek`, which the consumer calls, doesn't wait for one. most_passed_over: shards
-    that other sources fill until the walk waits for them.
+    takes long, so `seek` and `count_batch`, which the consumer calls, don't wait for one.
+    most_passed_over: shards that other sources fill until the walk waits for them.
     """
 
     most_passed_over = 4096
 
     def __init__(
-        self, needs: Needs, *, mine: NDArray[np.int64], endless: bool, may_walk: Callable[[], bool]
+        self, needs: Needs, *, mine: NDArray[np.int64], endless: bool, most_ahead: int
     ) -> None:
-        """mine: shards that this rank reads in any epoch. may_walk: called before each step of the
-        walk; False ends the search."""
+        """mine: shards that this rank reads in any epoch. most_ahead: steps that the walk may be
+        ahead of the consumer."""
         self._needs, self._mine, self._endless = needs, mine, endless
-        self._may_walk = may_walk
-        self._lock = threading.Lock()  # protects all but _sought
+        self._most_ahead = most_ahead
+        # The consumer counts its batches and the steps that the walk may reach; the walk its steps.
+        self._batches, self._reach, self._walked = 0, 0, 0
+        self._lock = threading.Lock()  # protects all but these and _sought
         self._sought: deque[Iterator[tuple[Cursor, NDArray[np.int64]]]] = deque(maxlen=1)
         self._steps: Iterator[tuple[Cursor, NDArray[np.int64]]] | None = None
         self._pinned: NDArray[np.bool_] | None = None
@@ -227,11 +199,15 @@ class FillQueue:
 
     def seek(self, cursor: Cursor) -> None:
         """Walk from a cursor on, beginning with the next call of `next`."""
+        self._batches, self._reach = 0, _STEPS_PER_BATCH
         self._sought.append(self._needs.shards(cursor, endless=self._endless))
 
-    def pin(
-        self, kept: Callable[[list[int]], list[int]], *, has_changed: Callable[[], bool]
-    ) -> bool:
+    def count_batch(self) -> None:
+        """Count a batch that the consumer received: the walk may advance."""
+        self._batches += 1
+        self._reach = min(self._reach + _STEPS_PER_BATCH, self._walked + _MOST_STEPS_SAVED)
+
+    def pin(self, keeps: Callable[[int], bool], *, has_changed: Callable[[], bool]) -> bool:
         """Read which of this rank's shards the cache keeps, the first time and after changes.
 
         Returns True if that was read and some of them are left to fill.
@@ -240,7 +216,7 @@ class FillQueue:
             if not has_changed() and self._pinned is not None:
                 return False
             pinned = np.zeros(len(self._todo), np.bool_)
-            pinned[kept(self._mine.tolist())] = True
+            pinned[[shard for shard in self._mine.tolist() if keeps(shard)]] = True
             before = self._pinned if self._pinned is not None else np.zeros_like(pinned)
             self._pinned = pinned
             self._todo = (self._todo | (pinned & ~before)) & pinned
@@ -257,7 +233,7 @@ class FillQueue:
         """
         with self._lock:
             if self._sought:
-                self._steps = self._sought.pop()
+                self._steps, self._walked = self._sought.pop(), 0
                 self._todo[list(self._queue)] = True
                 self._left += len(self._queue)
                 self._queue.clear()
@@ -292,8 +268,9 @@ class FillQueue:
                 return None
             if len(passed_over) >= self.most_passed_over:
                 return None
-            if not self._may_walk():
+            if self._walked >= min(self._reach, self._batches + self._most_ahead):
                 return None
+            self._walked += 1
             _, shards = next(self._steps, (None, None))
             if shards is None:
                 return None
@@ -374,11 +351,10 @@ class Filler:
             Needs(plan, walk, first=first, end=end, world=size),
             mine=mine,
             endless=order.settings.shuffle,
-            may_walk=self._may_walk,
+            most_ahead=walk.usual_steps,
         )
         # Protects what count_batch() and the tasks share. It is held for moments only.
         self._lock = threading.Lock()
-        self._budget = WalkBudget(walk.usual_steps)
         self._choices: dict[int, FillSource | None] = {}
         self._choices_until = 0.0
         self._refresh_at = time.monotonic() + self.refresh_s
@@ -388,9 +364,7 @@ class Filler:
 
     def seek(self, cursor: Cursor) -> None:
         """Fill the shards that batches need from a cursor on."""
-        with self._lock:
-            self.queue.seek(cursor)
-            self._budget.begin()
+        self.queue.seek(cursor)
 
     def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
         """Count a delivered batch, and start a task if there is something to fill.
@@ -398,10 +372,10 @@ class Filler:
         size_bytes: of the batch. Raises the errors of ended tasks that aren't the remote's.
         """
         now = time.monotonic()
+        self.queue.count_batch()
         with self._lock:
             for each in self.sources:
                 each.count_batch(size_bytes, traffic)
-            self._budget.count_batch()
             is_due, is_idle = now >= self._refresh_at, self._idle
             due = [
                 each
@@ -423,20 +397,12 @@ class Filler:
         may = source.pace.open and now >= self._retry_at and not self._is_full
         return may and not self._stop.is_set()
 
-    def _may_walk(self) -> bool:
-        with self._lock:
-            return self._budget.take()
-
     def _work(self, source: FillSource) -> None:
         with self._lock:
             due = (now := time.monotonic()) >= self._refresh_at
             if due:
                 self._refresh_at, self._is_full = now + self.refresh_s, False
-        kept = self._share.keeps
-        if self.queue.pin(
-            lambda shards: [shard for shard in shards if kept(shard)],
-            has_changed=lambda: due and self._share.refresh(),
-        ):
+        if self.queue.pin(self._share.keeps, has_changed=lambda: due and self._share.refresh()):
             with self._lock:
                 self._idle = False
         if due:

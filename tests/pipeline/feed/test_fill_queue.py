@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.pipeline.feed import FillQueue, WalkBudget
+from penstock.pipeline.feed import FillQueue
 from penstock.pipeline.plan import BatchSchedule, Cursor, Needs, Plan, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pytest
 
@@ -24,11 +24,9 @@ def needs() -> Needs:
     return Needs(Plan(SIZES, seed=3, lanes=2, window=1), WALK, first=0, end=1, world=1)
 
 
-def queue(
-    kept: Sequence[int] = range(len(SIZES)), may_walk: Callable[[], bool] = lambda: True
-) -> FillQueue:
-    found = FillQueue(needs(), mine=np.arange(len(SIZES)), endless=False, may_walk=may_walk)
-    found.pin(lambda shards: [shard for shard in shards if shard in kept], has_changed=lambda: True)
+def queue(kept: Sequence[int] = range(len(SIZES)), most_ahead: int = 10**6) -> FillQueue:
+    found = FillQueue(needs(), mine=np.arange(len(SIZES)), endless=False, most_ahead=most_ahead)
+    found.pin(kept.__contains__, has_changed=lambda: True)
     return found
 
 
@@ -115,33 +113,53 @@ def test_the_walk_waits_for_many_that_are_passed_over(monkeypatch: pytest.Monkey
 
 
 def test_the_walk_stops_where_it_may_go_no_further() -> None:
-    steps = iter([True, False, True, False])
-    found = queue(may_walk=lambda: next(steps))
+    found = queue(most_ahead=1)
     found.seek(Cursor(0, 0))
     walked = [some.tolist() for _, some in needs().shards(Cursor(0, 0), endless=False)]
     assert rest(found) == walked[0]
+    assert rest(found) == []
+    found.count_batch()
     assert rest(found) == [n for n in walked[1] if n not in walked[0]]
+    found.seek(Cursor(0, 0))
+    assert rest(found) == []  # what was met before, and no more
 
 
 def test_what_the_cache_keeps_is_looked_at_once_or_when_it_has_changed() -> None:
     found = queue([0, 1])
-    assert not found.pin(lambda _: [2], has_changed=lambda: False)
+    assert not found.pin([2].__contains__, has_changed=lambda: False)
     assert found.pinned == [0, 1]
-    assert found.pin(lambda _: [1, 2], has_changed=lambda: True)
+    assert found.pin([1, 2].__contains__, has_changed=lambda: True)
     assert found.pinned == [1, 2]
     found.seek(Cursor(0, 0))
     assert sorted(rest(found)) == [1, 2]
 
 
+class Endless:
+    """Steps that need no shard: the walk ends only where it may go no further."""
+
+    shard_count = len(SIZES)
+
+    def __init__(self) -> None:
+        self.walked = 0
+
+    def shards(self, _start: Cursor, *, endless: bool) -> Iterator[tuple[Cursor, Any]]:
+        assert endless
+        while True:
+            self.walked += 1
+            yield Cursor(0, 0), np.zeros(0, np.int64)
+
+
 @given(batches=st.lists(st.booleans(), max_size=200), steps=st.integers(1, 50))
-def test_the_budget_keeps_the_walk_near_the_consumer(batches: list[bool], steps: int) -> None:
-    budget, ahead = WalkBudget(steps), 0
-    budget.begin()
-    for is_handed_out in batches:
-        if is_handed_out:
-            budget.count_batch()
-            ahead -= 1
-        elif budget.take():
-            ahead += 1
-        assert budget.ahead == ahead <= steps
-        assert budget.left >= 0
+def test_the_walk_stays_near_the_consumer(batches: list[bool], steps: int) -> None:
+    endless: Any = Endless()
+    found = FillQueue(endless, mine=np.arange(len(SIZES)), endless=True, most_ahead=steps)
+    found.pin(lambda _: True, has_changed=lambda: True)
+    found.seek(Cursor(0, 0))
+    received = 0
+    for is_received in batches:
+        if is_received:
+            found.count_batch()
+            received += 1
+        else:
+            assert found.next(lambda _: False) is None
+            assert endless.walked == min(16 * (received + 1), received + steps)

@@ -184,7 +184,7 @@ class _Loaders:
     def looks(self, names: Sequence[Name], work: GpuWork) -> dict[Name, TensorFacts]:
         """Return a description of the tensors of each loader."""
         looks = {name: self._answer("look", name, work) for name in names if name != "synthetic"}
-        return {name: _tensor_facts(found) for name, found in looks.items() if found}
+        return {name: TensorFacts(**found) for name, found in looks.items() if found}
 
     def play_rounds(
         self, names: Sequence[Name], work: GpuWork, *, rounds: int, stem: int, epoch: int
@@ -410,13 +410,6 @@ def play_here(case: Case) -> dict[str, Any]:
 
 def _work_values(work: GpuWork) -> dict[str, Any]:
     return {**asdict(work), "folder": str(work.folder), "pack": str(work.pack)}
-
-
-def _tensor_facts(report: Mapping[str, Any]) -> TensorFacts:
-    found: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in report.items()
-    }
-    return TensorFacts(**found)
 
 
 def _resnet50_step(work: GpuWork, *, stem: int) -> TrainingStep:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from penstock.cache import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Accelerator:
     """One accelerator that trains one model.
 
@@ -65,17 +65,7 @@ _PUBLISHED = {  # name: (step_s, batch_size, sample_bytes, samples, has_images)
     "b200-flux": (1.35, 48, 2_164_832, 4_296 * 288, True),
     "dgx-pod": (0.5, 240, 500_000, 300_000, True),  # a batch of 240 gives a step of half a second
 }
-ACCELERATORS = {
-    name: Accelerator(
-        name=name,
-        step_s=step_s,
-        batch_size=batch_size,
-        sample_bytes=sample_bytes,
-        samples=samples,
-        has_images=has_images,
-    )
-    for name, (step_s, batch_size, sample_bytes, samples, has_images) in _PUBLISHED.items()
-}
+ACCELERATORS = {name: Accelerator(name, *published) for name, published in _PUBLISHED.items()}
 
 
 def accelerator(name: str) -> Accelerator:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError
-from penstock.pipeline.bench.bench_report import OURS, STAGE_TITLES, limiting_stage, loader_figures
+from penstock.pipeline.bench.bench_report import OURS, loader_figures, stage_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,7 @@ _OURS, _LIMIT, _OTHER, _INK = "#0b6e99", "#c8553d", "#b8c4cc", "#22303a"
 _BAR_INCHES, _WIDTH_INCHES = 0.34, 9.0
 _MOST_POINTS = 2000
 _MOST_BEYOND = 3.5
+_LABEL_ROOM = 1.4  # of the longest bar, for its figure behind it
 
 
 def check_plot(path: Path) -> None:
@@ -87,14 +88,11 @@ class _ChartBar:
 
 def bars_of(result: BenchResult) -> list[_ChartBar]:
     """Return the bars of the run and of each stage; the limiting stage is highlighted."""
-    limit, share = limiting_stage(result), result.diagnosis.of_ceiling
-    run = result.raw if limit is None else result.main_run  # the run that the share refers to
+    rows, run = stage_rows(result)
     bars = [_ChartBar("this run", run.figures.samples_per_s, _OURS)]
-    for name, rate in result.ceilings.stages().items():
-        is_limit = name == limit and share is not None
-        note = f"the limit: reached {share:.0%}" if is_limit else ""
-        title = STAGE_TITLES.get(name, name)
-        bars.append(_ChartBar(title, rate.samples_per_s, _LIMIT if is_limit else _OTHER, note))
+    for row in rows:
+        colour = _LIMIT if row.note else _OTHER
+        bars.append(_ChartBar(row.title, row.rate.samples_per_s, colour, row.note))
     return bars
 
 
@@ -109,29 +107,19 @@ def _loaders(result: BenchResult) -> list[_ChartBar]:
 
 
 def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
-    """Draw horizontal bars with their figures. A bar far beyond the first one is cut at the axis,
-    with a note: reading is often a hundred times faster than the run."""
-    most = max(bar.samples_per_s for bar in bars)
-    most = max(1.0, min(most, _MOST_BEYOND * bars[0].samples_per_s))
-    names = [bar.name for bar in bars]
+    """Draw horizontal bars with their figures. A bar far beyond the first one is cut, with a note:
+    reading is often a hundred times faster than the run."""
+    most = max(1.0, _MOST_BEYOND * bars[0].samples_per_s)
     lengths = [min(bar.samples_per_s, most) for bar in bars]
-    axes.barh(names, lengths, color=[bar.colour for bar in bars], height=0.68)
-    for place, bar in enumerate(bars):
+    colours = [bar.colour for bar in bars]
+    drawn = axes.barh([bar.name for bar in bars], lengths, color=colours, height=0.68)
+    labels = []
+    for bar in bars:
         beyond = " (beyond the axis)" if bar.samples_per_s > most else ""
-        note = f", {bar.note}" if bar.note else ""
-        inside = lengths[place] > 0.55 * most
-        axes.annotate(
-            f"{bar.samples_per_s:,.0f}{beyond}{note}",
-            (lengths[place], place),
-            xytext=(-6 if inside else 6, 0),
-            textcoords="offset points",
-            ha="right" if inside else "left",
-            va="center",
-            fontsize=9,
-            color="white" if inside and bar.colour != _OTHER else _INK,
-        )
+        labels.append(f"{bar.samples_per_s:,.0f}{beyond}{f', {bar.note}' if bar.note else ''}")
+    axes.bar_label(drawn, labels, padding=6, fontsize=9, color=_INK)
     axes.invert_yaxis()
-    axes.set_xlim(0, most * 1.02)
+    axes.set_xlim(0, _LABEL_ROOM * max(1.0, *lengths))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     _style_axes(axes, title)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,12 @@ from penstock.pipeline.bench.settings_search import BUSY_NOISE
 from penstock.pipeline.report import ceiling_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
     from penstock.pipeline.bench.loader_comparison import LoaderComparison, LoaderFigures
-    from penstock.pipeline.bench.measured_run import RunFigures
+    from penstock.pipeline.bench.measured_run import MeasuredRun, RunFigures
     from penstock.pipeline.bench.measurement import BenchResult
     from penstock.pipeline.report import Rate
 
@@ -66,47 +66,56 @@ def versions(*distributions: str) -> dict[str, str]:
 OURS = "penstock"
 # Decode threads that never wait use their cores fully, except for the kernel's share.
 _FREE_CORES = 0.75
-STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
+_STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
 
-def limiting_stage(result: BenchResult) -> str | None:
-    """Return the stage whose ceiling the verdict compares the run with, or None."""
-    found = ceiling_of(result.diagnosis.limit, result.ceilings)
-    return None if found is None else found[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """The rate of one stage alone. note: of the limiting stage, what the judged run reached."""
+
+    title: str
+    rate: Rate
+    note: str = ""
+
+
+def stage_rows(result: BenchResult) -> tuple[list[StageRow], MeasuredRun]:
+    """Return the stages that were measured alone, and the run with which the verdict compares the
+    limiting one."""
+    limit = ceiling_of(result.diagnosis.limit, result.ceilings)
+    share, rows = result.diagnosis.of_ceiling, []
+    for name, rate in result.ceilings.stages().items():
+        note = ""
+        if limit is not None and name == limit[0] and share is not None:
+            note = f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
+        rows.append(StageRow(title=_STAGE_TITLES.get(name, name), rate=rate, note=note))
+    return rows, result.raw if limit is None else result.main_run
 
 
 def as_json(result: BenchResult) -> dict[str, Any]:
     """Return all measurements as JSON values; docs/bench.md explains each field."""
-    workload, setup, found, loaders = (
-        result.workload,
-        result.setup,
-        result.diagnosis,
-        result.loaders,
-    )
-    raw, main = result.raw.figures, result.main_run.figures
+    workload, found, loaders = result.workload, result.diagnosis, result.loaders
+    raw, main, search = result.raw.figures, result.main_run.figures, result.search
+    of_raw = ("samples_per_s", "bytes_per_s", "cpu_s_per_1000", "first_batch_s", "samples")
+    of_main = ("wait_p50_s", "wait_p99_s", "wait_share")
+    of_found = ("verdict", "limit", "cause", "of_ceiling", "advice", "assumes", "basis")
+    has_step = result.stepped is not None
+    tried = [
+        {**asdict(each.setup), "samples_per_s": each.samples_per_s, "runs": each.runs}
+        for each in (search.setups if search is not None else ())
+    ]
     return {
-        "samples_per_s": raw.samples_per_s,
-        "bytes_per_s": raw.bytes_per_s,
-        "cpu_s_per_1000": raw.cpu_s_per_1000,
+        **{name: getattr(raw, name) for name in of_raw},
+        **{name: getattr(main, name) for name in of_main},
+        **{name: getattr(found, name) for name in of_found},
+        **asdict(result.setup),
         "cores_used": raw.cpu_s / raw.seconds,
-        "first_batch_s": raw.first_batch_s,
-        "wait_p50_s": main.wait_p50_s,
-        "wait_p99_s": main.wait_p99_s,
-        "wait_share": main.wait_share,
-        "au": None if result.stepped is None else main.au,
+        "au": main.au if has_step else None,
         "floor_au": result.floor_au,
         "fed_step_ms": fed_step_ms(result),
-        "stepped_samples_per_s": None if result.stepped is None else main.samples_per_s,
+        "stepped_samples_per_s": main.samples_per_s if has_step else None,
         "bytes_by_tier": dict(raw.bytes_by_tier),
-        "stepped_bytes_by_tier": None if result.stepped is None else dict(main.bytes_by_tier),
-        "verdict": found.verdict,
-        "limit": found.limit,
-        "cause": found.cause,
-        "of_ceiling": found.of_ceiling,
-        "advice": found.advice,
+        "stepped_bytes_by_tier": dict(main.bytes_by_tier) if has_step else None,
         "predicted": found.predicted_samples_per_s,
-        "assumes": found.assumes,
-        "basis": found.basis,
         "ceilings": {name: asdict(rate) for name, rate in result.ceilings.stages().items()},
         "against": {name: asdict(figures) for name, figures in loader_figures(result).items()},
         "against_ours": None if loaders is None or loaders.ours is None else asdict(loaders.ours),
@@ -114,24 +123,14 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "failed": None if result.loaders_error is None else str(result.loaders_error),
         "url": workload.place,
         "augment": workload.recipe.name,
-        "batch_size": setup.batch_size,
         "device": workload.device,
-        "num_workers": setup.num_workers,
-        "prefetch_factor": setup.prefetch_factor,
-        "read": setup.read,
         "step_ms": 1000 * workload.step_s if workload.step_s else None,
         "accelerator": workload.accelerator or None,
         "seconds": workload.seconds,
-        "samples": raw.samples,
         "dataset": asdict(result.dataset),
-        "python": None if workload.recipe.reads_only else workload.line(setup),
-        "tried": None
-        if result.search is None
-        else [
-            {**asdict(each.setup), "samples_per_s": each.samples_per_s, "runs": list(each.runs)}
-            for each in result.search.setups
-        ],
-        "noise": None if result.search is None else result.search.noise,
+        "python": None if workload.recipe.reads_only else workload.line(result.setup),
+        "tried": None if search is None else tried,
+        "noise": None if search is None else search.noise,
         "date": result.date.isoformat(),
         "machine": machine(),
         "versions": versions(),
@@ -156,8 +155,8 @@ def show_result(result: BenchResult, console: Console) -> None:
         console.print(_title("Settings tried"), _search_table(result), sep="\n", end="\n\n")
     console.print(_head(result), soft_wrap=True)
     console.print(_figures(result))
-    if stages := result.ceilings.stages():
-        console.print(_title("Each stage on its own"), _stages(result, stages), sep="\n")
+    if stages := stage_rows(result)[0]:
+        console.print(_title("Each stage on its own"), _stages(stages), sep="\n")
     if result.loaders is not None:
         _show_loaders(result.loaders, console)
     found = result.diagnosis
@@ -247,21 +246,16 @@ def _p99(result: BenchResult) -> str:
     return f"p50; p99 {1000 * main.wait_p99_s:,.1f} ms, over {main.batches:,} batches"
 
 
-def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
-    """Tabulate the stages; only the limiting one shows the share that the run reached."""
-    limit, share = limiting_stage(result), result.diagnosis.of_ceiling
+def _stages(rows: Sequence[StageRow]) -> Table:
     table = _table("stage", "samples/s", "MB/s", "CPU s/1,000", "")
-    for name, rate in stages.items():
-        reached = ""
-        if name == limit and share is not None:
-            reached = f"the limit: reached {share:.0%}" if share <= 1 else "the limit"
+    for row in rows:
         table.add_row(
-            STAGE_TITLES.get(name, name),
-            f"{rate.samples_per_s:,.0f}",
-            f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
-            f"{rate.cpu_s_per_1000:.2f}",
-            reached,
-            style="bold" if reached else "",
+            row.title,
+            f"{row.rate.samples_per_s:,.0f}",
+            f"{row.rate.bytes_per_s / 1e6:,.1f}" if row.rate.bytes_per_s else "-",
+            f"{row.rate.cpu_s_per_1000:.2f}",
+            row.note,
+            style="bold" if row.note else "",
         )
     return table
 

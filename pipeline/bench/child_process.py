@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import penstock
 from penstock.cache import PenstockError
@@ -35,10 +35,13 @@ def send_to_parent(message: Mapping[str, Any]) -> None:
 
 
 class Child:
-    """A process that runs `python -m module arguments`. Leaving the context ends the process."""
+    """A process that runs `python -m module arguments`. Leaving the context ends the process.
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
-        self._module = module
+    title: what runs in it, for its error.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str], *, title: str = "") -> None:
+        self._module, self._title = module, title
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in __exit__
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -83,11 +86,12 @@ class Child:
         code = self._process.wait()
         self._stderr.seek(0)
         return ChildFailedError(
-            f"`python -m {self._module}` ended with exit code {code} before it answered. The end "
+            (f"{self._title} failed. " if self._title else "")
+            + f"`python -m {self._module}` ended with exit code {code} before it answered. The end "
             "of its stderr:\n" + self._stderr.read()[-2000:]
         )
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

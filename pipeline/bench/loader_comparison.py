@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.augment import Recipes
-    from penstock.pipeline.bench.rounds import Comparison
     from penstock.readers import Source
 
 _DIGITS = 19  # of the largest int64: folders sort by name as labels do
@@ -111,14 +110,13 @@ class LoaderComparison:
 
     results: figures by the loader's name. ours: Penstock in the same rounds; None if no other
     loader is installed. skipped: loaders that aren't installed, with how to install each. note: a
-    sentence on which files were read. comparison: every round; None if ours is None.
+    sentence on which files were read.
     """
 
-    results: Mapping[str, LoaderFigures]
-    ours: LoaderFigures | None
-    skipped: Mapping[str, str]
-    note: str
-    comparison: Comparison | None
+    results: Mapping[str, LoaderFigures] = field(default_factory=dict)
+    ours: LoaderFigures | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 def compare_loaders(
@@ -150,17 +148,17 @@ def compare_loaders(
     crop = crop_of(recipe)
     there, skipped = split_installed(name for name in names if name not in OURS)
     if not there:
-        return LoaderComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
+        return LoaderComparison(skipped=skipped)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
-        files = _compared_files(dataset, Path(place), most_samples)
-        if batch_size > files.samples:
+        folder, own, samples, note = _compared_files(dataset, Path(place), most_samples)
+        if batch_size > samples:
             raise ConfigError(
-                f"batch_size: got {batch_size}, but there are only {files.samples} samples. Pass a "
+                f"batch_size: got {batch_size}, but there are only {samples} samples. Pass a "
                 "smaller batch size."
             )
         work = Work(
-            folder=files.folder,
-            pack=files.ours,
+            folder=folder,
+            pack=own,
             scratch=Path(place),
             batch_size=batch_size,
             size=crop,
@@ -183,9 +181,7 @@ def compare_loaders(
         for name, summary in done.summaries.items()
     }
     ours = results.pop("penstock")
-    return LoaderComparison(
-        results=results, ours=ours, skipped=skipped, note=files.note, comparison=done
-    )
+    return LoaderComparison(results=results, ours=ours, skipped=skipped, note=note)
 
 
 def check_comparable(dataset: Source, recipe: Recipes) -> None:
@@ -214,34 +210,19 @@ def crop_of(recipe: Recipes) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ComparedFiles:
-    """The files that a comparison reads.
-
-    folder: read by other loaders; ours: read by Penstock; samples: in each of them; note: a
-    sentence for the user.
-    """
-
-    folder: Path
-    ours: Path
-    samples: int
-    note: str
-
-
-def _compared_files(dataset: Source, place: Path, most_samples: int) -> _ComparedFiles:
+def _compared_files(dataset: Source, place: Path, most_samples: int) -> tuple[Path, Path, int, str]:
+    """Return the folder that other loaders read, what Penstock reads, the samples in each of them,
+    and a sentence on this for the user."""
     whole, home = len(dataset), _local_path(dataset)
     if home is not None and _is_labelled_folder(dataset, home):
-        note = "All loaders read the image folder in place."
-        return _ComparedFiles(folder=home, ours=home, samples=whole, note=note)
+        return home, home, whole, "All loaders read the image folder in place."
     copy = place / "files"
     done = export_files(dataset, copy, most_samples=most_samples)
-    note = f"All loaders read a local copy of {done.samples} of {whole} samples as files."
-    ours = copy
-    if home is not None and done.same_labels and done.samples == whole:
-        ours = home
-        note = f"The other loaders read the {whole} samples as files; Penstock reads the dataset "
-        note += "in place."
-    return _ComparedFiles(folder=copy, ours=ours, samples=done.samples, note=note)
+    if home is None or not done.same_labels or done.samples < whole:
+        note = f"All loaders read a local copy of {done.samples} of {whole} samples as files."
+        return copy, copy, done.samples, note
+    note = f"The other loaders read the {whole} samples as files; Penstock reads the dataset in "
+    return copy, home, whole, f"{note}place."
 
 
 def _local_path(dataset: Source) -> Path | None:

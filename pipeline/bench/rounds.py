@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from penstock.cache import PenstockError
 from penstock.pipeline.bench.adapters import TITLES
-from penstock.pipeline.bench.child_process import Child, ChildFailedError
+from penstock.pipeline.bench.child_process import Child
 from penstock.pipeline.bench.measured_run import Figure
 
 if TYPE_CHECKING:
@@ -39,15 +40,15 @@ class TensorFacts:
     antialiasing raises it.
     """
 
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     dtype: str
     label_dtype: str
     samples: int
     label_mean: float
     label_deviation: float
     spread: float
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    mean: Sequence[float]
+    deviation: Sequence[float]
     detail: float
 
 
@@ -113,15 +114,6 @@ class Round:
         return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
 
 
-def round_from_json(values: dict[str, Any]) -> Round:
-    """Convert a round from the JSON values that its process wrote, with lists for tuples."""
-    pixels: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values["pixels"].items()
-    }
-    return Round(**(values | {"pixels": TensorFacts(**pixels)}))
-
-
 # On top of the random error. A missing or doubled normalisation moves a mean by 0.5 or more.
 MEAN_TOLERANCE = 0.15
 DEVIATION_TOLERANCE = 0.12
@@ -143,15 +135,15 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
     images = torch.cat([images for images, _ in batches]).float()
     labels = torch.cat([labels for _, labels in batches])
     return TensorFacts(
-        shape=tuple(batches[0][0].shape),
+        shape=list(batches[0][0].shape),
         dtype=str(batches[0][0].dtype),
         label_dtype=str(batches[0][1].dtype),
         samples=len(labels),
         label_mean=float(labels.double().mean()),
         label_deviation=float(labels.double().std(correction=0)),
         spread=float(images.mean(dim=(2, 3)).std(dim=0, correction=0).max()),
-        mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
-        deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
+        mean=images.mean(dim=(0, 2, 3)).tolist(),
+        deviation=images.std(dim=(0, 2, 3)).tolist(),
         detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
     )
 
@@ -199,22 +191,9 @@ def differences(
 
 def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
     """Pool the statistics of rounds with equal numbers of samples."""
-
-    def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
-
-    return TensorFacts(
-        shape=looks[-1].shape,
-        dtype=looks[-1].dtype,
-        label_dtype=looks[-1].label_dtype,
-        samples=sum(look.samples for look in looks),
-        label_mean=statistics.fmean(look.label_mean for look in looks),
-        label_deviation=statistics.fmean(look.label_deviation for look in looks),
-        spread=statistics.fmean(look.spread for look in looks),
-        mean=mean([look.mean for look in looks]),
-        deviation=mean([look.deviation for look in looks]),
-        detail=statistics.fmean(look.detail for look in looks),
-    )
+    names = ("label_mean", "label_deviation", "spread", "mean", "deviation", "detail")
+    means = {name: np.mean([getattr(look, name) for look in looks], 0).tolist() for name in names}
+    return replace(looks[-1], samples=sum(look.samples for look in looks), **means)
 
 
 # The emulated accelerator consumes this share of the fastest loader's rate: with sufficient
@@ -222,37 +201,21 @@ def pooled_facts(looks: Sequence[TensorFacts]) -> TensorFacts:
 ACCELERATOR_SHARE = 0.8
 
 
-class Player:
+class Player(Child):
     """A loader in a process of its own. Leaving the context ends the process."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
-        self._child = Child("penstock.pipeline.bench.player", [name, work.to_json()])
-
-    def ready(self) -> None:
-        """Wait until its imports and its conversion are done. Raises ChildFailedError."""
-        with self._named():
-            self._child.receive()
+        super().__init__(
+            "penstock.pipeline.bench.player", [name, work.to_json()], title=TITLES[name]
+        )
 
     def play(self, size: RoundSize) -> Round:
         """Play one round. Raises ChildFailedError, which names the loader, if the process ends
         instead."""
-        with self._named():
-            self._child.send(asdict(size))
-            return round_from_json(self._child.receive())
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except ChildFailedError as error:
-            raise ChildFailedError(f"{TITLES[self.name]} failed. {error}") from error
-
-    def __enter__(self) -> Player:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._child.__exit__(*error)
+        self.send(asdict(size))
+        values = self.receive()
+        return Round(**(values | {"pixels": TensorFacts(**values["pixels"])}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,8 +268,9 @@ def compare(
     with contextlib.ExitStack() as stack:
         players = []
         for name in names:
-            players.append(stack.enter_context(Player(name, work)))
-            players[-1].ready()
+            players.append(Player(name, work))
+            stack.enter_context(players[-1])
+            players[-1].receive()  # its imports and its conversion are done
         size = _rehearse(players, work, size)
         for number in range(rounds):
             sized = replace(size, seed=work.seed + number)
@@ -356,13 +320,10 @@ def _pixels(played: Mapping[str, Sequence[Round]]) -> dict[str, list[TensorFacts
 def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
     """Compute the medians of a loader's rounds, with ratios to the first loader's rounds."""
     pairs = list(zip(first, rounds, strict=True))
+    names = ("images_per_s", "cpu_s_per_1000", "wait_share", "batch_wait_ms", "batch_step_ms")
     return Summary(
-        images_per_s=Figure.of([r.images_per_s for r in rounds]),
-        cpu_s_per_1000=Figure.of([r.cpu_s_per_1000 for r in rounds]),
+        **{name: Figure.of([getattr(one, name) for one in rounds]) for name in names},
         first_batch_s=Figure.of([r.build_s + r.first_batch_s for r in rounds]),
-        wait_share=Figure.of([r.wait_share for r in rounds]),
-        batch_wait_ms=Figure.of([r.batch_wait_ms for r in rounds]),
-        batch_step_ms=Figure.of([r.batch_step_ms for r in rounds]),
         speed_ratio=Figure.of([a.images_per_s / b.images_per_s for a, b in pairs]),
         cpu_ratio=Figure.of([b.cpu_s_per_1000 / a.cpu_s_per_1000 for a, b in pairs]),
     )

@@ -12,7 +12,6 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import ConfigError
 from penstock.cache.base import READ_MODE
 
 if TYPE_CHECKING:
@@ -98,9 +97,8 @@ def tune(
 ) -> SearchResult:
     """Search along one axis after the other, beginning at start, and return the fastest setup.
 
-    axes: each contains start's own value. measure: returns the samples/s of a short run.
-
-    Raises ConfigError for an axis without start's value, and what measure raises.
+    axes: each contains start's own value. measure: returns the samples/s of a short run. Raises
+    what measure raises.
     """
     search = _SettingsSearch(measure)
     low, high = sorted((search.run(start), search.run(start)))
@@ -134,13 +132,7 @@ class _SettingsSearch:
     def along(self, axis: Axis, best: LoaderSettings, noise: float) -> LoaderSettings:
         """Return the best setup along one axis: search downwards first, then upwards if that found
         nothing better."""
-        now = getattr(best, axis.name)
-        if now not in axis.values:
-            raise ConfigError(
-                f"{axis.name}: the search begins at {now!r}, which isn't one of the values to try, "
-                f"{list(axis.values)}."
-            )
-        begin = place = axis.values.index(now)
+        begin = place = axis.values.index(getattr(best, axis.name))
         peak = best
         for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
             while 0 <= place + step < len(axis.values):

@@ -22,7 +22,7 @@ from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.resnet import resnet50, training_step
 from penstock.augment import imagenet_eval
 from penstock.pipeline import DataLoader
-from penstock.pipeline.bench import NotTheSameWorkError
+from penstock.pipeline.bench import NotTheSameWorkError, TensorFacts
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def test_different_work_is_not_compared(job: GpuWork) -> None:
     looks = {}
     for name, size in (("penstock", 16), ("dali", 32)):
         report = here(case_of("look", name, replace(job, size=size))).told
-        looks[name] = gpu._tensor_facts(report)
+        looks[name] = TensorFacts(**report)
     with pytest.raises(NotTheSameWorkError, match="shape"):
         gpu.check_same_work(looks)  # type: ignore[arg-type]
 
@@ -165,7 +165,7 @@ def test_a_loader_that_crashes_is_reported_and_the_others_continue(
 def test_a_case_is_a_process(job: GpuWork) -> None:
     answer = gpu.in_a_process(case_of("look", "penstock", job))
     assert not answer.failed
-    assert gpu._tensor_facts(answer.told).shape == (8, 3, 32, 32)
+    assert answer.told["shape"] == [8, 3, 32, 32]
     broken = gpu.in_a_process(case_of("look", "nobody", job))
     assert "KeyError: 'nobody'" in broken.failed
 

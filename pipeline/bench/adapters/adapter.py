@@ -55,8 +55,7 @@ class Work:
     seed: int = 7
 
     def to_json(self) -> str:
-        values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
-        return json.dumps(values)
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> Work:

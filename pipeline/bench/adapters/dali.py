@@ -15,7 +15,7 @@ from penstock.pipeline.bench.adapters.adapter import (
 )
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, Work
 
 SMALL_CROP = 112  # pixels; below, most windows of a photograph shrink by more than 2
 DALI_AHEAD = 2  # DALI's own default depth
@@ -84,10 +84,6 @@ class DaliLoader:
         del self.pipe
 
 
-def build(work: Work) -> PlayedLoader:
-    return DaliLoader(work)
-
-
 ADAPTERS = (
     Adapter(
         name="dali",
@@ -96,6 +92,6 @@ ADAPTERS = (
         imports=("nvidia.dali.fn",),
         install="pip install 'penstock[dali]'",
         reads=IMAGE_FOLDER,
-        build=build,
+        build=DaliLoader,
     ),
 )

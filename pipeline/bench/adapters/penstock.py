@@ -11,7 +11,7 @@ from penstock.pipeline.bench.measured_run import endless, import_all
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.adapters.adapter import Batches, PlayedLoader, Work
+    from penstock.pipeline.bench.adapters.adapter import Batches, Work
 
 
 class PenstockLoader:
@@ -37,14 +37,6 @@ class PenstockLoader:
         self.loader.close()
 
 
-def build_over_pack(work: Work) -> PlayedLoader:
-    return PenstockLoader(work, url=work.pack)
-
-
-def build_over_folder(work: Work) -> PlayedLoader:
-    return PenstockLoader(work, url=work.folder)
-
-
 _OVER_PACK = Adapter(
     name="penstock",
     title="Penstock (pack)",
@@ -53,7 +45,7 @@ _OVER_PACK = Adapter(
     prepare=lambda _: import_all(),
     install="pip install 'penstock[dali]'",
     reads="its pack",
-    build=build_over_pack,
+    build=lambda work: PenstockLoader(work, url=work.pack),
 )
 ADAPTERS = (
     _OVER_PACK,
@@ -62,6 +54,6 @@ ADAPTERS = (
         name="penstock-folder",
         title="Penstock (folder)",
         reads=IMAGE_FOLDER,
-        build=build_over_folder,
+        build=lambda work: PenstockLoader(work, url=work.folder),
     ),
 )

@@ -79,17 +79,8 @@ def _build(work: Work, decoder: Decoder) -> PlayedLoader:
     )
 
 
-def build_pillow(work: Work) -> PlayedLoader:
-    """Build a loader in which Pillow decodes and resizes, with its filter, as in torchvision."""
-    return _build(work, "pillow")
-
-
-def build_simplejpeg(work: Work) -> PlayedLoader:
-    """Build a loader in which libjpeg-turbo decodes, and OpenCV resizes if it is installed."""
-    return _build(work, "simplejpeg")
-
-
 ADAPTERS = (
+    # Pillow decodes and resizes, with its filter, as in torchvision.
     Adapter(
         name="torch",
         title="torch DataLoader + Pillow",
@@ -98,8 +89,9 @@ ADAPTERS = (
         install="pip install pillow",
         reads=IMAGE_FOLDER,
         distribution="pillow",
-        build=build_pillow,
+        build=lambda work: _build(work, "pillow"),
     ),
+    # libjpeg-turbo decodes, and OpenCV resizes if it is installed.
     Adapter(
         name="simplejpeg",
         title="torch DataLoader + simplejpeg",
@@ -108,6 +100,6 @@ ADAPTERS = (
         install=f"pip install {IMAGE_PACKAGES}",
         reads=IMAGE_FOLDER,
         distribution="simplejpeg",
-        build=build_simplejpeg,
+        build=lambda work: _build(work, "simplejpeg"),
     ),
 )

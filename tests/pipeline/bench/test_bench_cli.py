@@ -365,7 +365,6 @@ def with_all() -> BenchResult:
             ours=LoaderFigures(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
             skipped={"ffcv": "pip install ffcv"},
             note="All read the image folder where it lies.",
-            comparison=None,
         ),
     )
 

@@ -347,7 +347,7 @@ def test_a_loader_that_fails_is_named(tmp_path: Path, packed: Path) -> None:
     (tmp_path / "a" / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
     work = replace(a_work(tmp_path, packed, tmp_path), batch_size=1, workers=0)
     with Player("torch", work) as player:
-        player.ready()
+        player.receive()
         with pytest.raises(ChildFailedError, match=r"torch DataLoader \+ Pillow"):
             player.play(RoundSize(looked=1, settle=0, timed=1, stepped=0))
 

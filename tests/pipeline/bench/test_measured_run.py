@@ -228,11 +228,6 @@ def test_one_lucky_run_is_not_enough() -> None:
     assert tune(START, axes, lambda _: next(lucky)).best == START
 
 
-def test_a_search_that_begins_off_its_axis_is_refused() -> None:
-    with pytest.raises(ConfigError, match="begins at 4"):
-        tune(START, (Axis(name="num_workers", values=(1, 2)),), lambda _: 1.0)
-
-
 @given(cores=st.integers(1, 256), samples=st.integers(64, 10**6), workers=st.integers(1, 300))
 @settings(max_examples=50, deadline=None)
 def test_axes_hold_the_start_and_no_batch_beyond_the_set(

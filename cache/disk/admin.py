@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sqlite3
 import warnings
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache.base import StrangeFileError, read_error
 from penstock.cache.disk.cache_folder import CacheFolder
-from penstock.cache.disk.catalogue import crcs_of_file
-from penstock.cache.disk.folder_layout import FolderLayout
+from penstock.cache.disk.catalogue import Catalogue, crcs_of_file
+from penstock.cache.disk.catalogue_file import is_damage
+from penstock.cache.disk.folder_layout import FolderLayout, boot_id
+from penstock.cache.disk.space import Space
 from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:
@@ -66,25 +69,30 @@ class JobRecord:
 class CacheSummary:
     """The limit, use and jobs of a cache.
 
-    used_bytes: the bytes of blobs, fills and trash. overhead_bytes: the bytes of the catalogue, its
-    log and indexes. free_bytes: the free bytes of the disk. blobs, fills, trash, unverified: the
-    numbers of files. dead_fills: the number of fills that no process works on. labels: the bytes of
-    each dataset.
+    max_bytes: 0 if no job has set the limit. used_bytes: the bytes of blobs, fills and trash.
+    overhead_bytes: the bytes of the catalogue, its log and indexes. free_bytes: the free bytes of
+    the disk. blobs, fills, trash, unverified: the numbers of files. dead_fills, dead_jobs: the
+    numbers of fills and jobs of dead processes. strays: the number of dropped and unknown files
+    that no process has mapped. leftover_bytes: the bytes of dead fills and strays. labels: the
+    bytes of each dataset.
     """
 
     path: str
-    max_bytes: int
-    used_bytes: int
-    overhead_bytes: int
-    pinned_bytes: int
-    free_bytes: int
-    blobs: int
-    fills: int
-    trash: int
-    unverified: int
-    dead_fills: int
-    jobs: tuple[JobRecord, ...]
-    labels: dict[str, int]
+    max_bytes: int = 0
+    used_bytes: int = 0
+    overhead_bytes: int = 0
+    pinned_bytes: int = 0
+    free_bytes: int = 0
+    blobs: int = 0
+    fills: int = 0
+    trash: int = 0
+    unverified: int = 0
+    dead_fills: int = 0
+    dead_jobs: int = 0
+    strays: int = 0
+    leftover_bytes: int = 0
+    jobs: tuple[JobRecord, ...] = ()
+    labels: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,36 +133,71 @@ def on_folder(path: str | os.PathLike[str], act: Callable[[CacheFolder], T]) -> 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
     """List all blobs of a cache, least recently used first. Raises as `on_folder` does."""
-    return on_folder(path, _records)
+    return on_folder(path, lambda cache: _records(cache.layout, cache.catalogue))
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
     """Return the limit, use and jobs of a cache. Raises as `on_folder` does."""
-    return on_folder(path, _summary)
+
+    def act(cache: CacheFolder) -> CacheSummary:
+        cache.space.forget_dead_jobs()
+        return _summary(cache.layout, cache.catalogue, cache.space)
+
+    return on_folder(path, act)
 
 
-def _summary(cache: CacheFolder) -> CacheSummary:
-    cache.space.forget_dead_jobs()
-    records = _records(cache)
-    labels = cache.catalogue.labels()
+def look(path: str | os.PathLike[str]) -> CacheSummary:
+    """Return the limit, use and jobs of a cache, and what dead processes left there. Nothing is
+    repaired but a damaged catalogue, which is rebuilt.
+
+    Raises ConfigError for a newer format, StalledError, OSError, sqlite3.Error.
+    """
+    root = os.path.abspath(os.fspath(path))
+    layout = FolderLayout(root)
+    layout.check_format()
+    if not os.path.lexists(os.path.join(root, "catalogue.db")) and not layout.names("blobs"):
+        return CacheSummary(path=root)
+    try:
+        with (
+            contextlib.closing(Catalogue(layout.top, mend=False)) as catalogue,
+            contextlib.closing(Space(layout, catalogue)) as space,
+        ):
+            return _summary(layout, catalogue, space)
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        return stat(root)
+
+
+def _summary(layout: FolderLayout, catalogue: Catalogue, space: Space) -> CacheSummary:
+    records, labels, jobs = _records(layout, catalogue), catalogue.labels(), catalogue.jobs()
     by_label = Counter[str]()
     for record in records:
         by_label[record.label] += record.disk_bytes
-    disk = os.statvfs(cache.layout.root)
-    unverified = cache.layout.names("unverified")
+    with contextlib.closing(layout.locks("jobs")) as locks:
+        live = [job for job in jobs if locks.is_held(job.id + 1)]
+    max_bytes = catalogue.number("max_bytes") or 0
+    disk = os.statvfs(layout.root)
     states = Counter(record.state for record in records)
+    # Before a job has run since the last boot, all blobs are unverified.
+    was_seen = layout.boot in (None, boot_id())
+    dead_fills = [one.disk_bytes for one in records if one.state == "fill" and not one.in_use]
+    strays = _stray_bytes(layout, {one.key for one in records if one.state != "trash"})
     return CacheSummary(
-        path=cache.layout.root,
-        max_bytes=cache.max_bytes,
-        used_bytes=cache.catalogue.used_bytes,
-        overhead_bytes=cache.max_bytes - cache.space.budget_bytes,
+        path=layout.root,
+        max_bytes=max_bytes,
+        used_bytes=catalogue.used_bytes,
+        overhead_bytes=min(max_bytes, space.own_bytes),
         pinned_bytes=sum(record.disk_bytes for record in records if record.pinned),
         free_bytes=disk.f_bavail * disk.f_frsize,
         blobs=states["ready"],
         fills=states["fill"],
         trash=states["trash"],
-        unverified=len(unverified),
-        dead_fills=sum(record.state == "fill" and not record.in_use for record in records),
+        unverified=len(layout.names("unverified")) if was_seen else states["ready"],
+        dead_fills=len(dead_fills),
+        dead_jobs=len(jobs) - len(live),
+        strays=len(strays),
+        leftover_bytes=sum(dead_fills) + sum(strays),
         jobs=tuple(
             JobRecord(
                 pid=job.pid,
@@ -162,10 +205,24 @@ def _summary(cache: CacheFolder) -> CacheSummary:
                 wanted_bytes=job.wanted_bytes,
                 share_bytes=job.share_bytes,
             )
-            for job in cache.catalogue.jobs()
+            for job in live
         ),
         labels=dict(by_label),
     )
+
+
+def _stray_bytes(layout: FolderLayout, known: set[str]) -> list[int]:
+    """Return the bytes of each file that isn't of a known blob and that no process has mapped."""
+    found = []
+    with contextlib.closing(layout.locks("readers")) as locks:
+        for folder in (layout.blobs, layout.fills, layout.trash, layout.unverified):
+            for name in layout.names(os.path.basename(folder.path)):
+                if name.partition(".")[0] not in known:
+                    with contextlib.suppress(FileNotFoundError):
+                        status = folder.stat(name)
+                        if not locks.is_held(status.st_ino):
+                            found.append(status.st_blocks * 512)
+    return found
 
 
 def verify(
@@ -181,7 +238,7 @@ def verify(
     def act(cache: CacheFolder) -> Verification:
         rows = cache.catalogue.blobs(state="ready")
         total = sum(row.size_bytes for row in rows)
-        records = {record.key: record for record in _records(cache)}
+        records = {record.key: record for record in _records(cache.layout, cache.catalogue)}
         done, checked, unknown = 0, 0, 0
         bad: dict[str, str] = {}
         for row in rows:
@@ -277,25 +334,21 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     return on_folder(path, act)
 
 
-def _records(cache: CacheFolder) -> list[BlobRecord]:
-    labels = cache.catalogue.labels()
-    probe = cache.layout.locks("readers")
-    try:
+def _records(layout: FolderLayout, catalogue: Catalogue) -> list[BlobRecord]:
+    labels = catalogue.labels()
+    with contextlib.closing(layout.locks("readers")) as probe:
         return [
             BlobRecord(
                 label=labels.get(row.group, ""),
-                in_use=_in_use(cache, row, probe),
+                in_use=_in_use(layout, row, probe),
                 **{name: getattr(row, name) for name in _OF_ROW},
             )
-            for row in cache.catalogue.blobs()
+            for row in catalogue.blobs()
         ]
-    finally:
-        probe.close()
 
 
-def _in_use(cache: CacheFolder, row: BlobRow, probe: ByteLocks) -> bool:
-    at = cache.layout
-    for folder, name in (*at.places(row.key), (at.trash, row.key)):
+def _in_use(layout: FolderLayout, row: BlobRow, probe: ByteLocks) -> bool:
+    for folder, name in (*layout.places(row.key), (layout.trash, row.key)):
         with contextlib.suppress(FileNotFoundError):
             if probe.is_held(folder.stat(name).st_ino):
                 return True

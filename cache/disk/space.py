@@ -98,20 +98,22 @@ class Space:
     @property
     def budget_bytes(self) -> int:
         """The bytes that blobs may use: the limit minus the folder's own files."""
-        return max(0, self.max_bytes - self._own_bytes())
+        return max(0, self.max_bytes - self.own_bytes)
 
     @property
     def steady_budget_bytes(self) -> int:
         """A budget ≤ `budget_bytes` that stays constant while the folder grows a little, so that
         the pinned set doesn't change with every blob."""
-        own = max(_LEAST_OWN_BYTES, 1 << (self._own_bytes() - 1).bit_length())
+        own = max(_LEAST_OWN_BYTES, 1 << (self.own_bytes - 1).bit_length())
         return max(0, self.max_bytes - own)
 
     def measure_others(self) -> None:
         """Measure again how many bytes other modules store in the folder."""
         self._others_bytes = self._layout.others_bytes()
 
-    def _own_bytes(self) -> int:
+    @property
+    def own_bytes(self) -> int:
+        """The bytes of the folder's own files, and of other modules' files in it."""
         blobs = sum(self._catalogue.counts().values())
         own = self._catalogue.own_bytes() + self._others_bytes
         return own + SLACK_BYTES + blobs * _ENTRY_BYTES

@@ -24,7 +24,7 @@ import re
 import shutil
 import sqlite3
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import machinery, metadata
 from pathlib import Path
 from resource import RLIMIT_NOFILE, getrlimit
@@ -43,14 +43,13 @@ from penstock.cache.base import (
     machine_cores,
     usable_cores,
 )
-from penstock.cache.disk import FolderLayout, UncountedError, admin, boot_id, is_damage
+from penstock.cache.disk import FolderLayout, admin
 from penstock.pipeline.cli.doctor_table import CheckTable, Finding, count, fail, ok, ok_if, warn
 from penstock.pipeline.plan import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.cache.disk import BlobRow, Catalogue, JobRow
     from penstock.pipeline.cli.doctor_table import DoctorFacts
 
 
@@ -568,126 +567,26 @@ FEW_FREE_FILES = 10_000
 
 
 def cache_facts(path: Path) -> dict[str, Any]:
-    """Collect the facts of a cache folder.
+    """Collect the facts of a cache folder: the owner, and the fields of `CacheSummary` if it can be
+    used.
 
-    problem: the reason why it can't be used, with its remedy; None if it can. owner, user: user ids
-    of the folder and of this process; mode: permission bits. max_bytes: its limit, None before the
-    first job; used_bytes: of blobs, fills and dropped files. unverified: blobs that weren't checked
-    since the last boot. dead_fills, dead_jobs, strays, leftover_bytes: what `penstock cache gc`
-    would remove. jobs: live jobs on one dataset each. label: its URL without credentials;
-    wanted_bytes: the bytes that they read in an epoch; share_bytes: the part of them that the cache
-    may keep.
+    problem: the reason why it can't, with its remedy; None if it can. owner, user: user ids of the
+    folder and of this process; mode: permission bits.
     """
     root = os.path.abspath(path)
     folder = os.stat(root)
-    numbers = ("used_bytes", "blobs", "unverified", "dead_fills", "dead_jobs", "strays")
-    found: dict[str, Any] = {
-        "problem": None,
-        "remedy": "",
-        "owner": folder.st_uid,
-        "user": os.geteuid(),
-        "mode": folder.st_mode & 0o7777,
-        "max_bytes": None,
-        "leftover_bytes": 0,
-        "jobs": [],
-        **dict.fromkeys(numbers, 0),
-    }
+    found = {"owner": folder.st_uid, "user": os.geteuid(), "mode": folder.st_mode & 0o7777}
     try:
-        layout = FolderLayout(root)
-        layout.check_format()
-        try:
-            found |= _catalogue_facts(layout)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            admin.stat(root)
-            found |= _catalogue_facts(layout)
+        return {**found, "problem": None, **asdict(admin.look(root))}
     except ConfigError as error:
-        found |= {"problem": str(error), "remedy": "Use another folder, or a newer penstock."}
+        problem, remedy = str(error), "Use another folder, or a newer penstock."
     except StrangeFileError as error:
-        found |= {
-            "problem": f"{error.filename}: {error.strerror}",
-            "remedy": "Jobs don't use such a folder. Give each user a folder of their own.",
-        }
+        problem = f"{error.filename}: {error.strerror}"
+        remedy = "Jobs don't use such a folder. Give each user a folder of their own."
     except (OSError, sqlite3.Error, StalledError) as error:
-        found |= {
-            "problem": f"{root}: its catalogue can't be read ({error})",
-            "remedy": "Check the folder's permissions and disk. Jobs don't use such a cache.",
-        }
-    return found
-
-
-def _catalogue_facts(layout: FolderLayout) -> dict[str, Any]:
-    from penstock.cache.disk import Catalogue
-
-    if not os.path.lexists(os.path.join(layout.root, "catalogue.db")):
-        if layout.names("blobs"):
-            raise UncountedError("its catalogue is missing")
-        return {}
-    catalogue = Catalogue(layout.top, mend=False)
-    try:
-        rows = catalogue.blobs()
-        blobs = sum(row.state == "ready" for row in rows)
-        was_seen = layout.boot in (None, boot_id())  # else no job has run since the last boot
-        return {
-            "max_bytes": catalogue.number("max_bytes"),
-            "used_bytes": catalogue.used_bytes,
-            "blobs": blobs,
-            "unverified": len(layout.names("unverified")) if was_seen else blobs,
-            **_jobs(layout, catalogue),
-            **_leftovers(layout, rows),
-        }
-    finally:
-        catalogue.close()
-
-
-def _jobs(layout: FolderLayout, catalogue: Catalogue) -> dict[str, Any]:
-    rows, locks = catalogue.jobs(), layout.locks("jobs")
-    groups: dict[str, list[JobRow]] = defaultdict(list)
-    try:
-        for job in rows:
-            if locks.is_held(job.id + 1):
-                groups[job.group].append(job)
-    finally:
-        locks.close()
-    labels = catalogue.labels()
-    jobs = [
-        {
-            "label": labels.get(group, ""),
-            "processes": len({job.pid for job in members}),
-            "share_bytes": max(job.share_bytes for job in members),
-            "wanted_bytes": max(job.wanted_bytes for job in members),
-        }
-        for group, members in sorted(groups.items())
-    ]
-    return {"jobs": jobs, "dead_jobs": len(rows) - sum(map(len, groups.values()))}
-
-
-def _leftovers(layout: FolderLayout, rows: list[BlobRow]) -> dict[str, int]:
-    """Count the abandoned fills, the evicted blobs and the files that the cache's records don't
-    name."""
-    known = {row.key for row in rows}
-    dead_fills = strays = leftover_bytes = 0
-    locks = layout.locks("readers")
-    try:
-        for folder in ("blobs", "fills", "trash", "unverified"):
-            for name in layout.names(folder):
-                is_stray = name.partition(".")[0] not in known
-                if not is_stray and folder in ("blobs", "unverified"):
-                    continue
-                try:
-                    stat = getattr(layout, folder).stat(name)
-                except FileNotFoundError:
-                    continue
-                is_map = name.endswith(".map") and not is_stray  # counted with its fill
-                if is_map or locks.is_held(stat.st_ino):
-                    continue
-                dead_fills += folder == "fills" and not is_stray
-                strays += folder == "trash" or is_stray
-                leftover_bytes += stat.st_blocks * 512
-    finally:
-        locks.close()
-    return {"dead_fills": dead_fills, "strays": strays, "leftover_bytes": leftover_bytes}
+        problem = f"{root}: its catalogue can't be read ({error})"
+        remedy = "Check the folder's permissions and disk. Jobs don't use such a cache."
+    return {**found, "problem": problem, "remedy": remedy}
 
 
 @CACHE.check("cache", lambda f: cache_facts(f.path), is_gate=True)
@@ -711,7 +610,7 @@ def _judge_owner(f: DoctorFacts) -> Finding:
 
 @CACHE.check("limit")
 def _judge_limit(f: DoctorFacts) -> Finding:
-    if f.max_bytes is None:
+    if not f.max_bytes:
         return ok("none yet: the first job sets it")
     found = f"{format_size(f.used_bytes)} of {format_size(f.max_bytes)} used"
     if f.used_bytes > f.max_bytes:
@@ -768,10 +667,13 @@ def _judge_leftovers(f: DoctorFacts) -> Finding:
 def _judge_jobs(f: DoctorFacts) -> Iterator[Finding]:
     if not f.jobs:
         yield ok("none uses this cache now")
+    by_label = defaultdict(list)
     for job in f.jobs:
-        share, wanted = job["share_bytes"], job["wanted_bytes"]
-        processes = count(job["processes"], "process")
-        found = f"{job['label']}: {processes}, share {format_size(share)} for {format_size(wanted)}"
+        by_label[job["label"]].append(job)
+    for label, jobs in sorted(by_label.items()):
+        share, wanted = (max(job[f"{name}_bytes"] for job in jobs) for name in ("share", "wanted"))
+        processes = count(len({job["pid"] for job in jobs}), "process")
+        found = f"{label}: {processes}, share {format_size(share)} for {format_size(wanted)}"
         if share >= wanted:
             yield ok(found)
         else:

@@ -89,7 +89,7 @@ A_CACHE: dict[str, Any] = A_FOLDER | dict(
     leftover_bytes=0,
     jobs=[],
 )
-JOB = dict(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
+JOB = dict(label="s3://b/set", pid=1, share_bytes=2**30, wanted_bytes=2**30)
 REMOTE: dict[str, Any] = dict(
     url="s3://b/set",
     unusable=None,
@@ -245,14 +245,14 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
         (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
         (broken(owner=7, user=0), "owner", "fail", "this is user 0"),
         (broken(mode=0o770), "owner", "warn", "chmod go-w"),
-        (broken(max_bytes=None), "limit", "ok", "first job"),
+        (broken(max_bytes=0), "limit", "ok", "first job"),
         (broken(max_bytes=2**38), "limit", "warn", "evict"),
         (broken(max_bytes=2**42), "limit", "warn", "room for only 1.5 TiB"),
         (broken(network=True), "cache disk", "fail", "not a local"),
         (broken(unverified=3), "boot", "ok", "3 blobs"),
         (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
         (broken(dead_jobs=2, strays=1), "leftovers", "warn", "2 dead jobs, 1 stray file"),
-        (broken(jobs=[JOB]), "jobs", "ok", "8 processes, share 1.0 GiB"),
+        (broken(jobs=[JOB, JOB | {"pid": 2}]), "jobs", "ok", "2 processes, share 1.0 GiB"),
         (broken(jobs=[JOB | {"share_bytes": 2**29}]), "jobs", "warn", "50 % stays"),
     ],
 )

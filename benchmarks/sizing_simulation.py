@@ -22,6 +22,7 @@ from penstock.pipeline.plan.sizing import (
     CONNECTIONS_A_RANK,
     EARLY_BATCHES,
     MARGIN_SHARE,
+    PEER_S_PER_GB,
     RAM_SHARE,
     READ_S_PER_GB,
     REQUEST_BYTES,
@@ -29,7 +30,6 @@ from penstock.pipeline.plan.sizing import (
     block_samples,
     fetch_cpu_s,
     geometry_of,
-    peer_s_per_gb,
 )
 
 if TYPE_CHECKING:
@@ -66,37 +66,39 @@ class SizedOrder:
 
     def __init__(self, setup: ClusterSetup, geometry: ShardGeometry, *, seed: int) -> None:
         self._setup = setup
-        job, data, shards = setup.job, setup.data, geometry.shards
-        each, more = divmod(data.samples, shards)
+        shards = geometry.shards
+        each, more = divmod(setup.samples, shards)
         self.sizes = np.full(shards, each, dtype=np.int64)
         self.sizes[:more] += 1
         self._first_id = np.cumsum(self.sizes) - self.sizes
-        self.shard_bytes = self.sizes * data.sample_bytes
-        if data.spread:  # sizes of samples differ, so those of shards do
+        self.shard_bytes = self.sizes * setup.sample_bytes
+        if setup.spread:  # sizes of samples differ, so those of shards do
             uneven = np.random.default_rng(seed).standard_normal(shards)
-            factor = 1 + data.spread * uneven / np.sqrt(np.maximum(self.sizes, 1))
+            factor = 1 + setup.spread * uneven / np.sqrt(np.maximum(self.sizes, 1))
             self.shard_bytes *= np.maximum(factor, 0.05)
         self._plan = Plan(self.sizes, seed=seed, lanes=geometry.lanes, window=geometry.window)
-        self.read = np.zeros((job.nodes, shards), np.bool_)
-        for node in range(job.nodes):
-            first = node * job.gpus
+        self.read = np.zeros((setup.nodes, shards), np.bool_)
+        for node in range(setup.nodes):
+            first = node * setup.gpus
             own = self._plan.shards(
-                job.global_batch, first=first, end=first + job.gpus, world=job.ranks
+                setup.global_batch, first=first, end=first + setup.gpus, world=setup.ranks
             )
             self.read[node, own] = True
         self.pinned = self._pinned()
 
     def steps(self, epoch: int) -> Iterator[list[Touch]]:
         """Yield for each step of an epoch what each node reads."""
-        job = self._setup.job
-        for step in range(self._setup.steps):
-            yield [self._touch(epoch, step * job.global_batch, node) for node in range(job.nodes)]
+        setup = self._setup
+        for step in range(setup.steps):
+            yield [
+                self._touch(epoch, step * setup.global_batch, node) for node in range(setup.nodes)
+            ]
 
     def _touch(self, epoch: int, position: int, node: int) -> Touch:
-        job = self._setup.job
-        low = node * job.gpus * job.global_batch // job.ranks
-        high = (node + 1) * job.gpus * job.global_batch // job.ranks
-        places = self._plan.places(epoch, position, job.global_batch, low=low, high=high)
+        setup = self._setup
+        low = node * setup.gpus * setup.global_batch // setup.ranks
+        high = (node + 1) * setup.gpus * setup.global_batch // setup.ranks
+        places = self._plan.places(epoch, position, setup.global_batch, low=low, high=high)
         ids = np.sort(self._first_id[places.rows[:, 0]] + places.rows[:, 1])
         counts = np.bincount(places.rows[:, 0])
         shards = np.flatnonzero(counts)
@@ -105,8 +107,8 @@ class SizedOrder:
     def _pinned(self) -> NDArray[np.bool_]:
         from penstock.cache.disk import ReadSet  # the cache's own rule
 
-        room = (1 - MARGIN_SHARE) * self._setup.node.nvme_bytes
-        if self._setup.store is None:
+        room = (1 - MARGIN_SHARE) * self._setup.nvme_bytes
+        if self._setup.is_local:
             return self.read.copy()
         keys = [hashlib.sha256(b"%d" % shard).hexdigest() for shard in range(len(self.sizes))]
         pinned = np.zeros_like(self.read)
@@ -155,13 +157,13 @@ class NodeState:
         self.single = np.zeros(len(order.sizes))
         # The share of the kept bytes that fits into memory; 1 or more is all.
         kept = float(order.shard_bytes[self.pinned].sum())
-        self._memory_share = RAM_SHARE * setup.node.ram_bytes / max(kept, 1.0)
-        self._read_at = np.full(setup.data.samples, -1.0, np.float32)  # place in the last epoch
+        self._memory_share = RAM_SHARE * setup.ram_bytes / max(kept, 1.0)
+        self._read_at = np.full(setup.samples, -1.0, np.float32)  # place in the last epoch
         shard = float(order.shard_bytes.mean())
         share = float(order.shard_bytes[order.read[node]].sum())
         held = _LEAST_CONNECTIONS * min(_RANGE, shard)
         most = max(held, min(_LEAST_CONNECTIONS * _RANGE, share / 4))
-        self.pace = Pace(allowance_bytes=int(setup.job.gpus * most))
+        self.pace = Pace(allowance_bytes=int(setup.gpus * most))
         self._own_share = np.ones(len(order.sizes))  # of each shard's samples, read in this epoch
         self.queue: list[int] = []
 
@@ -313,13 +315,13 @@ class Simulation:
         geometry: ShardGeometry | None = None,
         held: NDArray[np.bool_] | None = None,
     ) -> None:
-        self.order = SizedOrder(setup, geometry or geometry_of(setup.data, setup.job), seed=seed)
-        self._setup, self._job = setup, setup.job
-        self._nodes = [NodeState(setup, self.order, node) for node in range(setup.job.nodes)]
+        self.order = SizedOrder(setup, geometry or geometry_of(setup), seed=seed)
+        self._setup = setup
+        self._nodes = [NodeState(setup, self.order, node) for node in range(setup.nodes)]
         self._queues = [_NodeQueues() for _ in self._nodes]
         self._store, self._answers = _Queue(), _Queue()
         for node, state in enumerate(self._nodes):
-            if setup.store is None:
+            if setup.is_local:
                 state.hold(np.ones_like(state.pinned))
                 state.forget_memory()
             elif held is not None:
@@ -327,7 +329,7 @@ class Simulation:
         self._whole = np.array([state.whole for state in self._nodes])
         if held is not None:  # peers also serve shards that they no longer read
             self._whole |= held
-        gpus = setup.job.gpus
+        gpus = setup.gpus
         self._look = LookAhead(
             least=_LEAST_AHEAD,
             connections=gpus * FetchPolicy().max_connections,
@@ -367,10 +369,10 @@ class Simulation:
             ]
             begin = max(self._now, *(ready for _, ready in times))
             self._count(begin, came=max(came for came, _ in times))
-            self._now = begin + self._job.step_s
+            self._now = begin + self._setup.step_s
             self._ends.append(begin)
             if computes or first_end:
-                computes.append(self._job.step_s)
+                computes.append(self._setup.step_s)
             first_end = first_end or self._now
         found.seconds = self._now - began
         found.au = au_percent(computes, self._now - first_end)
@@ -386,48 +388,47 @@ class Simulation:
     ) -> tuple[float, float]:
         """Return the times at which a node has the bytes of a batch that it requests at `at`, and
         the decoded batch."""
-        queues, figures = self._queues[node], self._setup.node
+        queues = self._queues[node]
         came, remote, peer, requests = at, 0.0, 0.0, 0.0
         if len(need.absent):
             self._missed += float(need.absent_samples.sum())
             remote, peer, requests, came = self._fetch(node, need, at)
-        disk = queues.disk.serve(at, (need.disk + need.kept) / figures.nvme_bytes_per_s)
-        work = self._job.cpu_s_per_1000 * self._job.global_batch / self._job.nodes / 1000
+        disk = queues.disk.serve(at, (need.disk + need.kept) / self._setup.nvme_bytes_per_s)
+        work = self._setup.cpu_s_per_1000 * self._setup.global_batch / self._setup.nodes / 1000
         work += READ_S_PER_GB * (need.disk + need.memory) / 1e9 + fetch_cpu_s(remote, requests)
-        work += peer_s_per_gb(tls=self._job.tls)[0] * peer / 1e9
+        work += PEER_S_PER_GB[self._setup.tls][0] * peer / 1e9
         for tier, size in (("disk", need.disk), ("memory", need.memory)):
             found.bytes_by_tier[tier] += size
         self._moved(found, remote=remote, peer=peer, requests=requests)
         self._nodes[node].pace.spend_for_batches(int(remote + peer))
-        return came, queues.cores.serve(max(came, disk), work / figures.cores)
+        return came, queues.cores.serve(max(came, disk), work / self._setup.cores)
 
     def _fetch(self, node: int, need: BatchNeed, at: float) -> tuple[float, float, float, float]:
         """Return the bytes from the store and from peers, the number of requests, and the time at
         which all have arrived."""
-        store, queues = self._setup.store, self._queues[node]
-        assert store is not None
+        setup, queues = self._setup, self._queues[node]
         on_peers = np.zeros(len(need.absent), np.bool_)
-        if self._job.peers:
+        if setup.peers:
             on_peers |= self._whole[:, need.absent].any(axis=0)
         peer = float(need.absent_bytes[on_peers].sum())
         remote = float(need.absent_bytes.sum()) - peer
-        each = max(1.0, self._setup.data.sample_bytes / REQUEST_BYTES)
+        each = max(1.0, setup.sample_bytes / REQUEST_BYTES)
         requests = float(need.absent_samples[~on_peers].sum()) * each / self._block
         came = at
         if remote > 0:
-            took_s = store.request_s(min(self._setup.data.sample_bytes, REQUEST_BYTES))
-            most = self._job.gpus * CONNECTIONS_A_RANK
-            in_flight_s = requests * store.latency_s + remote / store.stream_bytes_per_s
+            took_s = setup.request_s(min(setup.sample_bytes, REQUEST_BYTES))
+            most = setup.gpus * CONNECTIONS_A_RANK
+            in_flight_s = requests * setup.store_latency_s + remote / setup.stream_bytes_per_s
             came = max(
-                self._store.serve(at, remote / store.bytes_per_s),
-                self._answers.serve(at, requests / store.requests_per_s),
+                self._store.serve(at, remote / setup.store_bytes_per_s),
+                self._answers.serve(at, requests / setup.store_requests_per_s),
                 queues.connections.serve(at, in_flight_s / most),
                 at + took_s,
             )
         if peer > 0:
-            holders = [n for n in range(self._job.nodes) if self._whole[n, need.absent].any()]
+            holders = [n for n in range(setup.nodes) if self._whole[n, need.absent].any()]
             came = max(came, self._from_peers(node, holders, peer, at))
-        came = max(came, queues.nic_in.serve(at, (remote + peer) / self._setup.link_bytes_per_s))
+        came = max(came, queues.nic_in.serve(at, (remote + peer) / setup.link_bytes_per_s))
         return remote, peer, requests, came
 
     def _from_peers(self, node: int, holders: Sequence[int], size: float, at: float) -> float:
@@ -435,7 +436,7 @@ class Simulation:
         others = [other for other in holders if other != node]
         each = size / max(1, len(others))
         out_s = each / self._setup.link_bytes_per_s
-        cpu_s = peer_s_per_gb(tls=self._job.tls)[1] * each / 1e9 / self._setup.node.cores
+        cpu_s = PEER_S_PER_GB[self._setup.tls][1] * each / 1e9 / self._setup.cores
         for other in others:
             self._queues[other].cores.free_s += cpu_s
         return max((self._queues[n].nic_out.serve(at, out_s) for n in others), default=at)
@@ -443,8 +444,7 @@ class Simulation:
     def _fill(self, found: SimulatedEpoch, *, until: float) -> None:
         """Fill complete shards with the bandwidth that is left until a time."""
         since, self._filled_until = self._filled_until, max(self._filled_until, until)
-        store = self._setup.store
-        if store is None or until <= since:
+        if self._setup.is_local or until <= since:
             return
         waiting = [n for n, state in enumerate(self._nodes) if state.queue]
         for at, node in enumerate(waiting):
@@ -455,32 +455,30 @@ class Simulation:
     def _fill_node(
         self, node: int, found: SimulatedEpoch, *, since: float, until: float, share_s: float
     ) -> None:
-        store, state, queues = self._setup.store, self._nodes[node], self._queues[node]
-        figures = self._setup.node
-        assert store is not None
-        streams = self._job.gpus * self._fill_connections
-        stream = REQUEST_BYTES / store.request_s(REQUEST_BYTES)
+        setup, state, queues = self._setup, self._nodes[node], self._queues[node]
+        streams = setup.gpus * self._fill_connections
+        stream = REQUEST_BYTES / setup.request_s(REQUEST_BYTES)
         nic_s = until - max(since, queues.nic_in.free_s)
-        link = min(nic_s * self._setup.link_bytes_per_s, (until - since) * streams * stream)
+        link = min(nic_s * setup.link_bytes_per_s, (until - since) * streams * stream)
         disk_s = until - max(since, queues.disk.free_s)
-        disk = disk_s * figures.nvme_bytes_per_s
-        room = max(0.0, min(link, share_s * store.bytes_per_s, disk))
+        disk = disk_s * setup.nvme_bytes_per_s
+        room = max(0.0, min(link, share_s * setup.store_bytes_per_s, disk))
         while room > 1:
             got, shard = state.fill(room)
             if shard is None:
                 return
             room -= got
-            holders = np.flatnonzero(self._whole[:, shard]) if self._job.peers else ()
+            holders = np.flatnonzero(self._whole[:, shard]) if setup.peers else ()
             if len(holders):
                 self._from_peers(node, [int(n) for n in holders], got, since)
                 self._moved(found, peer=got)
             else:
-                self._store.serve(since, got / store.bytes_per_s)
-                self._answers.serve(since, got / REQUEST_BYTES / store.requests_per_s)
+                self._store.serve(since, got / setup.store_bytes_per_s)
+                self._answers.serve(since, got / REQUEST_BYTES / setup.store_requests_per_s)
                 self._moved(found, remote=got, requests=got / REQUEST_BYTES)
-            queues.nic_in.serve(since, got / self._setup.link_bytes_per_s)
-            queues.disk.serve(since, got / figures.nvme_bytes_per_s)
-            queues.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / figures.cores)
+            queues.nic_in.serve(since, got / setup.link_bytes_per_s)
+            queues.disk.serve(since, got / setup.nvme_bytes_per_s)
+            queues.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / setup.cores)
             whole = state.filled[shard] + state.single[shard] >= self.order.shard_bytes[shard] - 1
             self._whole[node, shard] |= whole
 
@@ -493,25 +491,25 @@ class Simulation:
 
     def _count(self, begin: float, *, came: float) -> None:
         """Count a batch that is delivered at `begin`, and update how far to request ahead."""
-        store, setup = self._setup.store, self._setup
-        size = self._job.global_batch * setup.data.sample_bytes / self._job.nodes
+        setup = self._setup
+        size = setup.global_batch * setup.sample_bytes / setup.nodes
         for state in self._nodes:
             state.pace.count_batch(int(size))
-        if store is None:
+        if setup.is_local:
             self._ahead = _LEAST_AHEAD
             return
         waited_s = max(0.0, begin - self._now)
-        is_late = came > self._now + 0.01 * self._job.step_s
+        is_late = came > self._now + 0.01 * setup.step_s
         self._fill_connections = room_for_fills(
             self._fill_connections, ready_share=0.0 if is_late else 1.0, most=CONNECTIONS_A_RANK
         )
         self._late_steps = self._late_steps + 1 if is_late else 0
-        self._look.count_misses(round(self._missed / self._job.nodes))
+        self._look.count_misses(round(self._missed / setup.nodes))
         self._look.count_batch(
             int(size), period_s=begin - self._ends[-1], waited_s=waited_s, missed=self._missed > 0
         )
         self._missed = 0.0
-        mean_s = store.request_s(min(setup.data.sample_bytes, REQUEST_BYTES))
+        mean_s = setup.request_s(min(setup.sample_bytes, REQUEST_BYTES))
         self._ahead = self._look.batches(mean_s=mean_s, p99_s=_P99 * mean_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ from penstock.pipeline.cli.plan_options import SizingOptions
 from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
-    from penstock.pipeline.cli.plan_inputs import KnownData
+    from penstock.pipeline.cli.plan_inputs import KnownFigures
     from penstock.pipeline.plan.sizing import Forecast
 
 _out = partial(Option, rich_help_panel="The output")
@@ -68,7 +68,7 @@ def plan(
     them. docs/sizing.md has the formulas and the units.
     """
     from penstock.pipeline.bench import check_plot
-    from penstock.pipeline.cli.plan_inputs import KnownData, setup_of
+    from penstock.pipeline.cli.plan_inputs import setup_of
     from penstock.pipeline.cli.plan_report import plan_values, plot_plan, show_plan
     from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
 
@@ -79,7 +79,7 @@ def plan(
         raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
     if url is None:
         _check_without_url(given, measure)
-        known = KnownData()
+        known: KnownFigures = {}
     else:
         known = _known(url, data.arguments(), measure)
     setup, assumptions = setup_of(options, known, given)
@@ -107,11 +107,10 @@ def _check_without_url(given: frozenset[str], measure: bool) -> None:
         )
 
 
-def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownData:
+def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownFigures:
     """Return the facts of the index of a URL; with `measure` also the rates of this machine's disk,
     of decoding and of the URL's store."""
     from penstock.pipeline.bench import Workload, probe, recipe_named
-    from penstock.pipeline.cli.plan_inputs import KnownData
     from penstock.readers import Dataset
     from penstock.readers.origin import local_path
 
@@ -121,14 +120,14 @@ def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownData:
             contents = dataset.contents
     except (DatasetNotFoundError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
-    known = KnownData(
-        samples=contents.samples,
-        sample_bytes=int(contents.shard_bytes.sum()) / contents.samples,
-        shards=len(contents.sizes),
-        shuffled=contents.shuffled,
-        icc=contents.icc,
-        is_local=local_path(url) is not None,
-    )
+    known: KnownFigures = {
+        "samples": (contents.samples, "index"),
+        "sample_bytes": (int(contents.shard_bytes.sum()) / contents.samples, "index"),
+        "shards": (len(contents.sizes), "index"),
+        "shuffled": (contents.shuffled, "index"),
+        "icc": (contents.icc, "index"),
+        "is_local": (local_path(url) is not None, "local URL"),
+    }
     if not measure:
         return known
     workload = Workload(
@@ -136,17 +135,23 @@ def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownData:
     )
     with MeasuringBar("plan") as bar:
         bar("measuring this machine's disk, decoding and the store")
-        return replace(known, machine=probe(workload))
+        found = probe(workload)
+    measured = {
+        "cpu_s_per_1000": (found.cpu_s_per_1000, "measured here, on the CPU"),
+        "nvme_bytes_per_s": (found.disk_bytes_per_s, "measured here, by one process"),
+        "store_bytes_per_s": (found.store_bytes_per_s, "measured here, by one process"),
+        "store_latency_s": (found.store_latency_s, "measured here"),
+    }
+    return known | {name: each for name, each in measured.items() if each[0] is not None}
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:
-    data, job, node = found.setup.data, found.setup.job, found.setup.node
-    store = found.setup.store
-    behind = f", store {format_size(store.bytes_per_s)}/s" if store is not None else ""
+    job = found.setup
+    behind = "" if job.is_local else f", store {format_size(job.store_bytes_per_s)}/s"
     return (
-        f"{options.model or f'{job.samples_per_s:g} samples/s a GPU'}: {data.samples:,} samples of "
-        f"{format_size(data.sample_bytes)}, {job.global_batch // job.ranks} a GPU\n"
-        f"a node: {job.gpus} GPUs, {format_size(node.nvme_bytes)} of NVMe at "
-        f"{format_size(node.nvme_bytes_per_s)}/s, {node.nic_bytes_per_s * 8 / 1e9:g} Gb/s, "
-        f"{node.cores:g} cores{behind}"
+        f"{options.model or f'{job.samples_per_s:g} samples/s a GPU'}: {job.samples:,} samples of "
+        f"{format_size(job.sample_bytes)}, {job.global_batch // job.ranks} a GPU\n"
+        f"a node: {job.gpus} GPUs, {format_size(job.nvme_bytes)} of NVMe at "
+        f"{format_size(job.nvme_bytes_per_s)}/s, {job.nic_bytes_per_s * 8 / 1e9:g} Gb/s, "
+        f"{job.cores:g} cores{behind}"
     )

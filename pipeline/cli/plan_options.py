@@ -120,12 +120,8 @@ class SizingOptions:
         _node(help='Network bandwidth in each direction: bits ("100Gb/s") or bytes ("12.5GB/s").'),
     ] = "100Gb/s"
     store_bandwidth: Annotated[
-        str | None,
-        _store(
-            help="Bandwidth for all nodes together; by default 10GB/s, as of a small shared file "
-            "system."
-        ),
-    ] = None
+        str, _store(help="Bandwidth for all nodes together, as of a small shared file system.")
+    ] = "10GB/s"
     store_latency: Annotated[
         float, _store(help="Milliseconds to a request's first byte; 10 to 100 for object stores.")
     ] = 30.0

@@ -19,8 +19,7 @@ from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan import AHEAD_BYTES
 from penstock.pipeline.plan.sizing import (
     MOST_READERS,
-    PEER_CLIENT_S_PER_GB,
-    PEER_TLS_CLIENT_S_PER_GB,
+    PEER_S_PER_GB,
     RAM_SHARE,
     TIER_NAMES,
     Forecast,
@@ -53,7 +52,7 @@ _LEGEND = (
 
 def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
     """Return the values of `--json`; docs/sizing.md has their units."""
-    job, geometry, first, later = found.setup.job, found.geometry, found.first, found.later
+    job, geometry, first, later = found.setup, found.geometry, found.first, found.later
     return {
         "shard_bytes": round(geometry.shard_bytes),
         "shards": geometry.shards,
@@ -75,7 +74,7 @@ def plan_values(found: Forecast, assumptions: Assumptions) -> dict[str, Any]:
         "next_limit": found.main.next_limit,
         "limit_first": first.limit,
         "next_limit_first": first.next_limit,
-        "bytes_per_s_gpu": job.samples_per_s * found.setup.data.sample_bytes,
+        "bytes_per_s_gpu": job.samples_per_s * found.setup.sample_bytes,
         "bytes_per_s_node": found.bytes_per_s,
         "bytes_per_s": found.bytes_per_s * job.nodes,
         "cache_share": found.kept,
@@ -100,8 +99,7 @@ def peer_values(found: Forecast) -> dict[str, float]:
     share within an epoch, or in the time that its network needs. After the loss of a node, the
     store serves the bytes that only this node held.
     """
-    job, total = found.setup.job, found.setup.data.total_bytes
-    each_gb = PEER_TLS_CLIENT_S_PER_GB if job.tls else PEER_CLIENT_S_PER_GB
+    job, total = found.setup, found.setup.total_bytes
     joins = total * found.kept / (job.nodes + 1) if job.peers else 0.0
     joins_s = max(found.later.seconds, joins / found.setup.link_bytes_per_s) if joins else 0.0
     return {
@@ -109,17 +107,17 @@ def peer_values(found: Forecast) -> dict[str, float]:
         "cores_first": found.first.peer_cpu_s / found.first.seconds / job.nodes,
         "bytes_node_joins": round(joins),
         "seconds_node_joins": joins_s,
-        "cores_node_joins": each_gb * joins / 1e9 / joins_s if joins else 0.0,
+        "cores_node_joins": PEER_S_PER_GB[job.tls][0] * joins / 1e9 / joins_s if joins else 0.0,
         "remote_bytes_node_lost": round(total * found.kept / job.nodes) if job.nodes > 1 else 0,
     }
 
 
 def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
     """Return the warnings that belong to the plan's figures."""
-    setup, job, geometry, first = found.setup, found.setup.job, found.geometry, found.first
+    job, geometry, first = found.setup, found.geometry, found.first
     shares_shards = geometry.readers > MOST_READERS
     most_bytes = job.gpus * AHEAD_BYTES
-    room = found.lookahead_bytes / (RAM_SHARE * setup.node.ram_bytes)
+    room = found.lookahead_bytes / (RAM_SHARE * job.ram_bytes)
     warnings = (
         (
             assumptions[DECODING]["from"] == DECODED_ELSEWHERE,
@@ -128,7 +126,7 @@ def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
             "measures it), or a URL and --measure.",
         ),
         (
-            setup.steps > 1 and first.au - first.busy > _MUCH_HIDDEN,
+            job.steps > 1 and first.au - first.busy > _MUCH_HIDDEN,
             f"The first batch takes {duration(first.first_batch_s)} of the first epoch's "
             f"{duration(first.seconds)}. AU excludes it; including it, the GPUs compute "
             f"{first.busy:.1f} % of that epoch.",
@@ -141,13 +139,13 @@ def warnings_of(found: Forecast, assumptions: Assumptions) -> list[str]:
             "of 4 shards each. Use smaller shards, or a batch size with more divisors.",
         ),
         (
-            shares_shards and job.peers and setup.store is not None and job.moved is None,
+            shares_shards and job.peers and not job.is_local and job.moved is None,
             "A cold epoch may fetch more from the store than planned: nodes that need a shard at "
             "the same time each fetch a part of it, up to "
             f"{1 + (geometry.readers - 1) / 2:.2f} datasets in total.",
         ),
         (
-            setup.steps < 2,
+            job.steps < 2,
             "An epoch has only one step. AU excludes the first step, so the AU shown here is that "
             "step's share of the epoch.",
         ),
@@ -187,8 +185,8 @@ def show_plan(found: Forecast, assumptions: Assumptions, console: Console) -> No
 
 def _head(found: Forecast) -> list[str]:
     """Return the result in a few lines: the epochs, and what to change first."""
-    job, later = found.setup.job, found.later
-    per_gpu = job.samples_per_s * found.setup.data.sample_bytes
+    job, later = found.setup, found.later
+    per_gpu = job.samples_per_s * found.setup.sample_bytes
     takes = "consume" if job.ranks > 1 else "consumes"
     lines = [
         f"[bold]{count(job.ranks, 'GPU')}[/] on {count(job.nodes, 'node')} {takes} "
@@ -246,12 +244,12 @@ def _settings(found: Forecast) -> Table:
         ("from the store, whole job", format_size(found.remote_bytes)),
         ("requests, whole job", f"{found.requests:,.0f}"),
     ]
-    if found.setup.store is not None:
+    if not found.setup.is_local:
         rows.append(("connections per node", f"{found.connections}"))
         rows.append(("prefetch per node", format_size(found.lookahead_bytes)))
     if found.price is not None:
         rows.append(("price of the requests", f"{found.price:,.4g}"))
-    if found.setup.job.peers:
+    if found.setup.peers:
         each = f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores per node"
         rows.append(("from peers, first epoch", each))
         rows.append(("from peers, a node joins", f"{joins}its cores"))
@@ -281,7 +279,7 @@ def _epochs(found: Forecast) -> Table:
 
 def _cores(found: Forecast, epoch: EpochForecast) -> float:
     """Return the number of cores of a node that decoding and moving bytes use."""
-    return epoch.cpu_s / epoch.seconds / found.setup.job.nodes
+    return epoch.cpu_s / epoch.seconds / found.setup.nodes
 
 
 def _epoch_values(epoch: EpochForecast) -> dict[str, Any]:
@@ -305,13 +303,12 @@ _FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
 def sweep(setup: ClusterSetup) -> list[Forecast]:
     """Forecast the job on 1 to 1,024 nodes with a constant batch per GPU, as long as an epoch has
     at least two steps (AU excludes the first one)."""
-    job = setup.job
     found = []
     for nodes in NODES:
-        batch = max(nodes * job.gpus, job.global_batch * nodes // job.nodes)
-        if 2 * batch > setup.data.samples:
+        batch = max(nodes * setup.gpus, setup.global_batch * nodes // setup.nodes)
+        if 2 * batch > setup.samples:
             break
-        found.append(forecast(replace(setup, job=replace(job, nodes=nodes, global_batch=batch))))
+        found.append(forecast(replace(setup, nodes=nodes, global_batch=batch)))
     return found
 
 
@@ -327,9 +324,9 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
     found = sweep(setup)
     if not found:
         raise ConfigError(
-            f"--plot: got {setup.data.samples:,} samples, less than two global batches of one node."
+            f"--plot: got {setup.samples:,} samples, less than two global batches of one node."
         )
-    nodes, last = [one.setup.job.nodes for one in found], found[-1]
+    nodes, last = [one.setup.nodes for one in found], found[-1]
     figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")
     axes = figure.subplots()
     # A wide line below a narrow one stays visible if both are equal.
@@ -346,7 +343,7 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [f"{number:,}" for number in nodes])
     axes.set_ylim(0, 105)
-    axes.set_xlabel(f"nodes of {setup.job.gpus} GPUs", fontsize=9, color=_INK)
+    axes.set_xlabel(f"nodes of {setup.gpus} GPUs", fontsize=9, color=_INK)
     axes.set_ylabel("accelerator utilisation (AU), %", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -361,11 +358,11 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
 def _fed_nodes(setup: ClusterSetup, found: list[Forecast]) -> Iterator[tuple[float, str, str]]:
     """Yield the numbers of nodes that the store's bandwidth feeds, each with the bytes that it
     feeds them and a line style."""
-    if setup.store is None:
+    if setup.is_local:
         return
-    most = setup.store.bytes_per_s / found[0].bytes_per_s
+    most = setup.store_bytes_per_s / found[0].bytes_per_s
     yield most, "all of their bytes", ":"
-    partly = next((one for one in found if one.setup.job.nodes >= setup.job.nodes), found[-1])
+    partly = next((one for one in found if one.setup.nodes >= setup.nodes), found[-1])
     if 0 < partly.kept < 1:
-        share = f"the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes' caches don't keep"
+        share = f"the {1 - partly.kept:.0%} that {partly.setup.nodes} nodes' caches don't keep"
         yield most / (1 - partly.kept), share, "--"

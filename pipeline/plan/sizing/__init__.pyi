@@ -1,11 +1,8 @@
 from .cluster import CONNECTIONS_A_RANK as CONNECTIONS_A_RANK, MARGIN_SHARE as MARGIN_SHARE
 from .cluster import READ_S_PER_GB as READ_S_PER_GB, REQUEST_BYTES as REQUEST_BYTES
-from .cluster import fetch_cpu_s as fetch_cpu_s, peer_s_per_gb as peer_s_per_gb
-from .cluster import ClusterSetup as ClusterSetup, DataFigures as DataFigures
-from .cluster import JobFigures as JobFigures, NodeFigures as NodeFigures
-from .cluster import PEER_CLIENT_S_PER_GB as PEER_CLIENT_S_PER_GB
-from .cluster import PEER_TLS_CLIENT_S_PER_GB as PEER_TLS_CLIENT_S_PER_GB, RAM_SHARE as RAM_SHARE
-from .cluster import StoreFigures as StoreFigures, check_count as check_count
+from .cluster import PEER_S_PER_GB as PEER_S_PER_GB, RAM_SHARE as RAM_SHARE
+from .cluster import ClusterSetup as ClusterSetup, fetch_cpu_s as fetch_cpu_s
+from .cluster import check_count as check_count
 from .cluster import check_figure as check_figure
 from .forecast import EpochForecast as EpochForecast, Forecast as Forecast, changes as changes
 from .forecast import (

@@ -40,13 +40,12 @@ FETCH_S_PER_GB, FETCH_S_PER_REQUEST = 0.63, 0.12e-3
 READ_S_PER_GB = 0.35
 """CPU cost of reading and checking samples that are on the local disk or in memory."""
 
-PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB = 0.47, 0.24
-"""CPU cost of ranges of 8 MiB from another node's cache over plain HTTP, including the client's
-checksums, its writes to disk and its bookkeeping."""
+PEER_S_PER_GB = {False: (0.47, 0.24), True: (0.95, 0.69)}
+"""CPU cost of ranges of 8 MiB from another node's cache, of the client and of the server, by whether
+they are encrypted.
 
-PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB = 0.95, 0.69
-"""The same, encrypted: 0.70 + 0.69 were measured without writes and bookkeeping, which take 0.25
-(0.47 less 0.22 without them)."""
+The client's includes checksums, its writes to disk and its bookkeeping. Encrypted, 0.70 + 0.69 were
+measured without writes and bookkeeping, which take 0.25 (0.47 less 0.22 without them)."""
 
 NIC_PAYLOAD = 1448 / 1538
 """Share of a network's bandwidth that carries payload: TCP's payload of a full Ethernet frame with
@@ -71,25 +70,63 @@ def fetch_cpu_s(size_bytes: float, requests: float) -> float:
     return FETCH_S_PER_GB * size_bytes / 1e9 + FETCH_S_PER_REQUEST * requests
 
 
-def peer_s_per_gb(*, tls: bool) -> tuple[float, float]:
-    """Return the CPU seconds of the client and of the server for a GB from a peer."""
-    if tls:
-        return PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB
-    return PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB
-
-
 def peer_cpu_s(size_bytes: float, *, tls: bool) -> float:
     """Return the CPU seconds of both sides for bytes from peers."""
-    return sum(peer_s_per_gb(tls=tls)) * size_bytes / 1e9
+    return sum(PEER_S_PER_GB[tls]) * size_bytes / 1e9
+
+
+_COUNTS = {
+    "samples": "samples",
+    "shards": "shards",
+    "nodes": "nodes",
+    "gpus": "GPUs of a node",
+    "global_batch": "global batch",
+    "epochs": "epochs",
+}
+_FIGURES = {  # by field: name, unit, and whether it may be 0
+    "sample_bytes": ("sample bytes", "", False),
+    "spread": ("spread", "", True),
+    "samples_per_s": ("samples/s of a GPU", "", False),
+    "cpu_s_per_1000": ("CPU seconds per 1,000", "", True),
+    "cores": ("cores", "", False),
+    "ram_bytes": ("RAM", " bytes", False),
+    "nvme_bytes": ("NVMe", " bytes", True),
+    "nvme_bytes_per_s": ("NVMe bandwidth", " bytes/s", False),
+    "nic_bytes_per_s": ("NIC", " bytes/s", False),
+    "store_bytes_per_s": ("store bandwidth", " bytes/s", False),
+    "store_latency_s": ("store latency", " s", True),
+    "stream_bytes_per_s": ("stream bandwidth", " bytes/s", False),
+    "store_requests_per_s": ("store requests", "/s", False),
+    "tail": ("tail", "", False),
+    "price_per_1000": ("price per 1,000 requests", "", True),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataFigures:
-    """Figures of a dataset.
+class ClusterSetup:
+    """All figures of a job on a cluster. Raises ConfigError for figures that can't be.
 
-    sample_bytes: mean stored size of a sample; spread: standard deviation of these sizes over their
-    mean. shards: number of shards; None: a pack is still to be written. shuffled: samples are in
-    random order, as `pack` writes them. icc: label correlation inside a shard, None if unknown.
+    The data. sample_bytes: mean stored size of a sample; spread: standard deviation of these sizes
+    over their mean. shards: number of shards; None: a pack is still to be written. shuffled:
+    samples are in random order, as `pack` writes them. icc: label correlation inside a shard, None
+    if unknown.
+
+    The job. gpus: GPUs of a node, with a rank each. global_batch: samples of a step over all ranks.
+    samples_per_s: rate of one GPU that never waits. cpu_s_per_1000: CPU seconds to decode and
+    augment 1,000 samples; 0 if the GPU does it, or nothing is decoded. peers: nodes ask one another
+    before the store. tls: they encrypt that. moved: share, 0 to 1, of what each node reads that is
+    in other nodes' caches, as after a change of nodes; None: the caches are empty. reshuffle: share
+    of the shards that change places in each epoch, as `Order(reshuffle=)`.
+
+    A node; all are alike. cores: usable CPU cores. ram_bytes: its memory. nvme_bytes: the cache's
+    limit, 0 without a cache. nvme_bytes_per_s: bandwidth of its disk, for reads and writes
+    together. nic_bytes_per_s: bandwidth of its network, in each direction at once.
+
+    The object store. is_local: there is none, because every node has the data on its disk.
+    store_bytes_per_s, store_requests_per_s: limits for all nodes together. store_latency_s: mean
+    time to the first byte. stream_bytes_per_s: bandwidth of one connection. tail: time of the
+    slowest of 10,000 requests, with hedging, over the mean time. price_per_1000: price of 1,000
+    requests, in any currency.
     """
 
     samples: int
@@ -98,86 +135,6 @@ class DataFigures:
     shards: int | None = None
     shuffled: bool = True
     icc: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("samples", self.samples)
-        check_figure("sample bytes", self.sample_bytes)
-        check_figure("spread", self.spread, may_be_zero=True)
-        if self.shards is not None:
-            check_count("shards", self.shards)
-
-    @property
-    def total_bytes(self) -> float:
-        """Stored bytes of all samples."""
-        return self.samples * self.sample_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFigures:
-    """Figures of a node; all nodes are alike.
-
-    cores: usable CPU cores. ram_bytes: its memory. nvme_bytes: the cache's limit, 0 without a
-    cache. nvme_bytes_per_s: bandwidth of its disk, for reads and writes together.
-    nic_bytes_per_s: bandwidth of its network, in each direction at once.
-    """
-
-    cores: float
-    ram_bytes: float
-    nvme_bytes: float
-    nvme_bytes_per_s: float
-    nic_bytes_per_s: float
-
-    def __post_init__(self) -> None:
-        check_figure("cores", self.cores)
-        check_figure("RAM", self.ram_bytes, unit=" bytes")
-        check_figure("NVMe", self.nvme_bytes, may_be_zero=True, unit=" bytes")
-        check_figure("NVMe bandwidth", self.nvme_bytes_per_s, unit=" bytes/s")
-        check_figure("NIC", self.nic_bytes_per_s, unit=" bytes/s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreFigures:
-    """Figures of the object store that has the data.
-
-    bytes_per_s, requests_per_s: limits for all nodes together. latency_s: mean time to the first
-    byte. tail: time of the slowest of 10,000 requests, with hedging, over the mean time.
-    stream_bytes_per_s: bandwidth of one connection. price_per_1000: price of 1,000 requests, in any
-    currency.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    stream_bytes_per_s: float
-    requests_per_s: float
-    tail: float = 4.0
-    price_per_1000: float | None = None
-
-    def __post_init__(self) -> None:
-        check_figure("store bandwidth", self.bytes_per_s, unit=" bytes/s")
-        check_figure("store latency", self.latency_s, may_be_zero=True, unit=" s")
-        check_figure("stream bandwidth", self.stream_bytes_per_s, unit=" bytes/s")
-        check_figure("store requests", self.requests_per_s, unit="/s")
-        check_figure("tail", self.tail)
-        if self.price_per_1000 is not None:
-            check_figure("price per 1,000 requests", self.price_per_1000, may_be_zero=True)
-
-    def request_s(self, size_bytes: float) -> float:
-        """Return E[T], the mean seconds of a request for `size_bytes`."""
-        return self.latency_s + size_bytes / self.stream_bytes_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFigures:
-    """Figures of a training job.
-
-    gpus: GPUs of a node, with a rank each. global_batch: samples of a step over all ranks.
-    samples_per_s: rate of one GPU that never waits. cpu_s_per_1000: CPU seconds to decode and
-    augment 1,000 samples; 0 if the GPU does it, or nothing is decoded. peers: nodes ask one another
-    before the store. tls: they encrypt that. moved: share, 0 to 1, of what each node reads that is
-    in other nodes' caches, as after a change of nodes; None: the caches are empty. reshuffle: share
-    of the shards that change places in each epoch, as `Order(reshuffle=)`.
-    """
-
     nodes: int
     gpus: int
     global_batch: int
@@ -188,14 +145,26 @@ class JobFigures:
     tls: bool = False
     moved: float | None = None
     reshuffle: float = 0.0
+    cores: float
+    ram_bytes: float
+    nvme_bytes: float
+    nvme_bytes_per_s: float
+    nic_bytes_per_s: float
+    is_local: bool = False
+    store_bytes_per_s: float
+    store_latency_s: float
+    stream_bytes_per_s: float
+    store_requests_per_s: float
+    tail: float = 4.0
+    price_per_1000: float | None = None
 
     def __post_init__(self) -> None:
-        check_count("nodes", self.nodes)
-        check_count("GPUs of a node", self.gpus)
-        check_count("global batch", self.global_batch)
-        check_count("epochs", self.epochs)
-        check_figure("samples/s of a GPU", self.samples_per_s)
-        check_figure("CPU seconds per 1,000", self.cpu_s_per_1000, may_be_zero=True)
+        for field, what in _COUNTS.items():
+            if (value := getattr(self, field)) is not None:
+                check_count(what, value)
+        for field, (what, unit, may_be_zero) in _FIGURES.items():
+            if (value := getattr(self, field)) is not None:
+                check_figure(what, value, may_be_zero=may_be_zero, unit=unit)
         for what, share in (("moved", self.moved or 0.0), ("reshuffle", self.reshuffle)):
             if not 0 <= share <= 1:
                 raise ConfigError(f"{what}: got {share:g}, wanted a share from 0 to 1.")
@@ -205,6 +174,17 @@ class JobFigures:
                 f"than the {self.ranks} GPUs of {self.nodes} nodes: each rank needs at least one "
                 "sample. Raise the batch, or use fewer GPUs."
             )
+        if self.samples < self.global_batch:
+            raise ConfigError(
+                f"global batch: got {self.global_batch} of {self.samples} samples: an epoch is "
+                f"{self.global_batch - self.samples} samples short of one full batch. Lower the "
+                "batch, or use fewer GPUs."
+            )
+
+    @property
+    def total_bytes(self) -> float:
+        """Stored bytes of all samples."""
+        return self.samples * self.sample_bytes
 
     @property
     def ranks(self) -> int:
@@ -216,33 +196,19 @@ class JobFigures:
         """Seconds of a step without waits: those of the rank with the largest part of a batch."""
         return -(-self.global_batch // self.ranks) / self.samples_per_s
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSetup:
-    """All figures of a job on a cluster. store: None if every node has the data on its disk."""
-
-    data: DataFigures
-    node: NodeFigures
-    store: StoreFigures | None
-    job: JobFigures
-
-    def __post_init__(self) -> None:
-        if self.data.samples < self.job.global_batch:
-            raise ConfigError(
-                f"global batch: got {self.job.global_batch} of {self.data.samples} samples: an "
-                f"epoch is {self.job.global_batch - self.data.samples} samples short of one full "
-                "batch. Lower the batch, or use fewer GPUs."
-            )
+    @property
+    def steps(self) -> int:
+        """The number of full global batches of an epoch; the remaining samples are dropped."""
+        return self.samples // self.global_batch
 
     @property
     def link_bytes_per_s(self) -> float:
         """Payload bytes a second of a node's network, in each direction."""
-        return NIC_PAYLOAD * self.node.nic_bytes_per_s
+        return NIC_PAYLOAD * self.nic_bytes_per_s
 
-    @property
-    def steps(self) -> int:
-        """The number of full global batches of an epoch; the remaining samples are dropped."""
-        return self.data.samples // self.job.global_batch
+    def request_s(self, size_bytes: float) -> float:
+        """Return E[T], the mean seconds of a request to the store for `size_bytes`."""
+        return self.store_latency_s + size_bytes / self.stream_bytes_per_s
 
 
 def au_percent(compute_s: Sequence[float], elapsed_s: float) -> float:

@@ -38,7 +38,7 @@ from penstock.pipeline.plan.sizing.traffic import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.pipeline.plan.sizing.cluster import ClusterSetup
 
@@ -100,36 +100,34 @@ class Forecast:
     @property
     def seconds(self) -> float:
         """Seconds of the whole job."""
-        return self.first.seconds + (self.setup.job.epochs - 1) * self.later.seconds
+        return self.first.seconds + (self.setup.epochs - 1) * self.later.seconds
 
     @property
     def main(self) -> EpochForecast:
         """The kind of epoch that the job has most of."""
-        return self.later if self.setup.job.epochs > 1 else self.first
+        return self.later if self.setup.epochs > 1 else self.first
 
     @property
     def requests(self) -> float:
         """Requests of the whole job to the store."""
-        later = (self.setup.job.epochs - 1) * self.later.traffic.requests
+        later = (self.setup.epochs - 1) * self.later.traffic.requests
         return self.first.traffic.requests + later + self._postponed / REQUEST_BYTES
 
     @property
     def remote_bytes(self) -> float:
         """Bytes of the whole job from the store."""
-        later = (self.setup.job.epochs - 1) * self.later.traffic.remote
+        later = (self.setup.epochs - 1) * self.later.traffic.remote
         return self.first.traffic.remote + later + self._postponed
 
     @property
     def _postponed(self) -> float:
-        return self.first.traffic.postponed if self.setup.job.epochs > 1 else 0.0
+        return self.first.traffic.postponed if self.setup.epochs > 1 else 0.0
 
     @property
     def price(self) -> float | None:
         """The price of the whole job's requests; None if the price of a request isn't known."""
-        store = self.setup.store
-        if store is None or store.price_per_1000 is None:
-            return None
-        return self.requests / 1000 * store.price_per_1000
+        price = self.setup.price_per_1000
+        return None if price is None or self.setup.is_local else self.requests / 1000 * price
 
 
 def forecast(setup: ClusterSetup, geometry: ShardGeometry | None = None) -> Forecast:
@@ -137,16 +135,15 @@ def forecast(setup: ClusterSetup, geometry: ShardGeometry | None = None) -> Fore
 
     Raises ConfigError for a cache that can't hold a shard.
     """
-    geometry = geometry or geometry_of(setup.data, setup.job)
-    room, shard = setup.node.nvme_bytes, geometry.shard_bytes
-    if setup.store is not None and 0 < room < shard:
+    geometry = geometry or geometry_of(setup)
+    room, shard = setup.nvme_bytes, geometry.shard_bytes
+    if not setup.is_local and 0 < room < shard:
         raise ConfigError(
             f"NVMe: got {format_size(room)}, and one shard is {format_size(shard)}, "
             f"{shard / room:.1f} x as much: the cache keeps whole shards. Give it more room, or "
             "none (0)."
         )
-    job = setup.job
-    need = job.gpus * job.samples_per_s * setup.data.sample_bytes
+    need = setup.gpus * setup.samples_per_s * setup.sample_bytes
     wanted, ahead = _ahead(setup, need)
     return Forecast(
         setup=setup,
@@ -173,15 +170,15 @@ def _first(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
 
 def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
     """Return a node's connections, and the bytes that it requests ahead of consumption."""
-    store, batch = setup.store, setup.data.sample_bytes * setup.job.global_batch / setup.job.nodes
-    if store is None:
+    batch = setup.sample_bytes * setup.global_batch / setup.nodes
+    if setup.is_local:
         return 0, 2 * batch
-    mean_s = store.request_s(REQUEST_BYTES)
+    mean_s = setup.request_s(REQUEST_BYTES)
     wanted = connections(need, request_bytes=REQUEST_BYTES, request_s=mean_s)
-    slow_s = store.tail * mean_s
-    most = CONNECTIONS_A_RANK * setup.job.gpus
+    slow_s = setup.tail * mean_s
+    most = CONNECTIONS_A_RANK * setup.gpus
     # At least a batch, and a margin of three standard deviations of a batch's mean sample size.
-    uneven = 1 + 3 * setup.data.spread / max(1.0, setup.job.global_batch / setup.job.nodes) ** 0.5
+    uneven = 1 + 3 * setup.spread / max(1.0, setup.global_batch / setup.nodes) ** 0.5
     ahead = need * ahead_s(mean_s=mean_s, slow_s=slow_s)
     return max(1, min(most, round(wanted + 0.5))), max(ahead, batch) * uneven
 
@@ -189,27 +186,26 @@ def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
 def _first_batch_s(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return the seconds until the job's first batch: a rank opens its shards, 16 at a time, then
     fetches the samples one by one, then decodes them."""
-    job, node, store = setup.job, setup.node, setup.store
-    samples = job.global_batch / job.nodes
-    size = samples * setup.data.sample_bytes
-    decode_s = samples * job.cpu_s_per_1000 / 1000 / node.cores
-    if store is None or job.moved == 0:
-        return size / node.nvme_bytes_per_s + decode_s
+    samples = setup.global_batch / setup.nodes
+    size = samples * setup.sample_bytes
+    decode_s = samples * setup.cpu_s_per_1000 / 1000 / setup.cores
+    if setup.is_local or setup.moved == 0:
+        return size / setup.nvme_bytes_per_s + decode_s
     rate = setup.link_bytes_per_s
-    if job.moved is None or not job.peers:
-        rate = min(rate, store.bytes_per_s / job.nodes)
-    alone = min(setup.data.sample_bytes, REQUEST_BYTES)
-    rounds = max(1.0, size / alone / (job.gpus * CONNECTIONS_A_RANK))
-    shards = min(geometry.open_shards, job.global_batch) / job.ranks
-    opened_s = store.latency_s * math.ceil(shards / OPENERS)
-    answered_s = job.global_batch * max(1.0, setup.data.sample_bytes / REQUEST_BYTES)
-    answered_s /= store.requests_per_s
-    return opened_s + max(answered_s, size / rate, rounds * store.request_s(alone)) + decode_s
+    if setup.moved is None or not setup.peers:
+        rate = min(rate, setup.store_bytes_per_s / setup.nodes)
+    alone = min(setup.sample_bytes, REQUEST_BYTES)
+    rounds = max(1.0, size / alone / (setup.gpus * CONNECTIONS_A_RANK))
+    shards = min(geometry.open_shards, setup.global_batch) / setup.ranks
+    opened_s = setup.store_latency_s * math.ceil(shards / OPENERS)
+    answered_s = setup.global_batch * max(1.0, setup.sample_bytes / REQUEST_BYTES)
+    answered_s /= setup.store_requests_per_s
+    return opened_s + max(answered_s, size / rate, rounds * setup.request_s(alone)) + decode_s
 
 
 def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) -> EpochForecast:
     tiers = tier_seconds(setup, traffic)
-    step_s, steps = setup.job.step_s, setup.steps
+    step_s, steps = setup.step_s, setup.steps
     slowest = max(tiers.values())
     # A step follows the last bytes, as fetching precedes the first step.
     seconds = max(first_batch_s + tiers["model"], slowest + (step_s if first_batch_s else 0.0))
@@ -225,7 +221,7 @@ def _epoch(setup: ClusterSetup, traffic: EpochTraffic, *, first_batch_s: float) 
         tiers=tiers,
         traffic=traffic,
         cpu_s=decode_cpu_s(setup) + bytes_cpu_s(setup, traffic),
-        peer_cpu_s=peer_cpu_s(traffic.peer, tls=setup.job.tls),
+        peer_cpu_s=peer_cpu_s(traffic.peer, tls=setup.tls),
     )
 
 
@@ -252,8 +248,7 @@ class SetupChange:
 def changes(now: Forecast) -> list[SetupChange]:
     """Return the changes that make the job shorter, those with the largest gain first."""
     found = []
-    for words, setup in _candidates(now):
-        then = forecast(setup)
+    for words, then in _candidates(now):
         gain = now.seconds / then.seconds
         if gain >= _LEAST_GAIN:
             found.append(
@@ -266,101 +261,81 @@ def changes(now: Forecast) -> list[SetupChange]:
                     gain=gain,
                 )
             )
-    if (warmed := _warmed(now)) is not None:
-        found.append(warmed)
     return sorted(found, key=lambda change: -change.gain)[:_MOST_CHANGES]
 
 
-def _warmed(now: Forecast) -> SetupChange | None:
-    """Return the effect of `penstock warm` on all nodes before the job; None if it gains little."""
-    store, node, nodes = now.setup.store, now.setup.node, now.setup.job.nodes
-    if store is None or not now.kept or now.setup.job.moved is not None:
-        return None
-    seconds = now.setup.job.epochs * now.later.seconds
-    gain = now.seconds / seconds
-    if gain < _LEAST_GAIN:
-        return None
-    size = node_epoch_bytes(now.setup, now.geometry) * now.kept
-    rate = min(store.bytes_per_s / nodes, now.setup.link_bytes_per_s, node.nvme_bytes_per_s)
-    return SetupChange(
-        words=f"`penstock warm` before the GPUs are held: {format_size(size)} a node, at least "
-        f"{duration(size / rate)} before the job, when nothing waits for it",
-        seconds=seconds,
-        au_first=now.later.au,
-        au_later=now.later.au,
-        limit=now.later.limit,
-        gain=gain,
+def _candidates(now: Forecast) -> Iterator[tuple[str, Forecast]]:
+    """Yield possible changes, as (words, forecast with the change)."""
+    for words, changed in _changed_setups(now):
+        yield words, forecast(changed)
+    setup = now.setup
+    if setup.is_local or not now.kept or setup.moved is not None:
+        return
+    size = node_epoch_bytes(setup, now.geometry) * now.kept
+    rates = setup.store_bytes_per_s / setup.nodes, setup.link_bytes_per_s, setup.nvme_bytes_per_s
+    yield (
+        f"`penstock warm` before the GPUs are held: {format_size(size)} a node, at least "
+        f"{duration(size / min(rates))} before the job, when nothing waits for it",
+        replace(now, first=now.later),
     )
 
 
-def _candidates(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
-    """Yield the changes, as (words, setup), that raise a limit of either kind of epoch."""
+_RAISED: tuple[tuple[set[Tier], str, Callable[[float], str]], ...] = (
+    ({"decode", "cores"}, "cores", "{} cores a node".format),
+    ({"disk"}, "nvme_bytes_per_s", lambda rate: f"local disks of {format_size(rate)}/s a node"),
+    ({"nic"}, "nic_bytes_per_s", lambda rate: f"a network of {rate * 8 / 1e9:.3g} Gb/s a node"),
+    (
+        {"remote"},
+        "store_bytes_per_s",
+        lambda rate: f"a store of {format_size(rate)}/s, for all nodes",
+    ),
+    (
+        {"requests"},
+        "store_requests_per_s",
+        "a store that answers {:,} requests/s (more prefixes)".format,
+    ),
+)
+"""Figures of a setup that may be too low: the tiers that they limit, their fields, and the words
+for a higher one."""
+
+
+def _changed_setups(now: Forecast) -> Iterator[tuple[str, ClusterSetup]]:
+    """Yield changes, as (words, setup), that raise a limit of either kind of epoch."""
     setup = now.setup
     limits = {now.first.limit, now.later.limit} - {"model"}
-    node, job, store = setup.node, setup.job, setup.store
     wanted = node_set_bytes(setup, now.geometry) / (1 - MARGIN_SHARE) * 1.001
-    if store is not None and now.kept < 1:
+    if not setup.is_local and now.kept < 1:
         words = f"NVMe of {format_size(wanted)} a node, so that its cache keeps all that it reads"
-        yield words, replace(setup, node=replace(node, nvme_bytes=wanted))
-    if limits & {"decode", "cores"}:
-        cores = math.ceil(node.cores * _shortfall(now, "decode", "cores"))
-        yield f"{cores} cores a node", replace(setup, node=replace(node, cores=cores))
+        yield words, replace(setup, nvme_bytes=wanted)
+    for tiers, field, words_of in _RAISED:
+        if limits & tiers:
+            value = math.ceil(getattr(setup, field) * _shortfall(now, tiers))
+            yield words_of(value), replace(setup, **{field: value})
     if "decode" in limits:
         yield (
             "images with a short side of 256 (`penstock pack --short-side 256`): taken as half of "
             "the decoding",
-            replace(setup, job=replace(job, cpu_s_per_1000=job.cpu_s_per_1000 / 2)),
+            replace(setup, cpu_s_per_1000=setup.cpu_s_per_1000 / 2),
         )
     if "disk" in limits:
-        rate = node.nvme_bytes_per_s * _shortfall(now, "disk")
-        yield (
-            f"local disks of {format_size(rate)}/s a node",
-            replace(setup, node=replace(node, nvme_bytes_per_s=rate)),
-        )
         ram = 2.2 * wanted
-        yield f"{format_size(ram)} of RAM a node", replace(setup, node=replace(node, ram_bytes=ram))
-    if "nic" in limits:
-        rate = node.nic_bytes_per_s * _shortfall(now, "nic")
-        yield (
-            f"a network of {rate * 8 / 1e9:.3g} Gb/s a node",
-            replace(setup, node=replace(node, nic_bytes_per_s=rate)),
-        )
-    if store is None:
+        yield f"{format_size(ram)} of RAM a node", replace(setup, ram_bytes=ram)
+    if setup.is_local or setup.nodes == 1:
         return
-    if "remote" in limits:
-        rate = store.bytes_per_s * _shortfall(now, "remote")
-        yield (
-            f"a store of {format_size(rate)}/s, for all nodes",
-            replace(setup, store=replace(store, bytes_per_s=rate)),
-        )
-    if "requests" in limits:
-        rate = store.requests_per_s * _shortfall(now, "requests")
-        yield (
-            f"a store that answers {rate:,.0f} requests/s (more prefixes)",
-            replace(setup, store=replace(store, requests_per_s=rate)),
-        )
-    if not job.peers and job.nodes > 1:
-        yield "peers: `DiskCache(peers=)`", replace(setup, job=replace(job, peers=True))
-    if setup.data.shards is not None and job.nodes > 1:
-        packed = replace(setup.data, shards=None)
-        size = geometry_of(packed, job).shard_bytes
+    if not setup.peers:
+        yield "peers: `DiskCache(peers=)`", replace(setup, peers=True)
+    if setup.shards is not None:
+        packed = replace(setup, shards=None)
+        size = geometry_of(packed).shard_bytes
         if size < now.geometry.shard_bytes:
-            words = f"shards of {format_size(size)} (`penstock pack --shard-bytes`)"
-            yield words, replace(setup, data=packed)
+            yield f"shards of {format_size(size)} (`penstock pack --shard-bytes`)", packed
 
 
-def _shortfall(now: Forecast, *tiers: Tier) -> float:
+def _shortfall(now: Forecast, tiers: set[Tier]) -> float:
     """Return the factor by which tiers are too slow for the GPUs, in the kinds of epoch that they
     limit; at least 1."""
-    return max(
-        1.0,
-        *(
-            shortfall(epoch, tier)
-            for epoch in (now.first, now.later)
-            for tier in tiers
-            if epoch.limit == tier
-        ),
-    )
+    epochs = [epoch for epoch in (now.first, now.later) if epoch.limit in tiers]
+    return max(1.0, *(shortfall(epoch, epoch.limit) for epoch in epochs))
 
 
 def shortfall(epoch: EpochForecast, tier: Tier) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.sizing.cluster import DataFigures, JobFigures
+    from penstock.pipeline.plan.sizing.cluster import ClusterSetup
 
 SHARD_BYTES = 64 * 2**20
 """Size of a shard unless a job needs another one."""
@@ -58,32 +58,32 @@ class ShardGeometry:
         return self.open_shards / self.shards
 
 
-def geometry_of(data: DataFigures, job: JobFigures) -> ShardGeometry:
+def geometry_of(setup: ClusterSetup) -> ShardGeometry:
     """Return how a job's plan cuts the data, in its shards or in those that `pack` should write."""
-    shards = data.shards
+    shards = setup.shards
     if shards is None:
         size = shard_bytes_for(
-            data.samples, data.sample_bytes, nodes=job.nodes, global_batch=job.global_batch
+            setup.samples, setup.sample_bytes, nodes=setup.nodes, global_batch=setup.global_batch
         )
-        shards = _shards_of(data.samples, data.sample_bytes, size)
-    lanes = default_lanes(job.global_batch, shards)
+        shards = _shards_of(setup.samples, setup.sample_bytes, size)
+    lanes = default_lanes(setup.global_batch, shards)
     window = default_window(
         shards,
         lanes,
-        global_batch=job.global_batch,
-        icc=data.icc,
-        shuffled=data.shuffled,
-        rows=data.samples / shards,
+        global_batch=setup.global_batch,
+        icc=setup.icc,
+        shuffled=setup.shuffled,
+        rows=setup.samples / shards,
     )
     strands = 2 * lanes if shards >= SHARDS_PER_LANE * lanes else lanes
-    rows = max(1, window * data.samples * lanes // (shards * strands))
+    rows = max(1, window * setup.samples * lanes // (shards * strands))
     return ShardGeometry(
         shards=shards,
-        shard_bytes=data.total_bytes / shards,
+        shard_bytes=setup.total_bytes / shards,
         lanes=lanes,
         window=window,
-        open_shards=min(shards, shards / window_count(max(1, data.samples // strands), rows)),
-        readers=shard_readers(shards, lanes, nodes=job.nodes),
+        open_shards=min(shards, shards / window_count(max(1, setup.samples // strands), rows)),
+        readers=shard_readers(shards, lanes, nodes=setup.nodes),
     )
 
 

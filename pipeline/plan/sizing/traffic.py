@@ -36,35 +36,35 @@ class EpochTraffic:
     postponed: bytes of the store that a starved first epoch leaves to the second.
     """
 
-    remote: float
-    peer: float
+    remote: float = 0.0
+    peer: float = 0.0
     disk_read: float
-    disk_write: float
+    disk_write: float = 0.0
     memory: float
-    requests: float
+    requests: float = 0.0
     opening: float = 0.0
     postponed: float = 0.0
 
 
 def cache_share(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return F, the share of a node's data that its cache keeps; 1 if the data are local."""
-    if setup.store is None:
+    if setup.is_local:
         return 1.0
-    room = (1 - MARGIN_SHARE) * setup.node.nvme_bytes
+    room = (1 - MARGIN_SHARE) * setup.nvme_bytes
     return min(1.0, room / node_set_bytes(setup, geometry))
 
 
 def node_set_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return the bytes of all shards that one node reads during a job: with `reshuffle` the whole
     dataset, of which each node's cache keeps the same random part."""
-    if setup.job.reshuffle:
-        return setup.data.total_bytes
+    if setup.reshuffle:
+        return setup.total_bytes
     return node_epoch_bytes(setup, geometry)
 
 
 def node_epoch_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return the bytes of all shards that one node reads in an epoch."""
-    return setup.data.total_bytes * geometry.readers / setup.job.nodes
+    return setup.total_bytes * geometry.readers / setup.nodes
 
 
 def reshuffled_share(reshuffle: float, *, nodes: int, epochs: int) -> float:
@@ -111,12 +111,12 @@ EARLY_BATCHES = math.ceil(math.log(MOST_WIDENING, 4)) + 4
 
 def block_samples(setup: ClusterSetup) -> float:
     """Return the samples that one request of a starved epoch fetches."""
-    return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.data.sample_bytes))
+    return min(_BLOCKS, max(1.0, REQUEST_BYTES / setup.sample_bytes))
 
 
 def _early_share(setup: ClusterSetup) -> float:
     """Return the share of a starved epoch's samples that are fetched one by one."""
-    return min(1.0, EARLY_BATCHES * setup.job.global_batch / setup.data.samples)
+    return min(1.0, EARLY_BATCHES * setup.global_batch / setup.samples)
 
 
 def _starved_readers(setup: ClusterSetup, geometry: ShardGeometry) -> float:
@@ -140,26 +140,25 @@ def first_traffic(
     starved: batches wait for the store. Then fills yield, and samples are fetched one by one and
     later in blocks with their neighbours.
     """
-    data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
-    total = data.total_bytes
-    if setup.store is None:
+    total, kept = setup.total_bytes, cache_share(setup, geometry)
+    if setup.is_local:
         return _local(total, found=0.0)
-    moved = 1.0 if job.moved is None else job.moved
+    moved = 1.0 if setup.moved is None else setup.moved
     passed, absent = total * (1 - kept), total * kept * moved
     # Each node that reads a shard keeps it whole.
     readers = _starved_readers(setup, geometry) if starved else geometry.readers
     filled, postponed = absent * readers, absent * (geometry.readers - readers)
     from_store = filled
-    if job.peers:  # once, unless a node has it already
-        from_store, postponed = (absent if job.moved is None else 0.0), 0.0
-    each = math.ceil(data.sample_bytes / REQUEST_BYTES)
+    if setup.peers:  # once, unless a node has it already
+        from_store, postponed = (absent if setup.moved is None else 0.0), 0.0
+    each = math.ceil(setup.sample_bytes / REQUEST_BYTES)
     asking = from_store / absent if absent else 0.0  # nodes that ask the store for a shard
     if starved:  # requests over samples: one by one at first, then in blocks, by every reader
         early = _early_share(setup)
         alone = early + (1 - early) * asking / block_samples(setup) if asking else 0.0
     else:
         alone = single_share(geometry.open_share) * from_store / filled if filled else 0.0
-    single = data.samples * each * ((1 - kept) + kept * moved * alone)
+    single = setup.samples * each * ((1 - kept) + kept * moved * alone)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
     # Each node that reads a shard fetches its tables once, even if it doesn't keep the shard.
     opened = geometry.shards * ((1 - kept) * geometry.readers + kept * moved * asking)
@@ -181,20 +180,19 @@ def first_traffic(
 def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     """Return the traffic of an epoch over filled caches; with `reshuffle` the mean of all epochs
     after the first, whose caches hold what earlier epochs have read."""
-    data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
-    total = data.total_bytes
+    total, kept = setup.total_bytes, cache_share(setup, geometry)
     local = _local(total * kept, found=_found(setup, geometry, kept))
-    if setup.store is None:
+    if setup.is_local:
         return local
-    new = kept * reshuffled_share(job.reshuffle, nodes=job.nodes, epochs=job.epochs)
+    new = kept * reshuffled_share(setup.reshuffle, nodes=setup.nodes, epochs=setup.epochs)
     if kept >= 1 and not new:
         return local
     old = _local(total * (kept - new), found=_found(setup, geometry, kept))
     filled = total * new * geometry.readers
-    from_store = 0.0 if job.peers else filled
-    each = math.ceil(data.sample_bytes / REQUEST_BYTES)
-    alone = 0.0 if job.peers else new * single_share(geometry.open_share)
-    single = data.samples * each * (1 - kept + alone)
+    from_store = 0.0 if setup.peers else filled
+    each = math.ceil(setup.sample_bytes / REQUEST_BYTES)
+    alone = 0.0 if setup.peers else new * single_share(geometry.open_share)
+    single = setup.samples * each * (1 - kept + alone)
     ranges = from_store / geometry.shard_bytes * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
     return EpochTraffic(
         remote=total * (1 - kept) + from_store,
@@ -209,18 +207,11 @@ def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
 def _found(setup: ClusterSetup, geometry: ShardGeometry, kept: float) -> float:
     """Return the share of an epoch's local reads that memory serves."""
     on_disk = max(1.0, kept * node_epoch_bytes(setup, geometry))
-    return memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
+    return memory_share(min(1.0, RAM_SHARE * setup.ram_bytes / on_disk))
 
 
 def _local(read: float, *, found: float) -> EpochTraffic:
-    return EpochTraffic(
-        remote=0.0,
-        peer=0.0,
-        disk_read=read * (1 - found),
-        disk_write=0.0,
-        memory=read * found,
-        requests=0.0,
-    )
+    return EpochTraffic(disk_read=read * (1 - found), memory=read * found)
 
 
 Tier = Literal["model", "decode", "cores", "disk", "nic", "remote", "requests", "connections"]
@@ -246,7 +237,7 @@ TIER_NAMES: dict[Tier, str] = {
 
 def decode_cpu_s(setup: ClusterSetup) -> float:
     """Return the CPU seconds of all nodes to decode and augment an epoch."""
-    return setup.job.cpu_s_per_1000 * setup.steps * setup.job.global_batch / 1000
+    return setup.cpu_s_per_1000 * setup.steps * setup.global_batch / 1000
 
 
 def bytes_cpu_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
@@ -254,7 +245,7 @@ def bytes_cpu_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
     memory."""
     read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
     fetched = fetch_cpu_s(traffic.remote, traffic.requests)
-    return read + fetched + peer_cpu_s(traffic.peer, tls=setup.job.tls)
+    return read + fetched + peer_cpu_s(traffic.peer, tls=setup.tls)
 
 
 def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float]:
@@ -262,17 +253,16 @@ def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float
 
     traffic: of the whole dataset; samples that don't fill a batch are fetched, too.
     """
-    job, node, store = setup.job, setup.node, setup.store
     decode, moving = decode_cpu_s(setup), bytes_cpu_s(setup, traffic)
     seconds: dict[Tier, float] = {
-        "model": setup.steps * job.step_s,
-        "decode" if decode > moving else "cores": (decode + moving) / (job.nodes * node.cores),
-        "disk": (traffic.disk_read + traffic.disk_write) / (job.nodes * node.nvme_bytes_per_s),
-        "nic": (traffic.remote + traffic.peer) / (job.nodes * setup.link_bytes_per_s),
+        "model": setup.steps * setup.step_s,
+        "decode" if decode > moving else "cores": (decode + moving) / (setup.nodes * setup.cores),
+        "disk": (traffic.disk_read + traffic.disk_write) / (setup.nodes * setup.nvme_bytes_per_s),
+        "nic": (traffic.remote + traffic.peer) / (setup.nodes * setup.link_bytes_per_s),
     }
-    if store is not None:
-        seconds["remote"] = traffic.remote / store.bytes_per_s
-        seconds["requests"] = traffic.requests / store.requests_per_s
+    if not setup.is_local:
+        seconds["remote"] = traffic.remote / setup.store_bytes_per_s
+        seconds["requests"] = traffic.requests / setup.store_requests_per_s
         seconds["connections"] = _connections_s(setup, traffic)
     return {tier: took for tier, took in seconds.items() if took > 0}
 
@@ -280,9 +270,7 @@ def tier_seconds(setup: ClusterSetup, traffic: EpochTraffic) -> dict[Tier, float
 def _connections_s(setup: ClusterSetup, traffic: EpochTraffic) -> float:
     """Return the seconds of an epoch's requests, with as many in flight as ranks begin with. The
     tables that the first batches wait for come first, with fewer in flight."""
-    store, ranks = setup.store, setup.job.ranks
-    assert store is not None
-    others_s = (traffic.requests - traffic.opening) * store.latency_s
-    others_s += traffic.remote / store.stream_bytes_per_s
-    opening_s = traffic.opening * store.latency_s / (ranks * OPENERS)
-    return opening_s + others_s / (ranks * CONNECTIONS_A_RANK)
+    others_s = (traffic.requests - traffic.opening) * setup.store_latency_s
+    others_s += traffic.remote / setup.stream_bytes_per_s
+    opening_s = traffic.opening * setup.store_latency_s / (setup.ranks * OPENERS)
+    return opening_s + others_s / (setup.ranks * CONNECTIONS_A_RANK)

@@ -123,7 +123,7 @@ def test_a_pack_has_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["--epochs", "0"], "epochs: got 0"),
         (["--spread", "nan"], "spread: got nan"),
         (["--cores", "nan"], "--cores: got nan"),
-        (["--store-latency", "-1"], "--store-latency: got -1 ms"),
+        (["--store-latency", "-1"], "--store-latency: got -1"),
         (["--au", "nan"], "--au: got nan"),
         (["--samples-per-s", "3"], "both of --model and --samples-per-s"),
         (
@@ -234,7 +234,6 @@ def test_an_epoch_of_one_step_has_no_au(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_chart_ends_before_epochs_of_one_step() -> None:
-    job = {"nodes": 1, "global_batch": 8 * 256}
-    found = sweep(setup(data={"samples": 100_000}, job=job))
-    assert [one.setup.job.nodes for one in found] == [1, 2, 4, 8, 16]
+    found = sweep(setup(samples=100_000, nodes=1, global_batch=8 * 256))
+    assert [one.setup.nodes for one in found] == [1, 2, 4, 8, 16]
     assert all(one.setup.steps > 1 for one in found)

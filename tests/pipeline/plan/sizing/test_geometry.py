@@ -12,14 +12,13 @@ from penstock.pipeline.plan.sizing import (
     LEAST_SHARD_BYTES,
     MOST_READERS,
     SHARD_BYTES,
-    DataFigures,
-    JobFigures,
     few_shards_warning,
     geometry_of,
     shard_bytes_for,
     shard_readers,
     small_cache_warning,
 )
+from tests.pipeline.plan.sizing.setups import setup
 
 # The table of docs/order.md, walked: by shards, then by nodes of 8 GPUs with 32 samples each.
 WALKED = {
@@ -49,9 +48,8 @@ def test_readers_and_open_shards_are_the_plans(
     """Of uneven shards: of even ones a strand may end where a shard does."""
     batch = nodes * ranks * 32
     sizes = np.random.default_rng(seed).integers(301, 501, shards)
-    data = DataFigures(samples=int(sizes.sum()), sample_bytes=1e5, shards=shards)
-    job = JobFigures(nodes=nodes, gpus=ranks, global_batch=batch, samples_per_s=100)
-    found = geometry_of(data, job)
+    data = {"samples": int(sizes.sum()), "sample_bytes": 1e5, "shards": shards}
+    found = geometry_of(setup(**data, nodes=nodes, gpus=ranks, global_batch=batch))
     plan = Plan(sizes, seed=seed, lanes=found.lanes, window=found.window)
     assert found.open_shards == pytest.approx(plan.open_shards, rel=0.02)
     read = sum(
@@ -86,8 +84,7 @@ def test_a_small_set_gets_the_shards_with_the_fewest_readers() -> None:
 
 def test_a_sample_larger_than_a_shard_is_one() -> None:
     found = geometry_of(
-        DataFigures(samples=7200, sample_bytes=146_600_628),
-        JobFigures(nodes=9, gpus=8, global_batch=504, samples_per_s=43),
+        setup(samples=7200, sample_bytes=146_600_628, nodes=9, gpus=8, global_batch=504)
     )
     assert found.shards == 7200
     assert found.shard_bytes == pytest.approx(146_600_628)
@@ -95,8 +92,7 @@ def test_a_sample_larger_than_a_shard_is_one() -> None:
 
 def test_plans_of_huge_sets_stay_small() -> None:
     found = geometry_of(
-        DataFigures(samples=3_325_000, sample_bytes=146_600_628),
-        JobFigures(nodes=660, gpus=8, global_batch=36_960, samples_per_s=43),
+        setup(samples=3_325_000, sample_bytes=146_600_628, nodes=660, global_batch=36_960)
     )
     assert found.shards < 1.5 * 2**20
     assert found.readers < 1.01

@@ -55,7 +55,7 @@ def some_order(lanes: int) -> LaneOrder:
     groups = LaneGroups(lanes)
     places = np.arange(len(groups))
     np.random.default_rng(0).shuffle(places[: groups.movable])
-    return LaneOrder.of_groups(places.tolist(), lanes=lanes)
+    return LaneOrder(tuple(places.tolist()), lanes)
 
 
 def first_ids(

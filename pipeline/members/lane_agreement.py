@@ -131,7 +131,7 @@ def _choose(texts: list[str], last: LaneOrder | None, *, ranks: int, lanes: int)
     nodes = Nodes.of_reports(reports, size=ranks, groups=groups)
     if nodes is None:
         log.info("the ranks of a node aren't numbered consecutively, so the lane order stays")
-        stays = last or LaneOrder(tuple(range(lanes)))
+        stays = last or LaneOrder.identity(lanes)
         return {"lane_order": stays.text, "held": 0, "before": 0}
     firsts, held = nodes.shares()
     counts = [end - first for first, end in zip(firsts, (*firsts[1:], ranks), strict=True)]

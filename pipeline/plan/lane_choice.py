@@ -195,9 +195,9 @@ def choose_lane_order(
     groups = LaneGroups(lanes)
     _check(held, nodes, len(groups))
     held = held.astype(np.int64, copy=False)
-    before = LaneOrder(tuple(range(lanes))) if last is None else last
+    before = LaneOrder.identity(lanes) if last is None else last
     before.lanes_of(lanes)  # raises for another number of lanes
-    at = before.groups
+    at = np.array(before.groups, np.int64)
     worth = _GroupValues.of(held, nodes, groups)
     largest = int(held.max())
     evened = np.where(held >= largest - largest // _ALIKE, largest, held)
@@ -219,7 +219,7 @@ def choose_lane_order(
     is_gain = sum_ > last_sum and sum_ - last_sum >= LEAST_GAIN * most
     order = before
     if is_gain:
-        order = LaneOrder.of_groups(_placed(at, kind, chosen, movable).tolist(), lanes=lanes)
+        order = LaneOrder(tuple(_placed(at, kind, chosen, movable).tolist()), lanes)
     scale = worth.bytes_each
     return LaneChoice(
         order=order,

@@ -21,8 +21,6 @@ import numpy as np
 from penstock.cache import PlanError, ResumeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
@@ -211,58 +209,40 @@ class LaneGroups:
 
 @dataclass(frozen=True, slots=True)
 class LaneOrder:
-    """The lane at each place of a job's batches: a permutation of 0, 1, 2, ….
+    """The group of lanes at each place of a job's batches.
 
-    Raises PlanError for any other values.
+    groups: a permutation of 0, 1, 2, … in which a shorter group is last. lanes: of the job. Raises
+    PlanError for any other values.
     """
 
-    places: tuple[int, ...]
+    groups: tuple[int, ...]
+    lanes: int
 
     def __post_init__(self) -> None:
-        if sorted(self.places) != list(range(len(self.places))):
+        division = LaneGroups(self.lanes)
+        stays = range(division.movable, len(division))
+        is_order = sorted(self.groups) == list(range(len(division)))
+        if not is_order or any(self.groups[group] != group for group in stays):
             raise PlanError(
-                f"lane order: got {len(self.places)} places, wanted each lane at one of them."
+                f"lane order: got {len(self.groups)} groups, wanted each of the {len(division)} "
+                f"groups of {self.lanes} lanes once, and a shorter one last."
             )
 
     @classmethod
-    def of_groups(cls, groups: Sequence[int], *, lanes: int) -> LaneOrder:
-        """Return the order that has the given groups of lanes, a permutation of 0, 1, 2, ….
-
-        Raises PlanError for other values, and if a shorter group isn't last.
-        """
-        layout = LaneGroups(lanes)
-        given = np.asarray(groups, dtype=np.int64)
-        if sorted(given.tolist()) != list(range(len(layout))):
-            raise PlanError(
-                f"lane order: got {len(given)} groups, wanted each of the {len(layout)} groups of "
-                f"{lanes} lanes once."
-            )
-        if layout.movable < len(layout) and given[-1] != layout.movable:
-            raise PlanError(f"lane order: the shorter group {layout.movable} isn't last.")
-        lane = given[:, None] * layout.size + np.arange(layout.size)
-        return cls(tuple(lane.ravel()[:lanes].tolist()))
+    def identity(cls, lanes: int) -> LaneOrder:
+        """Return the order in which lane n has place n, for every lane."""
+        return cls(tuple(range(len(LaneGroups(lanes)))), lanes)
 
     @property
-    def groups(self) -> Ints:
-        """The group of lanes at each place, int64, shape (groups,). Raises PlanError for an order
-        that separates the lanes of a group."""
-        size = LaneGroups(len(self.places)).size
-        places = np.array(self.places, dtype=np.int64)
-        groups: Ints = places[::size] // size
-        lane = groups[:, None] * size + np.arange(size)
-        if not np.array_equal(lane.ravel()[: len(places)], places):
-            raise PlanError(
-                f"lane order: wanted groups of {size} consecutive lanes, got one that separates "
-                f"some. Only complete groups, at most {MOST_GROUPS}, can change places."
-            )
-        return groups
+    def is_identity(self) -> bool:
+        """True if lane n has place n, for every lane."""
+        return self == LaneOrder.identity(self.lanes)
 
     @property
     def text(self) -> str:
-        """The order as a text of at most 9,000 characters for any number of lanes. Raises PlanError
-        for an order that separates the lanes of a group."""
-        packed = binascii.b2a_base64(self.groups.astype("<u2").tobytes(), newline=False)
-        return f"groups:{len(self.places)}:{packed.decode()}"
+        """The order as a text of at most 9,000 characters for any number of lanes."""
+        packed = binascii.b2a_base64(np.array(self.groups, "<u2").tobytes(), newline=False)
+        return f"groups:{self.lanes}:{packed.decode()}"
 
     @classmethod
     def parse(cls, text: object, *, lanes: int) -> LaneOrder:
@@ -275,24 +255,21 @@ class LaneOrder:
             )
         try:
             data = binascii.a2b_base64(found[2], strict_mode=True)
-            order = cls.of_groups(np.frombuffer(data, dtype="<u2").tolist(), lanes=lanes)
+            order = cls(tuple(np.frombuffer(data, dtype="<u2").tolist()), lanes)
         except (binascii.Error, ValueError) as error:
             raise ResumeError(f"State is damaged: {error} {_REMEDY}") from None
         if order.text != text:  # the base64 has spare bits, which the property leaves 0
             raise ResumeError(f"State is damaged: lane order {_shown(text)}. {_REMEDY}")
         return order
 
-    @property
-    def is_identity(self) -> bool:
-        """True if lane n has place n, for every lane."""
-        return self.places == tuple(range(len(self.places)))
-
     def lanes_of(self, lanes: int) -> Ints:
         """Return the lane at each place, int64, shape (lanes,). Raises PlanError for an order of
         another number of lanes."""
-        if len(self.places) != lanes:
-            raise PlanError(f"lane order: got one of {len(self.places)} lanes, wanted {lanes}.")
-        return np.array(self.places, dtype=np.int64)
+        if self.lanes != lanes:
+            raise PlanError(f"lane order: got one of {self.lanes} lanes, wanted {lanes}.")
+        size = LaneGroups(lanes).size
+        lane = np.array(self.groups, np.int64)[:, None] * size + np.arange(size)
+        return lane.ravel()[:lanes]
 
 
 _REMEDY = "Start from an older checkpoint, or without a state."

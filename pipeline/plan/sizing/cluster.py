@@ -41,8 +41,8 @@ READ_S_PER_GB = 0.35
 """CPU cost of reading and checking samples that are on the local disk or in memory."""
 
 PEER_S_PER_GB = {False: (0.47, 0.24), True: (0.95, 0.69)}
-"""CPU cost of ranges of 8 MiB from another node's cache, of the client and of the server, by whether
-they are encrypted.
+"""CPU cost of 8 MiB ranges from another node's cache, of the client and of the server: over plain
+HTTP, and (True) encrypted.
 
 The client's includes checksums, its writes to disk and its bookkeeping. Encrypted, 0.70 + 0.69 were
 measured without writes and bookkeeping, which take 0.25 (0.47 less 0.22 without them)."""

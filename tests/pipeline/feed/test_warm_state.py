@@ -32,7 +32,7 @@ def state_of(pack: Path, cache: Path, *, steps: int = 0, **options: Any) -> dict
     with dataset_of(pack, cache) as dataset, DataLoader(dataset, **usual) as loader:
         loader.skip(steps)
         state = loader.state_dict()
-    state["lane_order"] = LaneOrder(tuple(reversed(range(LANES)))).text
+    state["lane_order"] = LaneOrder(tuple(reversed(range(LANES))), LANES).text
     found: dict[str, Any] = json.loads(json.dumps(state))
     return found
 

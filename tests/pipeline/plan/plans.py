@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import Plan, World, rank_slots
+from penstock.pipeline.plan import LaneOrder, Plan, World, rank_slots
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from penstock.pipeline.plan import JobPlan
@@ -33,6 +35,11 @@ def plans(draw: st.DrawFn) -> Plan:
         window=draw(st.one_of(st.integers(1, 5), st.sampled_from([50, 2**70]))),
         reshuffle=draw(st.sampled_from([0.0, 0.3, 1.0])),
     )
+
+
+def order_of_lanes(places: Sequence[int]) -> LaneOrder:
+    """The order of a few lanes, by the lane at each place."""
+    return LaneOrder(tuple(places), len(places))
 
 
 def fresh(plan: Plan) -> Plan:

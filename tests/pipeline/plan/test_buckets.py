@@ -23,7 +23,7 @@ from penstock.pipeline.plan import (
     first_slot,
     least_tokens,
 )
-from tests.pipeline.plan.plans import batch_of
+from tests.pipeline.plan.plans import batch_of, order_of_lanes
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
 
@@ -237,7 +237,7 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
     epoch: int,
     data: st.DataObject,
 ) -> None:
-    places = LaneOrder(tuple(data.draw(st.permutations(range(lanes)))))
+    places = order_of_lanes(tuple(data.draw(st.permutations(range(lanes)))))
     longest = max(each for shard in lengths for each in shard)
     report: dict[str, Any] = {
         "tokens": least_tokens(longest, ranks=world) + 50,
@@ -269,7 +269,7 @@ def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
     own = Plan(plan.sizes, seed=3, lanes=lanes, window=2)
     stream = own.batch(epoch, 0, own.samples).tolist()
     lane_of = [x for x in range(lanes) for _ in range(x, own.samples, lanes)]
-    place_of = {lane: place for place, lane in enumerate(places.places)}
+    place_of = {lane: place for place, lane in enumerate(places.groups)}
     for step in steps:
         at, size = step.start, step.size
         before = batch_of(plan, epoch, at.position, size)

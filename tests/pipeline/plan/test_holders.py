@@ -8,7 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan import Holders, LaneOrder, Plan
+from penstock.pipeline.plan import Holders, Plan
+from tests.pipeline.plan.plans import order_of_lanes
 
 
 @st.composite
@@ -23,7 +24,7 @@ def some_plans(draw: st.DrawFn) -> Plan:
         lanes=lanes,
         window=2,
         reshuffle=draw(st.sampled_from([0.0, 0.2, 1.0])),
-        lane_order=None if places is None else LaneOrder(tuple(places)),
+        lane_order=None if places is None else order_of_lanes(tuple(places)),
     )
 
 

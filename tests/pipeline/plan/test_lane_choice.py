@@ -17,6 +17,7 @@ from penstock.pipeline.plan import (
     choose_lane_order,
     held_bytes_of_lanes,
 )
+from tests.pipeline.plan.plans import order_of_lanes
 
 LANES, BYTES = 256, 10**9
 
@@ -34,7 +35,7 @@ def shares(nodes: list[int], groups: int) -> np.ndarray:
 def worth(held: np.ndarray, nodes: list[int], order: LaneOrder | None) -> float:
     """Bytes that nodes hold of what they read."""
     part = shares(nodes, held.shape[1])
-    at = np.arange(held.shape[1]) if order is None else order.groups
+    at = np.arange(held.shape[1]) if order is None else np.array(order.groups)
     return float((part * held[:, at]).sum())
 
 
@@ -47,7 +48,7 @@ def best(held: np.ndarray, nodes: list[int]) -> float:
 def after(nodes: list[int], lanes: int = LANES, order: LaneOrder | None = None) -> np.ndarray:
     """Return the caches of nodes that read the lanes of a job: shards of which a node reads more
     than a sliver."""
-    at = np.arange(lanes) if order is None else order.groups
+    at = np.arange(lanes) if order is None else np.array(order.groups)
     held = np.zeros((len(nodes), lanes), np.int64)
     held[:, at] = np.where(shares(nodes, lanes) > 1e-9, BYTES, 0)
     return held
@@ -134,7 +135,7 @@ def test_it_is_worth_as_much_as_can_be(
     rng = np.random.default_rng(seed)
     held = rng.integers(0, most, (len(ranks), lanes), endpoint=True)
     held[rng.random(held.shape) < empty] = 0
-    last = LaneOrder(tuple(rng.permutation(lanes).tolist()))
+    last = order_of_lanes(tuple(rng.permutation(lanes).tolist()))
     choice = chosen(held, ranks, last)
     got, most_worth = worth(held, ranks, choice.order), best(held, ranks)
     before = worth(held, ranks, last)
@@ -153,7 +154,7 @@ def test_it_is_worth_as_much_as_can_be(
 
 def test_what_is_gained_too_little_moves_nothing() -> None:
     held = after([8] * 8)
-    last = LaneOrder(tuple(np.random.default_rng(0).permutation(LANES).tolist()))
+    last = order_of_lanes(tuple(np.random.default_rng(0).permutation(LANES).tolist()))
     there = after([8] * 8, order=last)
     assert chosen(there, [8] * 8, last).order == last
     noise = there + np.random.default_rng(1).integers(0, BYTES // 1000, there.shape)
@@ -170,9 +171,9 @@ def test_what_is_as_good_where_it_was_stays_there() -> None:
     held = np.zeros((8, LANES), np.int64)
     held[0, 32:64] = BYTES  # node 0 has the data of node 1, and no node has other data
     order = chosen(held, [8] * 8).order
-    assert sorted(order.groups[:32].tolist()) == list(range(32, 64))
-    assert sorted(order.groups[32:64].tolist()) == list(range(32))
-    assert order.groups[64:].tolist() == list(range(64, LANES))
+    assert sorted(order.groups[:32]) == list(range(32, 64))
+    assert sorted(order.groups[32:64]) == list(range(32))
+    assert list(order.groups[64:]) == list(range(64, LANES))
     held[:] = BYTES  # all hold all
     assert chosen(held, [8] * 8, order).order == order
 
@@ -183,7 +184,7 @@ def test_fewer_lanes_than_nodes() -> None:
     for node in range(32):
         held[node, (node // 4 + 3) % 8] = BYTES
     choice = chosen(held, nodes)
-    assert choice.order.groups.tolist() == [3, 4, 5, 6, 7, 0, 1, 2]
+    assert choice.order.groups == (3, 4, 5, 6, 7, 0, 1, 2)
     assert share(choice, 8) == 1.0
 
 
@@ -236,7 +237,9 @@ def test_what_does_not_fit_is_refused(held: np.ndarray, nodes: list[int]) -> Non
     with pytest.raises(PlanError, match="lane order"):
         choose_lane_order(held, nodes=nodes, last=None, lanes=4)
     with pytest.raises(PlanError, match="of 3 lanes, wanted 4"):
-        choose_lane_order(np.zeros((1, 4), np.int64), nodes=[1], last=LaneOrder((0, 1, 2)), lanes=4)
+        choose_lane_order(
+            np.zeros((1, 4), np.int64), nodes=[1], last=order_of_lanes((0, 1, 2)), lanes=4
+        )
 
 
 # -- what is held of each lane

@@ -16,7 +16,6 @@ from penstock.pipeline.plan import (
     MOST_WIDENING,
     BatchSchedule,
     Cursor,
-    LaneOrder,
     LookAhead,
     Needs,
     Pace,
@@ -28,6 +27,7 @@ from penstock.pipeline.plan import (
     widening,
     window_room_warning,
 )
+from tests.pipeline.plan.plans import order_of_lanes
 
 # -- which shards
 
@@ -43,7 +43,7 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, int, int, int, int]:
         draw(shard_sizes),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
         lanes=lanes,
-        lane_order=None if places is None else LaneOrder(tuple(places)),
+        lane_order=None if places is None else order_of_lanes(tuple(places)),
         window=draw(st.integers(1, 4)),
         reshuffle=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )

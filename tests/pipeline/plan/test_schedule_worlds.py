@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.pipeline.plan import BatchSchedule, Cursor, LaneOrder, Plan, RankOrder, Walk, World
+from tests.pipeline.plan.plans import order_of_lanes
 
 SAMPLES, LANES = 10_000, 60
 SIZES = np.random.default_rng(0).multinomial(SAMPLES, np.ones(300) / 300)
@@ -58,6 +59,6 @@ def test_another_order_of_lanes_changes_who_reads_what_alone(
     world: int, reference: list[list[int]]
 ) -> None:
     places = np.random.default_rng(world).permutation(LANES).tolist()
-    found = global_batches(world, LaneOrder(tuple(places)))
+    found = global_batches(world, order_of_lanes(tuple(places)))
     assert found != reference
     assert [sorted(batch) for batch in found] == [sorted(batch) for batch in reference]

@@ -11,7 +11,6 @@ from penstock.pipeline.plan import (
     PARTNERS_ELSEWHERE,
     BatchSchedule,
     Cursor,
-    LaneOrder,
     Plan,
     RankOrder,
     Walk,
@@ -20,6 +19,7 @@ from penstock.pipeline.plan import (
     partners,
     with_partners,
 )
+from tests.pipeline.plan.plans import order_of_lanes
 
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 
@@ -87,7 +87,7 @@ def test_no_order_of_lanes_changes_who_is_mixed_with_whom(
     sizes: list[int], world: int, batch: int, lanes: int, data: st.DataObject
 ) -> None:
     batch = max(batch, world)
-    places = LaneOrder(tuple(data.draw(st.permutations(range(lanes)))))
+    places = order_of_lanes(tuple(data.draw(st.permutations(range(lanes)))))
     own = Plan(sizes, seed=1, lanes=lanes, window=2)
     plan = Plan(sizes, seed=1, lanes=lanes, window=2, lane_order=places)
     walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)

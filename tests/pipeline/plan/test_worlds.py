@@ -20,6 +20,7 @@ from penstock.pipeline.plan import (
     World,
     default_lanes,
 )
+from tests.pipeline.plan.plans import order_of_lanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ def test_and_with_any_order_of_lanes(
 ) -> None:
     rng = np.random.default_rng(world)
     lanes = job.settings["lanes"]
-    orders = [LaneOrder(tuple(rng.permutation(lanes).tolist())) for _ in range(3)]
+    orders = [order_of_lanes(tuple(rng.permutation(lanes).tolist())) for _ in range(3)]
     changes = {0: job.ranks(120, orders[0]), 4: job.ranks(world, orders[1])}
     found = job.batches(1, {**changes, 8: job.ranks(world, orders[2])})
     assert found != reference[1]
@@ -122,7 +123,9 @@ def test_thousands_of_ranks_with_a_sample_each(ranks: int) -> None:
     assert sorted(chain.from_iterable(before)) == list(range(job.walk.samples))
     fewer = job.ranks(ranks // 2)
     assert job.batches(0, {0: job.ranks(ranks), 1: fewer, 2: job.ranks(96)}) == before
-    order = LaneOrder(tuple(np.random.default_rng(0).permutation(job.settings["lanes"]).tolist()))
+    order = order_of_lanes(
+        tuple(np.random.default_rng(0).permutation(job.settings["lanes"]).tolist())
+    )
     found = job.batches(0, {0: job.ranks(1), 2: job.ranks(ranks, order)})
     assert [sorted(batch) for batch in found] == [sorted(batch) for batch in before]
     assert found[:2] == before[:2]
@@ -154,7 +157,7 @@ def test_any_job_through_any_changes(job: Job, epoch: int, data: st.DataObject) 
     for at in {0, *data.draw(st.lists(st.integers(0, len(steps)), max_size=4))}:
         order = data.draw(st.one_of(st.none(), st.permutations(range(lanes))))
         world = data.draw(st.integers(1, min(least + 2, 12)))
-        orders.append(order and LaneOrder(tuple(order)))
+        orders.append(order and order_of_lanes(tuple(order)))
         changes[at] = job.ranks(world, orders[-1])
     before = job.batches(epoch, {0: job.ranks(1)})
     found = job.batches(epoch, changes)
@@ -176,6 +179,6 @@ def test_the_grid_of_worlds_and_orders(world: int, message: dict[str, Any]) -> N
         for at in (0, 5, 10):
             found = job.batches(epoch, {0: job.ranks(120), at: job.ranks(world)})
             assert found == before
-            order = LaneOrder(tuple(rng.permutation(job.settings["lanes"]).tolist()))
+            order = order_of_lanes(tuple(rng.permutation(job.settings["lanes"]).tolist()))
             found = job.batches(epoch, {0: job.ranks(120), at: job.ranks(world, order)})
             assert [sorted(batch) for batch in found] == [sorted(batch) for batch in before]

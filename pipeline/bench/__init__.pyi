@@ -27,7 +27,7 @@ from .rounds import RoundSize as RoundSize, TensorFacts as TensorFacts
 from .rounds import check_same_work as check_same_work, compare as compare
 from .rounds import differences as differences
 from .rounds import fitted_size as fitted_size, look as look, summarise as summarise
-from .sizing_probe import MachineProbe as MachineProbe, disk_rate as disk_rate, probe as probe
+from .sizing_probe import disk_rate as disk_rate, probe as probe
 from .settings_search import (
     Axis as Axis,
     LoaderSettings as LoaderSettings,

@@ -34,7 +34,7 @@ from benchmarks.record import RESULTS, write_result
 from penstock import DiskCache
 from penstock.cache.base import BlobSource, Peers, Segment, blob_key
 from penstock.cache.peers import Peer, PeerClient, PeerSecret, PeerServer, make_credentials
-from penstock.cache.stores import Hop, Proxies, WebClient
+from penstock.cache.stores import ConnectionPool, Hop, Proxies, Timeouts, WebClient, WebRequest
 from penstock.pipeline.bench import Figure
 
 if TYPE_CHECKING:
@@ -186,19 +186,14 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     command = [NGINX, "-p", place, "-c", os.path.join(place, "conf")]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     context = credentials.client_context()
-    client = WebClient(
-        connect_timeout_s=10,
-        read_timeout_s=30,
-        timeout_s=60,
-        tls=lambda: context,
-        proxies=Proxies(),
-    )
+    timeouts = Timeouts(connect_s=10, read_s=30, whole_s=60)
+    client = WebClient(ConnectionPool(timeouts=timeouts, tls=lambda: context, proxies=Proxies()))
     url = f"http{'s' if tls else ''}://127.0.0.1:{port}/blob"
 
     def fetch(spans: list[Span]) -> None:
         ((start, end),) = spans
         own = {"Range": f"bytes={start}-{end - 1}"}
-        with contextlib.closing(client.ask(Hop(url), headers={}, own=own)) as reply:
+        with contextlib.closing(client.ask(Hop(url), WebRequest(own))) as reply:
             crc32c(reply.read(end - start))
 
     def pids() -> list[int]:

@@ -16,11 +16,11 @@ from .errors import RankFailedError as RankFailedError, ReadError as ReadError
 from .errors import RecipeError as RecipeError, ResumeError as ResumeError
 from .errors import StalledError as StalledError, TooManyBadSamplesError as TooManyBadSamplesError
 from .errors import WorkerError as WorkerError, WriteError as WriteError
-from .errors import explain_arguments as explain_arguments
+from .errors import error_of_kind as error_of_kind, explain_arguments as explain_arguments
 from .executors import RayExecutor as RayExecutor, OpenResources as OpenResources
 from .executors import check_executor as check_executor
 from .executors import dask_client as dask_client, keep_open as keep_open, run_tasks as run_tasks
-from .executors import error_of_kind as error_of_kind, worker_name as worker_name
+from .executors import worker_name as worker_name
 from .forks import check_process as check_process, keep_forever as keep_forever
 from .forks import leave_to_parent as leave_to_parent, watch as watch
 from .channel import BARRIER_TIMEOUT_S as BARRIER_TIMEOUT_S, Barrier as Barrier

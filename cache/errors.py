@@ -66,6 +66,21 @@ class PenstockError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=not self._has_lines))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle the error with its data, which may be keyword arguments of its class."""
+        number = {"errno": self.errno} if isinstance(self, OSError) else {}
+        return _recreate, (type(self), self.args, {**self.__dict__, **number})
+
+
+def _recreate(
+    kind: type[PenstockError], args: tuple[object, ...], data: dict[str, Any]
+) -> PenstockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in data.items():
+        setattr(error, name, value)
+    return error
+
 
 class ConfigError(PenstockError, ValueError):
     """An argument is wrong, or two arguments contradict each other."""
@@ -239,6 +254,17 @@ class PenstockWarning(UserWarning):
 
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=False))
+
+
+def error_of_kind(kind: str, message: str, *, default: type[PenstockError]) -> PenstockError:
+    """Create an error of another process by the name of its class. default: the class if Penstock
+    has no such error, or if it needs more than a message."""
+    try:
+        made = globals().get(kind, default)(message)
+    except TypeError:
+        made = default(message)
+    assert isinstance(made, PenstockError)
+    return made
 
 
 def explain_arguments(error: type[ConfigError]) -> Callable[[C], C]:

@@ -3,8 +3,7 @@
 Dask's `client.get_executor()`, MPI's pool, a process pool and Ray (`RayExecutor`) are such
 executors. They decide which worker runs a task and whether they repeat a task whose worker died.
 Tasks are plain values that may run twice, only a few are submitted ahead, and an error names its
-worker: a worker returns its error as a value, because many errors can't be pickled. Ray is imported
-when a RayExecutor is created.
+worker: a worker returns its error as a value. Ray is imported when a RayExecutor is created.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from concurrent.futures import (
 )
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from penstock.cache import errors
 from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError, WorkerError
 from penstock.version import __version__
 
@@ -46,49 +44,17 @@ _AHEAD_PER_WORKER = 2  # one task runs, one waits
 _WAIT_S = 1.0  # Python handles an interrupt between two waits
 _MOST_KEPT = 4
 _QUIET_S = 60.0  # time without a result after which a warning is logged
-_DETAILS = ("uri", "missing", "sample_id", "sample_ids")
 
 
 class _Result(NamedTuple, Generic[R]):
-    """The answer of a worker to a task, in a class of its own to distinguish it from other values
-    of an executor."""
+    """The answer of a worker to a task: a value, or an error whose message begins with the worker's
+    name. It has a class of its own to distinguish it from other values of an executor."""
 
-    value: R
-
-
-class _TaskFailure(NamedTuple):
-    """An error of a worker as plain values, because many errors can't be pickled.
-
-    kind: the name of the error's class. message: it begins with the worker's name. details: the
-    error's data.
-    """
-
-    kind: str
-    message: str
-    details: dict[str, Any]
-
-    @classmethod
-    def of(cls, error: PenstockError | OSError) -> _TaskFailure:
-        """Describe an error of this process."""
-        details = {name: getattr(error, name) for name in _DETAILS if hasattr(error, name)}
-        kind = type(error).__name__ if isinstance(error, PenstockError) else "WorkerError"
-        return cls(kind, f"{worker_name()}: {error}", details)
+    value: R | None
+    error: PenstockError | None = None
 
 
-def error_of_kind(
-    kind: str, message: str, *, default: type[PenstockError], **details: Any
-) -> PenstockError:
-    """Create an error of another process by the name of its class. default: the class if Penstock
-    has no such error, or if it needs other details."""
-    try:
-        made = getattr(errors, kind, default)(message, **details)
-    except TypeError:
-        made = default(message)
-    assert isinstance(made, PenstockError)
-    return made
-
-
-def _run(task: Callable[[], R], version: str) -> _Result[R] | _TaskFailure:
+def _run(task: Callable[[], R], version: str) -> _Result[R]:
     """Run a task in a worker. version: of the Penstock that created it."""
     try:
         if version != __version__:
@@ -97,8 +63,11 @@ def _run(task: Callable[[], R], version: str) -> _Result[R] | _TaskFailure:
                 f"{version}. Install the same version on all machines."
             )
         return _Result(task())
-    except (PenstockError, OSError) as error:
-        return _TaskFailure.of(error)
+    except PenstockError as error:
+        error.args = (f"{worker_name()}: {error}",)
+        return _Result(None, error)
+    except OSError as error:  # many others can't be pickled
+        return _Result(None, WorkerError(f"{worker_name()}: {error}"))
 
 
 def worker_name() -> str:
@@ -219,13 +188,13 @@ def _result(future: Future[Any], progress: str) -> Any:
         if type(error).__name__ in _DEAD_WORKER_ERRORS:
             raise _died(error, progress) from error
         raise
-    if isinstance(result, _TaskFailure):
-        raise error_of_kind(result.kind, result.message, default=WorkerError, **result.details)
     if not isinstance(result, _Result):
         raise WorkerError(
             f"The executor answered a task with {type(result).__name__}, which isn't what the task "
             f"returned. {progress}. Pass an executor that runs fn(*args) and returns its result."
         )
+    if result.error is not None:
+        raise result.error
     return result.value
 
 

@@ -11,6 +11,7 @@ thread releases.
 from __future__ import annotations
 
 import contextlib
+import copy
 import multiprocessing
 import os
 import pickle
@@ -257,7 +258,7 @@ class WorkerProcesses:
         code = worker.process.exitcode
         failure = generation.failure.value
         if failure is not None:
-            return _copy_error(failure)
+            return copy.copy(failure)
         how = "ended" if code is None else describe_exit(code)
         about = f"A worker process of {self._name} (pid {worker.process.pid}) {how}"
         if not worker.is_ready and (code is None or code >= 0):
@@ -285,7 +286,7 @@ class WorkerProcesses:
     def _check(self, generation: _Generation) -> None:
         failure = generation.failure.value
         if failure is not None:
-            raise _copy_error(failure)
+            raise copy.copy(failure)  # each thread adds its own traceback
 
     def _fail(self, generation: _Generation, error: BaseException) -> None:
         """End a generation because of an error, which all threads that wait for it then raise."""
@@ -319,13 +320,6 @@ class WorkerProcesses:
         for worker in generation.workers if generation is not None else ():
             leave_to_parent(worker.process)
             worker.pipe.close()
-
-
-def _copy_error(failure: Exception) -> Exception:
-    """Copy an error that several threads raise, because each thread adds its own traceback."""
-    again = type(failure)(*failure.args)
-    again.__cause__ = failure.__cause__
-    return again
 
 
 def _send(worker: _Worker, task: Any) -> None:

@@ -152,10 +152,14 @@ def _make_missing(name: str, at: int, mode: int) -> None:
     try:
         os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=at)
-            if mode & 0o077:
-                os.chmod(name, mode & 0o7777, dir_fd=at)
+        _make(name, at, mode)
+
+
+def _make(name: str, at: int, mode: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=at)
+        if mode & 0o077:
+            os.chmod(name, mode & 0o7777, dir_fd=at)
 
 
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # never wait for a pipe
@@ -207,10 +211,7 @@ class Folder:
         """Open a subfolder. make: create it if it is missing."""
         path = os.path.join(self.path, name)
         if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self.fd)
-                if self._mode & 0o077:
-                    os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
+            _make(name, self.fd, self._mode)
         try:
             fd = os.open(name, FOLDER_FLAGS, dir_fd=self.fd)
         except OSError as error:

@@ -148,7 +148,8 @@ class Store(Protocol):
         """Upload a local file."""
 
     def close(self) -> None:
-        """Close the connections. Safe to call twice."""
+        """End all requests, at once if possible, and close the connections. Safe to call twice, and
+        from any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,9 +218,7 @@ class Fetcher:
         with self._lock:
             self._scheduler.is_closed = True
             self._changed()
-        abort = getattr(self.store, "abort", None)
-        if abort is not None:
-            abort()
+        self.store.close()
 
     def close(self) -> None:
         """End the threads and the store; waiting callers raise ClosedError. Safe to call twice.
@@ -231,7 +229,6 @@ class Fetcher:
             return
         self.end()
         self._workers.close(timeout_s=_CLOSE_S)
-        self.store.close()
 
     # -- one call
 

@@ -33,7 +33,15 @@ from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
-from penstock.cache.stores import Connection, Hop, Proxies, Timeouts, WebClient
+from penstock.cache.stores import (
+    Connection,
+    ConnectionPool,
+    Hop,
+    Proxies,
+    Timeouts,
+    WebClient,
+    WebRequest,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -171,14 +179,15 @@ class PeerClient:
         self._secret, self._tls, self._clock = secret, tls, clock
         self._limits = limits = limits or PeerLimits()
         self._scheme = "http" if tls is None else "https"
-        self._web = WebClient(
-            connect_timeout_s=limits.connect_s,
-            read_timeout_s=limits.silent_s,
-            timeout_s=limits.whole_s(0),
+        pool = ConnectionPool(
+            timeouts=Timeouts(
+                connect_s=limits.connect_s, read_s=limits.silent_s, whole_s=limits.whole_s(0)
+            ),
             tls=tls or _no_tls,
             proxies=Proxies(),  # nodes of a job reach each other directly
             make=PeerConnection,
         )
+        self._web = WebClient(pool)
         self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's
 
     def blob(
@@ -260,9 +269,8 @@ class PeerClient:
         token = authorize(self._secret, question, now_s=now_s)
         reply = self._web.ask_once(
             Hop(f"{self._scheme}://{peer.address}{question.path}"),
-            headers={},
-            own=question.headers(token),
-            deadline_s=time.monotonic() + self._limits.whole_s(size_bytes),
+            WebRequest(question.headers(token)),
+            time.monotonic() + self._limits.whole_s(size_bytes),
         )
         return reply, token
 
@@ -459,14 +467,10 @@ class PeerStore:
         is_wrong = isinstance(error, WrongAnswerError)
         self._directory.failed(peer, time.monotonic(), reason=str(error), is_wrong=is_wrong)
 
-    def abort(self) -> None:
-        """End all requests at once."""
+    def close(self) -> None:
+        """End all requests at once, and close the connections. Safe to call twice."""
         self._is_closed = True
         self._client.abort()
-
-    def close(self) -> None:
-        """Close the connections. Safe to call twice."""
-        self.abort()
 
 
 def _answer_of(wanted: BlobRange, data: memoryview) -> Answer:

@@ -12,8 +12,8 @@ from .web_address import Hop as Hop, Proxies as Proxies, WebOrigin as WebOrigin
 from .web_address import is_public as is_public, origin_of as origin_of
 from .web_address import redirect_target as redirect_target, request_origin as request_origin
 from .web_address import target_of as target_of
-from .web_client import Reply as Reply, WebClient as WebClient
+from .web_client import Reply as Reply, WebClient as WebClient, WebRequest as WebRequest
 from .web_connection import Connection as Connection, ConnectionPool as ConnectionPool
 from .web_connection import StaleError as StaleError, Timeouts as Timeouts
 from .web_connection import parse_head as parse_head
-from .web_objects import ExpiringMemory as ExpiringMemory, WebObjects as WebObjects
+from .web_objects import WebObjects as WebObjects

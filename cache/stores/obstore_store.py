@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -33,11 +34,12 @@ from penstock.cache.stores.storage_options import (
     AZURE_OPTIONS,
     GCS_OPTIONS,
     S3_OPTIONS,
+    OptionTable,
     StoreOptions,
     scope_of,
 )
 from penstock.cache.stores.web_client import open_client
-from penstock.cache.stores.web_objects import ExpiringMemory, WebObjects
+from penstock.cache.stores.web_objects import MOST_KEPT, WebObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,20 +56,8 @@ _FORKED = (
 )
 
 
-class _Process:
-    """The use of obstore by this process (is_used) and by those that it was forked from
-    (is_forked)."""
-
-    is_used = False
-    is_forked = False
-
-    @classmethod
-    def forked(cls) -> None:
-        cls.is_forked = cls.is_forked or cls.is_used
-        cls.is_used = False
-
-
-os.register_at_fork(after_in_child=_Process.forked)
+_user: dict[None, int] = {}
+"""The process that used obstore first: this one, or one that it was forked from."""
 
 
 @contextlib.contextmanager
@@ -85,30 +75,26 @@ _SIGNED_FOR = timedelta(hours=1)
 _USED_S = 60.0
 
 
-class Signer:
-    """The signed URLs of keys, each of which is reused for a minute. anonymous: True omits the
-    signature."""
+def signer(store: Any, *, anonymous: bool) -> Callable[[str, str], str]:
+    """Return the function that returns the URL of a key for a method, which is reused for at most a
+    minute. anonymous: True omits the signature.
 
-    def __init__(self, store: Any, *, anonymous: bool) -> None:
-        self._store = store
-        self._anonymous = anonymous
-        self._signed = ExpiringMemory[tuple[str, str], str](_USED_S)
+    The function raises RequestError if obstore can't sign a URL, because it has no key of its own.
+    """
 
-    def __call__(self, method: str, key: str) -> str:
-        """Return the URL of a key for a method. Raises RequestError if obstore can't sign one,
-        because it has no key of its own."""
-        if (url := self._signed.recall((method, key))) is not None:
-            return url
+    @lru_cache(maxsize=MOST_KEPT)
+    def sign(method: str, key: str, minute: int) -> str:
+        del minute
         import obstore
 
         try:
             with rust_errors():
-                url = str(obstore.sign(self._store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
+                url = str(obstore.sign(store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
         except Exception as error:  # any error of obstore, whose own requests will explain it
             raise RequestError("denied", type(error).__name__, code="none") from None
-        url = url.partition("?")[0] if self._anonymous else url
-        self._signed.keep((method, key), url)
-        return url
+        return url.partition("?")[0] if anonymous else url
+
+    return lambda method, key: sign(method, key, int(time.monotonic() / _USED_S))
 
 
 def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
@@ -169,9 +155,8 @@ class ObstoreStore(RemoteStore):
     def _check_process(self) -> None:
         """Record that this process uses obstore; raise RequestError if obstore would hang: in any
         process except the store's own, and in a forked child of a process that used it."""
-        if _Process.is_forked or os.getpid() != self._pid:
+        if os.getpid() != self._pid or _user.setdefault(None, self._pid) != self._pid:
             raise RequestError("refused", _FORKED)
-        _Process.is_used = True
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -336,42 +321,63 @@ _NEEDS_HEADERS = (
 )
 
 
-def open_s3(address: StoreAddress) -> Store:
-    """Open the store of s3://<bucket>/<folder>. Raises ConfigError, MissingDependencyError."""
-    from obstore.store import S3Store
-
-    options = S3_OPTIONS.read(address.options)
-    scope = scope_of("s3", _place(options, "endpoint"), "")
-    add_aws_login(options)
-    return _open(address, options, S3Store, scope=scope, signs=True)
-
-
-def open_gcs(address: StoreAddress) -> Store:
-    """Open the store of gs://<bucket>/<folder>. Raises ConfigError."""
-    from obstore.store import GCSStore
-
-    options = GCS_OPTIONS.read(address.options)
-    return _open(address, options, GCSStore, scope=scope_of("gs", _place(options, "base_url"), ""))
+_KINDS: dict[str, tuple[OptionTable, str, tuple[str, str]]] = {
+    **dict.fromkeys(("s3", "s3a"), (S3_OPTIONS, "S3Store", ("endpoint", ""))),
+    **dict.fromkeys(("gs", "gcs"), (GCS_OPTIONS, "GCSStore", ("base_url", ""))),
+    **dict.fromkeys(
+        ("az", "abfs", "abfss"), (AZURE_OPTIONS, "AzureStore", ("account_name", "endpoint"))
+    ),
+}
+"""By scheme: the options, the name of obstore's class, and the options that distinguish stores of
+one URL."""
 
 
-def open_azure(address: StoreAddress) -> Store:
-    """Open the store of az://<container>/<folder>, or abfs://<container>@<account>…/<folder>.
+def open_bucket(address: StoreAddress) -> Store:
+    """Open the store of s3://<bucket>/<folder>, gs:// or az://, or of
+    abfs://<container>@<account>…/<folder>. Raises ConfigError, MissingDependencyError."""
+    import obstore.store
 
-    Raises ConfigError.
-    """
-    from obstore.store import AzureStore
-
-    options = AZURE_OPTIONS.read(address.options)
-    place = address.url.partition("://")[2].partition("/")[0]
-    container, _, host = place.partition("@")
-    if host:
-        options.config.setdefault("account_name", host.partition(".")[0])
-    scope = scope_of("az", _place(options, "account_name"), _place(options, "endpoint"))
-    return _open(address, options, AzureStore, scope=scope, bucket=container)
-
-
-def _place(options: StoreOptions, name: str) -> str:
-    return str(options.config.get(name, "")).rstrip("/")
+    scheme, _, rest = address.url.partition("://")
+    table, kind, places = _KINDS[scheme.lower()]
+    options = table.read(address.options)
+    bucket, _, folder = rest.partition("/")
+    if table is AZURE_OPTIONS:
+        bucket, _, host = bucket.partition("@")
+        if host:
+            options.config.setdefault("account_name", host.partition(".")[0])
+    elif table is S3_OPTIONS:
+        add_aws_login(options)
+    if not bucket or "@" in bucket:
+        raise ConfigError(
+            f"{redact(address.url)}: wanted {scheme}://<bucket>/<folder>, with credentials in "
+            "storage_options instead of the URL."
+        )
+    scope = scope_of(
+        table.scheme, *(str(options.config.get(name, "")).rstrip("/") for name in places)
+    )
+    make = partial(_obstore, getattr(obstore.store, kind), bucket, address)
+    store = make(options)
+    client = open_client(options, address.policy)
+    web = None
+    if table is S3_OPTIONS and not _needs_headers(options):
+        url_of = signer(store, anonymous=False)
+        if options.config.get("skip_signature"):
+            # This store only forms URLs: it looks up no login.
+            login = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
+            bare = StoreOptions(config={**options.config, **login}, client=options.client)
+            url_of = signer(make(bare), anonymous=True)
+        headers = options.client.get("default_headers", {})
+        web = WebObjects(client, url_of, headers=headers, secrets=address.secrets, bucket=bucket)
+    return ObstoreStore(
+        store,
+        address,
+        retrying=make(options, retries=_LISTING_RETRIES),
+        root=folder.strip("/"),
+        bucket=bucket,
+        scope=scope,
+        client=client,
+        web=web,
+    )
 
 
 def add_aws_login(options: StoreOptions) -> None:
@@ -399,49 +405,6 @@ def add_aws_login(options: StoreOptions) -> None:
         config["region"] = session.region_name
     if found is not None and found.method != "env":
         config["credential_provider"] = Boto3CredentialProvider(session)
-
-
-def _open(
-    address: StoreAddress,
-    options: StoreOptions,
-    kind: Callable[..., Any],
-    *,
-    scope: str,
-    bucket: str | None = None,
-    signs: bool = False,
-) -> Store:
-    """Open a bucket. bucket: its name, by default the first part of the URL. signs: True if the
-    bytes are read by signed URLs."""
-    place, _, folder = address.url.partition("://")[2].partition("/")
-    bucket = place if bucket is None else bucket
-    if not bucket or "@" in bucket:
-        raise ConfigError(
-            f"{redact(address.url)}: wanted {address.url.partition(':')[0]}://<bucket>/<folder>, "
-            "with credentials in storage_options instead of the URL."
-        )
-    make = partial(_obstore, kind, bucket, address)
-    store = make(options)
-    client = open_client(options, address.policy)
-    web = None
-    if signs and not _needs_headers(options):
-        signer = Signer(store, anonymous=False)
-        if options.config.get("skip_signature"):
-            # This store only forms URLs: it looks up no login.
-            login = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
-            bare = StoreOptions(config={**options.config, **login}, client=options.client)
-            signer = Signer(make(bare), anonymous=True)
-        headers = options.client.get("default_headers", {})
-        web = WebObjects(client, signer, headers=headers, secrets=address.secrets, bucket=bucket)
-    return ObstoreStore(
-        store,
-        address,
-        retrying=make(options, retries=_LISTING_RETRIES),
-        root=folder.strip("/"),
-        bucket=bucket,
-        scope=scope,
-        client=client,
-        web=web,
-    )
 
 
 def _needs_headers(options: StoreOptions) -> bool:

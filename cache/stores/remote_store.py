@@ -82,14 +82,10 @@ class RemoteStore(ABC):
         self._check_process()
         self._put(local, path)
 
-    def abort(self) -> None:
-        """End the client's requests at once; others end by their timeouts."""
+    def close(self) -> None:
+        """End the client's requests at once; others end by their timeouts. Safe to call twice."""
         if self._client is not None and os.getpid() == self._pid:
             self._client.abort()
-
-    def close(self) -> None:
-        """Close the client's connections. Safe to call twice."""
-        self.abort()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 STORES: Mapping[str, str] = {
     **dict.fromkeys(("http", "https"), "http_store:open_http"),
-    **dict.fromkeys(("s3", "s3a"), "obstore_store:open_s3"),
-    **dict.fromkeys(("gs", "gcs"), "obstore_store:open_gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss"), "obstore_store:open_azure"),
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"), "obstore_store:open_bucket"),
 }
 """The module and the function that open the URLs of a scheme."""
 _OTHERS = "fsspec_store:open_by_fsspec"

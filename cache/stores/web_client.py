@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import io
 import time
+from functools import partial
 from http.client import HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,20 +29,19 @@ from penstock.cache.stores.web_address import (
     MOST_REDIRECTS,
     Hop,
     Proxies,
-    is_public,
     origin_of,
     redirect_target,
     request_origin,
     target_of,
 )
-from penstock.cache.stores.web_connection import Connection, ConnectionPool, StaleError, Timeouts
+from penstock.cache.stores.web_connection import ConnectionPool, StaleError, Timeouts
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Mapping
 
     from penstock.cache.base import FetchPolicy
     from penstock.cache.stores.storage_options import StoreOptions
+    from penstock.cache.stores.web_connection import Connection
 
 _ERROR_BYTES = 16 * 2**10
 """The most bytes that are read of an error's body."""
@@ -188,63 +189,38 @@ class _BodyStream(io.RawIOBase):
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
-class WebClient:
-    """A client that makes requests to any number of origins, from any number of threads.
+class WebRequest(NamedTuple):
+    """A request to any URL.
 
-    connect_timeout_s: the time limit to connect. read_timeout_s: the longest time without a byte.
-    timeout_s: the time limit of an entire request. tls, make, resolve, public: see ConnectionPool.
-    Not across fork.
+    headers: the user's, which are sent only to the origin. own: the headers that are sent to all
+    servers.
     """
 
-    def __init__(
-        self,
-        *,
-        connect_timeout_s: float,
-        read_timeout_s: float,
-        timeout_s: float,
-        tls: Callable[[], ssl.SSLContext],
-        proxies: Proxies | None = None,
-        agent: str = "penstock",
-        make: type[Connection] = Connection,
-        resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
-        public: Callable[[str], bool] = is_public,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._agent = agent
-        self._pool = ConnectionPool(
-            timeouts=Timeouts(
-                connect_s=connect_timeout_s, read_s=read_timeout_s, whole_s=timeout_s
-            ),
-            proxies=proxies if proxies is not None else Proxies.of_environment(),
-            tls=tls,
-            make=make,
-            resolve=resolve,
-            public=public,
-        )
+    own: Mapping[str, str]
+    headers: Mapping[str, str] = MappingProxyType({})
+    method: str = "GET"
+    body: bytes = b""
 
-    def ask(
-        self,
-        hop: Hop,
-        *,
-        method: str = "GET",
-        headers: Mapping[str, str],
-        own: Mapping[str, str],
-        body: Any = b"",
-    ) -> Reply:
-        """Send a request, follow redirects, and return the reply, which the caller closes.
 
-        headers: the user's, sent only to the origin; own: of this request, sent to all servers.
-        Raises RequestError."""
-        deadline_s = time.monotonic() + self._timeout_s
+class WebClient:
+    """A client that makes requests to any number of origins, from any number of threads. Not across
+    fork."""
+
+    def __init__(self, pool: ConnectionPool, *, agent: str = "penstock") -> None:
+        """pool: the client's connections. agent: its name in requests."""
+        self._pool, self._agent = pool, agent
+
+    def ask(self, hop: Hop, request: WebRequest) -> Reply:
+        """Send a request, follow redirects, and return the reply, which the caller closes. Raises
+        RequestError."""
+        deadline_s = time.monotonic() + self._pool.timeouts.whole_s
         for _ in range(MOST_REDIRECTS + 1):
-            reply = self.ask_once(
-                hop, method=method, headers=headers, own=own, body=body, deadline_s=deadline_s
-            )
+            reply = self.ask_once(hop, request, deadline_s)
             location = reply.headers.get("location")
             if reply.status not in _REDIRECTS or location is None:
                 return reply
             try:
-                if body:
+                if request.body:
                     raise RequestError("refused", "the server redirects an upload")
                 reply.error_body()  # so that the connection can be used again
                 url = redirect_target(hop.url, location)
@@ -262,41 +238,26 @@ class WebClient:
             "redirect endlessly. `curl -IL URL` shows the redirects.",
         )
 
-    def ask_once(
-        self,
-        hop: Hop,
-        *,
-        method: str = "GET",
-        headers: Mapping[str, str],
-        own: Mapping[str, str],
-        body: Any = b"",
-        deadline_s: float,
-    ) -> Reply:
+    def ask_once(self, hop: Hop, request: WebRequest, deadline_s: float) -> Reply:
         """Send a request and return the reply, which may be a redirect; see `ask`."""
         origin, only_public = request_origin(hop.url), hop.from_public
-        given = {**headers, **own} if hop.is_origin else own
         connection = self._pool.take(origin, only_public=only_public)
         if connection is not None:
-            try:
-                return self._send(connection, hop, method, given, body, deadline_s)
-            except StaleError:  # the server may close a kept connection during the request
-                pass
+            # The server may close a kept connection during the request.
+            with contextlib.suppress(StaleError):
+                return self._send(connection, hop, request, deadline_s)
         connection = self._pool.connect(origin, only_public=only_public)
-        return self._send(connection, hop, method, given, body, deadline_s)
+        return self._send(connection, hop, request, deadline_s)
 
     def abort(self) -> None:
         """End all requests, now and later. Safe to call twice."""
         self._pool.abort()
 
     def _send(
-        self,
-        connection: Connection,
-        hop: Hop,
-        method: str,
-        headers: Mapping[str, str],
-        body: Any,
-        deadline_s: float,
+        self, connection: Connection, hop: Hop, request: WebRequest, deadline_s: float
     ) -> Reply:
+        method, body = request.method, request.body
+        headers = {**request.headers, **request.own} if hop.is_origin else request.own
         lines = [
             f"{method} {connection.prefix}{target_of(hop.url)} HTTP/1.1\r\n"
             f"Host: {connection.origin.host_header}\r\nAccept-Encoding: identity\r\n"
@@ -321,17 +282,17 @@ def open_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:
     Raises ConfigError.
     """
     given = options.client
-    proxies = None
+    proxies = Proxies.of_environment()
     if proxy := given.get("proxy_url"):
         excludes = str(given.get("proxy_excludes") or "")
         proxies = Proxies(by_scheme={"all": str(proxy)}, excludes=excludes)
     own, anybody = given.get("root_certificate"), bool(given.get("allow_invalid_certificates"))
     total = given.get("timeout")
-    return WebClient(
-        connect_timeout_s=policy.connect_timeout_s,
-        read_timeout_s=policy.read_timeout_s,
-        timeout_s=policy.retry_timeout_s if total is None else parse_seconds(total, "timeout"),
-        tls=lambda: tls_context(own=own, anybody=anybody),
-        proxies=proxies,
-        agent=str(given.get("user_agent") or "penstock"),
+    timeouts = Timeouts(
+        connect_s=policy.connect_timeout_s,
+        read_s=policy.read_timeout_s,
+        whole_s=policy.retry_timeout_s if total is None else parse_seconds(total, "timeout"),
     )
+    tls = partial(tls_context, own=own, anybody=anybody)
+    pool = ConnectionPool(timeouts=timeouts, proxies=proxies, tls=tls)
+    return WebClient(pool, agent=str(given.get("user_agent") or "penstock"))

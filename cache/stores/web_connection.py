@@ -147,16 +147,13 @@ class Connection:
         try:
             self.limit(deadline_s)
             got = self.sock.recv_into(view, 0, flags)
-            if not got and self._is_aborted:
-                raise RequestError("refused", "closed")
-            return got
-        except (ConnectionResetError, BrokenPipeError) as error:
-            # Like a regular end: the caller knows how many bytes are missing.
-            if self._is_aborted:
-                raise self._failure(error, None) from None
-            return 0
+        except (ConnectionResetError, BrokenPipeError):
+            got = 0  # like a regular end: the caller knows how many bytes are missing
         except (OSError, ValueError) as error:
             raise self._failure(error, None) from None
+        if not got and self._is_aborted:
+            raise RequestError("refused", "closed")
+        return got
 
     def receive_all(self, view: memoryview, deadline_s: float, *, following: int = 0) -> int:
         """Fill a view; return the number of bytes, which is less than its size only at the end.
@@ -236,7 +233,7 @@ class ConnectionPool:
         resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
         public: Callable[[str], bool] = is_public,
     ) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._proxies = proxies
         self._make_tls = tls
         self._make = make
@@ -307,7 +304,7 @@ class ConnectionPool:
     def connect(self, origin: WebOrigin, *, only_public: bool) -> Connection:
         """Open a connection to an origin. only_public: refuse addresses that aren't public. Raises
         RequestError."""
-        deadline_s = time.monotonic() + self._timeouts.connect_s
+        deadline_s = time.monotonic() + self.timeouts.connect_s
         proxy = self._proxies.of(origin)
         if proxy is None:
             connection = self._dial(origin.host, origin.port, only_public, deadline_s, origin)
@@ -349,7 +346,7 @@ class ConnectionPool:
             if only_public and not public:
                 continue
             sock = socket.socket(family, socket.SOCK_STREAM)
-            connection = self._make(sock, origin, is_public=public, timeouts=self._timeouts)
+            connection = self._make(sock, origin, is_public=public, timeouts=self.timeouts)
             try:
                 self.add(connection)
                 left_s = deadline_s - time.monotonic()
@@ -371,20 +368,20 @@ class ConnectionPool:
             )
         if isinstance(last, TimeoutError):
             raise RequestError(
-                "transient", f"no connection to {origin.url} in {self._timeouts.connect_s:.3g} s"
+                "transient", f"no connection to {origin.url} in {self.timeouts.connect_s:.3g} s"
             )
         raise self._failure(last, origin)
 
     def _failure(self, error: Exception, origin: WebOrigin) -> RequestError:
         self._check()
-        return request_failure(error, origin, read_timeout_s=self._timeouts.read_s)
+        return request_failure(error, origin, read_timeout_s=self.timeouts.read_s)
 
     def _secure(self, connection: Connection, host: str, deadline_s: float) -> None:
         with self._tls_lock:
             if self._tls is None:
                 self._tls = self._make_tls()
             context = self._tls
-        connection.sock.settimeout(self._timeouts.patience_s(deadline_s))
+        connection.sock.settimeout(self.timeouts.patience_s(deadline_s))
         connection.sock = context.wrap_socket(
             connection.sock, server_hostname=host, do_handshake_on_connect=False
         )

@@ -10,56 +10,22 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import re
-import threading
 import time
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from penstock.cache.base import Answer, ObjectInfo, RequestError
 from penstock.cache.stores.remote_store import check_size, is_strong, version_text
 from penstock.cache.stores.request_failures import ALL_OF, RangeSupport, printable, reply_failure
 from penstock.cache.stores.web_address import Hop
+from penstock.cache.stores.web_client import WebRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from penstock.cache.stores.web_client import Reply, WebClient
 
-_MOST_KEPT = 4096
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class ExpiringMemory(Generic[K, V]):
-    """The last values of some keys, each of which is forgotten after kept_s seconds. Safe for
-    several threads."""
-
-    def __init__(self, kept_s: float) -> None:
-        self._kept_s = kept_s
-        self._lock = threading.Lock()
-        self._values: OrderedDict[K, tuple[V, float]] = OrderedDict()
-
-    def recall(self, key: K) -> V | None:
-        """Return the value of a key; None if it was never kept or is forgotten."""
-        if not self._values:
-            return None
-        with self._lock:
-            found = self._values.get(key)
-        return found[0] if found is not None and time.monotonic() <= found[1] else None
-
-    def keep(self, key: K, value: V) -> None:
-        """Remember the value of a key."""
-        with self._lock:
-            self._values[key] = value, time.monotonic() + self._kept_s
-            while len(self._values) > _MOST_KEPT:
-                self._values.popitem(last=False)
-
-    def forget(self, key: K) -> None:
-        """Forget the value of a key."""
-        with self._lock:
-            self._values.pop(key, None)
-
-
+MOST_KEPT = 4096
+"""The number of URLs that are kept."""
 _KEPT_S = 240.0
 """Signed URLs of hubs and CDNs live for at least five minutes, most of them for an hour."""
 _DISTRUSTED = 3
@@ -93,14 +59,14 @@ class WebObjects:
         self._headers = dict(headers)
         self._secrets = secrets
         self._bucket = bucket
-        self._redirects = ExpiringMemory[str, Hop](_KEPT_S)
+        self._redirects: dict[str, tuple[Hop, float]] = {}  # by key, with the ends of their times
         self._useless_redirects = 0
         self._ranges = RangeSupport()
 
     def info(self, key: str, path: str) -> ObjectInfo | None:
         """Return the size and version of an object; None if it is missing. path: of the result.
         Raises RequestError."""
-        self._redirects.forget(key)
+        self._redirects.pop(key, None)
         with self._reply("HEAD", key, {}) as reply:
             if reply.status == 404:
                 return None
@@ -145,7 +111,7 @@ class WebObjects:
 
     def page(self, url: str, *, most_bytes: int) -> bytes:
         """Read the page at a URL of the origin. Raises RequestError."""
-        with contextlib.closing(self._client.ask(Hop(url), headers=self._headers, own={})) as reply:
+        with contextlib.closing(self._client.ask(Hop(url), WebRequest({}, self._headers))) as reply:
             if reply.status != 200:
                 raise self._failure(reply)
             _refuse_compressed(reply)
@@ -153,10 +119,8 @@ class WebObjects:
 
     def put(self, key: str, data: bytes) -> None:
         """Upload an object. Raises RequestError."""
-        hop = Hop(self._url_of("PUT", key))
-        with contextlib.closing(
-            self._client.ask(hop, method="PUT", headers=self._headers, own={}, body=data)
-        ) as reply:
+        hop, request = Hop(self._url_of("PUT", key)), WebRequest({}, self._headers, "PUT", data)
+        with contextlib.closing(self._client.ask(hop, request)) as reply:
             if not 200 <= reply.status < 300:
                 raise self._failure(reply)
 
@@ -221,27 +185,29 @@ class WebObjects:
 
     def _from_last_hop(self, method: str, key: str, own: Mapping[str, str]) -> Reply | None:
         """Request an object from the end of its last redirect; None to ask the origin."""
-        hop = self._redirects.recall(key) if method == "GET" else None
-        if hop is None:
+        hop, until_s = self._redirects.get(key, (None, 0.0))
+        if hop is None or method != "GET" or time.monotonic() > until_s:
             return None
         try:
-            reply = self._client.ask(hop, headers={}, own=own)
+            reply = self._client.ask(hop, WebRequest(own))
         except RequestError:
-            self._redirects.forget(key)
+            self._redirects.pop(key, None)
             raise
         if reply.status not in _STALE:
             return reply
         reply.close()
-        self._redirects.forget(key)
+        self._redirects.pop(key, None)
         self._useless_redirects += 1
         return None
 
     def _from_origin(self, method: str, key: str, own: Mapping[str, str]) -> Reply:
         hop = Hop(self._url_of(method, key))
-        reply = self._client.ask(hop, method=method, headers=self._headers, own=own)
+        reply = self._client.ask(hop, WebRequest(own, self._headers, method))
         is_useful = method == "GET" and reply.status in (200, 206)
         if is_useful and reply.hop.url != hop.url and self._useless_redirects < _DISTRUSTED:
-            self._redirects.keep(key, reply.hop)
+            if len(self._redirects) >= MOST_KEPT:
+                self._redirects.clear()
+            self._redirects[key] = reply.hop, time.monotonic() + _KEPT_S
         return reply
 
 

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from penstock.cache.base import FetchPolicy, ObjectRange, RequestError
 from penstock.cache.fetch import Fetcher
 from penstock.cache.stores import (
+    ConnectionPool,
     Hop,
     Proxies,
+    Timeouts,
     WebClient,
     WebObjects,
+    WebRequest,
     is_public,
     open_store,
     origin_of,
@@ -196,6 +199,19 @@ def test_a_redirect_is_remembered_until_it_expires() -> None:
         assert cdn.seen("authorization") == cdn.seen("x-api-key") == cdn.seen("cookie") == []
 
 
+def test_a_redirect_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.cache.stores.web_objects._KEPT_S", -1.0)
+    with (
+        scripted(lambda t, a: t.serve(DATA, a)) as cdn,
+        scripted(lambda t, _: t.redirect(f"{cdn.url}/b")) as hub,
+    ):
+        store = open_store(hub.url, {})
+        for at in range(3):
+            assert bytes(store.read("a.bin", (at, at + 9)).data) == DATA[at : at + 9]
+        store.close()
+        assert len(hub.asked) == 3
+
+
 def test_a_signed_url_that_is_for_get_only_reports_its_size_too() -> None:
     def at_the_cdn(talk: Talk, asked: Asked) -> None:
         if asked.method == "HEAD":
@@ -282,15 +298,14 @@ PUBLIC, PRIVATE = "127.0.0.2", "127.0.0.1"
 
 
 def client(**more: Any) -> WebClient:
-    return WebClient(
-        connect_timeout_s=10.0,
-        read_timeout_s=10.0,
-        timeout_s=20.0,
+    pool = ConnectionPool(
+        timeouts=Timeouts(connect_s=10.0, read_s=10.0, whole_s=20.0),
         tls=ssl.create_default_context,
         proxies=Proxies(),
         public=lambda address: address == PUBLIC,
         **more,
     )
+    return WebClient(pool)
 
 
 def read(web: WebClient, url: str) -> bytes:
@@ -377,7 +392,7 @@ def test_a_remembered_redirect_is_judged_again(web: Callable[..., WebClient]) ->
     with scripted(of_a_cdn, host=PRIVATE) as inside:
         place = Hop(f"{inside.url}/b", is_origin=False, from_public=True)
         with pytest.raises(RequestError, match="public server redirects"):
-            web().ask(place, headers=HEADERS, own={})
+            web().ask(place, WebRequest({}, HEADERS))
         assert inside.asked == []
 
 

@@ -12,7 +12,14 @@ import pytest
 from penstock.cache import ConfigError, FetchError
 from penstock.cache.base import FetchPolicy, ObjectRange, RequestError, Store
 from penstock.cache.fetch import Fetcher
-from penstock.cache.stores import WebClient, WebObjects, open_store
+from penstock.cache.stores import (
+    ConnectionPool,
+    Proxies,
+    Timeouts,
+    WebClient,
+    WebObjects,
+    open_store,
+)
 from tests.servers.certificates import Authority, authority, server_context
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 
@@ -127,8 +134,9 @@ def test_the_head_of_an_answer_has_an_end() -> None:
 
 
 def test_an_endless_index_page_is_refused() -> None:
+    timeouts = Timeouts(connect_s=30.0, read_s=30.0, whole_s=30.0)
     client = WebClient(
-        connect_timeout_s=30.0, read_timeout_s=30.0, timeout_s=30.0, tls=ssl.create_default_context
+        ConnectionPool(timeouts=timeouts, proxies=Proxies(), tls=ssl.create_default_context)
     )
     objects = WebObjects(client, lambda _, key: key, headers={})
     with scripted(lambda t, _: t.endless(200, {})) as server:

@@ -14,7 +14,6 @@ from penstock.cache.base import ObjectInfo, RequestError
 from penstock.cache.stores import (
     Connection,
     ConnectionPool,
-    ExpiringMemory,
     Proxies,
     RangeSupport,
     StaleError,
@@ -171,18 +170,6 @@ def test_a_server_that_never_answered_a_range_is_given_up() -> None:
     knows = RangeSupport()
     knows.note_range()
     assert {knows.failure().kind for _ in range(9)} == {"transient"}
-
-
-def test_values_are_remembered_for_a_while() -> None:
-    memory = ExpiringMemory[str, int](100.0)
-    assert memory.recall("x") is None
-    memory.keep("x", 5)
-    assert memory.recall("x") == 5
-    memory.forget("x")
-    assert memory.recall("x") is None
-    expired = ExpiringMemory[str, int](-1.0)
-    expired.keep("x", 5)
-    assert expired.recall("x") is None
 
 
 def test_a_proxy_is_chosen_by_scheme_and_host() -> None:

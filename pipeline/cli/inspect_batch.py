@@ -1,23 +1,24 @@
 """Load one batch, exactly as a model receives it, and report its fields, values and samples.
 
 This is `penstock inspect --batch`. Its contact sheet shows the images of the batch in rows, with
-captions, masks, boxes and points; it needs Pillow.
+captions, masks, boxes and points.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
+from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.cache import ConfigError, MissingDependencyError
+from penstock.cache import ConfigError
 from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
 
 if TYPE_CHECKING:
@@ -56,14 +57,9 @@ class Picture:
     points: NDArray[Any] | None = None
 
 
-def contact_sheet(pictures: Sequence[Picture]) -> Any:
-    """Draw all pictures in rows, the smaller the more there are, and return a Pillow image.
-
-    Raises MissingDependencyError without Pillow.
-    """
-    image, draw, font = _pillow()
-    height = max(picture.pixels.shape[0] for picture in pictures)
-    width = max(picture.pixels.shape[1] for picture in pictures)
+def contact_sheet(pictures: Sequence[Picture]) -> Image.Image:
+    """Draw all pictures in rows, the smaller the more there are."""
+    height, width = (max(each.pixels.shape[axis] for each in pictures) for axis in (0, 1))
     columns = math.ceil(math.sqrt(len(pictures) * height / width))
     room = max(48, _SHEET_PIXELS // columns - _GAP)
     scale = min(1.0, room / width, _LARGEST_CELL / max(height, width))
@@ -72,17 +68,16 @@ def contact_sheet(pictures: Sequence[Picture]) -> Any:
     cell = max(1, round(width * scale)), max(1, round(height * scale))
     step_x, step_y = cell[0] + _GAP, cell[1] + _CAPTION_PIXELS + _GAP
     rows = math.ceil(len(pictures) / columns)
-    sheet = image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
-    pen = draw.Draw(sheet)
-    letters = font.load_default(11)
+    sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
     for number, picture in enumerate(pictures):
         x = _GAP + number % columns * step_x
         y = _GAP + number // columns * step_y
-        sheet.paste(_drawn(picture, scale, image, draw), (x, y))
+        sheet.paste(_drawn(picture, scale), (x, y))
         caption = picture.caption
-        while caption and pen.textlength(caption, font=letters) > cell[0]:
+        while caption and pen.textlength(caption, font=font) > cell[0]:
             caption = caption[:-1]
-        pen.text((x, y + cell[1] + 1), caption, fill="black", font=letters)
+        pen.text((x, y + cell[1] + 1), caption, fill="black", font=font)
     return sheet
 
 
@@ -100,7 +95,7 @@ def class_color(number: int) -> tuple[int, int, int]:
     return channels[0], channels[1], channels[2]
 
 
-def _drawn(picture: Picture, scale: float, image: Any, draw: Any) -> Any:
+def _drawn(picture: Picture, scale: float) -> Image.Image:
     """Draw one picture at its size on the sheet."""
     pixels = picture.pixels
     if pixels.shape[-1] == 1:
@@ -109,16 +104,14 @@ def _drawn(picture: Picture, scale: float, image: Any, draw: Any) -> Any:
         pixels = _overlaid(pixels, mask)
     height, width = pixels.shape[:2]
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    drawn = image.fromarray(np.ascontiguousarray(pixels)).resize(size)
-    pen = draw.Draw(drawn)
-    for number, box in enumerate(_rows(picture.boxes, 4)):
-        corners = [value * scale for value in box]
-        if corners[2] > corners[0] and corners[3] > corners[1]:
-            pen.rectangle(corners, outline=class_color(number + 1), width=2)
-    for number, (x, y) in enumerate(_rows(picture.points, 2)):
-        at = x * scale, y * scale
-        around = (*(each - _POINT_PIXELS for each in at), *(each + _POINT_PIXELS for each in at))
-        pen.ellipse(around, fill=class_color(number + 1))
+    drawn = Image.fromarray(np.ascontiguousarray(pixels)).resize(size)
+    pen = ImageDraw.Draw(drawn)
+    for number, (x1, y1, x2, y2) in enumerate(_rows(picture.boxes, 4, scale)):
+        if x2 > x1 and y2 > y1:
+            pen.rectangle((x1, y1, x2, y2), outline=class_color(number + 1), width=2)
+    for number, (x, y) in enumerate(_rows(picture.points, 2, scale)):
+        r = _POINT_PIXELS
+        pen.ellipse((x - r, y - r, x + r, y + r), fill=class_color(number + 1))
     return drawn
 
 
@@ -131,78 +124,25 @@ def _overlaid(pixels: NDArray[np.uint8], mask: NDArray[Any]) -> NDArray[np.uint8
     return np.where((mask != 0)[..., None], blended, pixels).astype(np.uint8)
 
 
-def _rows(values: NDArray[Any] | None, length: int) -> list[list[float]]:
+def _rows(values: NDArray[Any] | None, length: int, scale: float) -> list[list[float]]:
+    """Return the first `length` numbers of each row that has only finite numbers, scaled."""
     if values is None or not len(values):
         return []
-    finite = values[np.isfinite(values).all(axis=-1)]
-    rows: list[list[float]] = finite[:, :length].tolist()
+    rows: list[list[float]] = (values[np.isfinite(values).all(axis=-1), :length] * scale).tolist()
     return rows
-
-
-def _pillow() -> tuple[Any, Any, Any]:
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise MissingDependencyError(
-            "The contact sheet needs Pillow: run pip install pillow, or leave out --out."
-        ) from None
-    return Image, ImageDraw, ImageFont
 
 
 _TEXT_CHARACTERS = 60
 _NUMBERS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchField:
-    """One field of the reported batch.
+def batch_fields(batch: Mapping[str, Any], schema: Schema) -> list[dict[str, Any]]:
+    """Describe the fields of a batch of tensors, Ragged values and lists.
 
     shape: of the tensor; for ragged values the batch size and the lengths of a sample, None for
     those that differ. dtype: "str" or "bytes" if the values aren't numbers. present: number of
     samples that have the field.
     """
-
-    name: str
-    type: str
-    shape: list[int | None]
-    dtype: str
-    present: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRange:
-    """The range of a field's values, or of one image channel's, over the whole batch."""
-
-    name: str
-    min: float
-    max: float
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSample:
-    """One sample of the batch, in its order. values: of its other fields, for people."""
-
-    id: int
-    name: str
-    values: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """The contents of a batch."""
-
-    seed: int
-    epoch: int
-    augment: str
-    fields: list[BatchField]
-    values: list[ValueRange]
-    samples: list[BatchSample]
-
-
-def batch_fields(batch: Mapping[str, Any], schema: Schema) -> list[BatchField]:
-    """Describe the fields of a batch of tensors, Ragged values and lists."""
     return [
         _field(name, column, batch.get(name + PRESENT), schema)
         for name, column in batch.items()
@@ -210,8 +150,7 @@ def batch_fields(batch: Mapping[str, Any], schema: Schema) -> list[BatchField]:
     ]
 
 
-def _field(name: str, column: Any, present: Any, schema: Schema) -> BatchField:
-    kind = type(schema[name]).__name__ if name in schema else "Value"
+def _field(name: str, column: Any, present: Any, schema: Schema) -> dict[str, Any]:
     shape: list[int | None]
     if hasattr(column, "shape"):
         shape, dtype = list(map(int, column.shape)), column.dtype
@@ -220,13 +159,13 @@ def _field(name: str, column: Any, present: Any, schema: Schema) -> BatchField:
     else:
         shape = [len(column), *_lengths([each.shape for each in column])]
         dtype = column.values.dtype
-    return BatchField(
-        name=name,
-        type=kind,
-        shape=shape,
-        dtype=str(dtype).split(".")[-1],
-        present=len(column) if present is None else int(present.sum()),
-    )
+    return {
+        "name": name,
+        "type": type(schema[name]).__name__ if name in schema else "Value",
+        "shape": shape,
+        "dtype": str(dtype).split(".")[-1],
+        "present": len(column) if present is None else int(present.sum()),
+    }
 
 
 def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
@@ -239,48 +178,48 @@ def _lengths(shapes: Sequence[tuple[int, ...]]) -> list[int | None]:
 
 def value_ranges(
     batch: Mapping[str, Any], image_fields: Sequence[str], *, number: str
-) -> list[ValueRange]:
-    """Compute the ranges of all numeric fields, and of each channel of images.
+) -> list[dict[str, Any]]:
+    """Compute the ranges of all numeric fields, and of each channel of images, over the batch.
 
     number: the name of the field of sample ids, which is left out.
     """
-    ranges: list[ValueRange] = []
+    parts: list[tuple[str, NDArray[Any]]] = []
     for name, column in batch.items():
         if name == number or name.endswith(PRESENT) or isinstance(column, list):
             continue
         values = (column if hasattr(column, "shape") else column.values).cpu().numpy()
         if name in image_fields:
-            ranges += [
-                _range(f"{name} {channel}", values[:, channel])
-                for channel in range(values.shape[1])
+            parts += [
+                (f"{name} {channel}", values[:, channel]) for channel in range(values.shape[1])
             ]
         elif values.size:
-            ranges.append(_range(name, values))
-    return ranges
-
-
-def _range(name: str, values: NDArray[Any]) -> ValueRange:
-    return ValueRange(
-        name=name,
-        min=float(values.min()),
-        max=float(values.max()),
-        mean=float(values.mean(dtype=np.float64)),
-        std=float(values.std(dtype=np.float64)),
-    )
+            parts.append((name, values))
+    return [
+        {
+            "name": name,
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "mean": float(values.mean(dtype=np.float64)),
+            "std": float(values.std(dtype=np.float64)),
+        }
+        for name, values in parts
+    ]
 
 
 def batch_samples(
     batch: Mapping[str, Any], names: Sequence[str], schema: Schema, shown: Sequence[str]
-) -> list[BatchSample]:
-    """Describe the samples of a batch. names: of the samples; shown: the fields to include."""
-    ids = batch[number_name(schema)].tolist()
+) -> list[dict[str, Any]]:
+    """Describe the samples of a batch, in its order. names: of the samples; shown: the fields whose
+    values to include, as texts."""
     return [
-        BatchSample(
-            id=int(number),
-            name=name,
-            values={field: _value(batch, schema, field, row) for field in shown},
+        {
+            "id": int(number),
+            "name": name,
+            "values": {field: _value(batch, schema, field, row) for field in shown},
+        }
+        for row, (number, name) in enumerate(
+            zip(batch[number_name(schema)].tolist(), names, strict=True)
         )
-        for row, (number, name) in enumerate(zip(ids, names, strict=True))
     ]
 
 
@@ -312,14 +251,6 @@ MOST_SAMPLES = 1024
 _SQUARE = 224
 
 
-def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
-    """Return the operations of a named recipe."""
-    from penstock.augment import imagenet_eval, imagenet_train
-
-    known = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}
-    return known[recipe]
-
-
 def open_with_all_fields(url: str, **options: Any) -> Dataset:
     """Open a dataset with all fields, their presence flags and the sample id.
 
@@ -336,8 +267,8 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
 
 def load_batch(
     dataset: Dataset, *, size: int, recipe: Recipe, seed: int, epoch: int
-) -> tuple[BatchReport, list[Picture]]:
-    """Load the first batch of an epoch; return its report and its images as pictures.
+) -> tuple[dict[str, Any], list[Picture]]:
+    """Load the first batch of an epoch; return the values of `--json`, and its images as pictures.
 
     dataset: must have the sample id among its fields. The order is shuffled if the recipe is for
     training. Raises what the loader raises, and ConfigError for a size out of range.
@@ -365,16 +296,17 @@ def load_batch(
     number = number_name(schema)
     names = dataset.names(batch[number].tolist())
     shown = [n for n in batch if n not in (*images, number) and not n.endswith(PRESENT)]
-    report = BatchReport(
-        seed=seed,
-        epoch=epoch,
-        augment=words,
-        fields=batch_fields(batch, schema),
-        values=value_ranges(batch, images, number=number),
-        samples=batch_samples(batch, names, schema, shown),
-    )
+    report: dict[str, Any] = {
+        "seed": seed,
+        "epoch": epoch,
+        "augment": words,
+        "fields": batch_fields(batch, schema),
+        "values": value_ranges(batch, images, number=number),
+        "samples": batch_samples(batch, names, schema, shown),
+    }
     normalize = next((op for op in ops or () if isinstance(op, Normalize)), None)
-    drawn = [p for name in images for p in _pictures(batch, name, schema, report, normalize)]
+    samples = report["samples"]
+    drawn = [p for name in images for p in _pictures(batch, name, schema, samples, normalize)]
     return report, drawn
 
 
@@ -385,11 +317,11 @@ def _recipe_for(
 
     Without a recipe, images of different sizes are resized as a whole to a square.
     """
-    from penstock.augment import Decode, Resize
+    from penstock.augment import Decode, Resize, imagenet_eval, imagenet_train
 
     if not images:
         return None, "none"
-    ops = operations(recipe)
+    ops = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}[recipe]
     if ops is not None or all(dataset.index.images[name].fixed for name in images):
         return ops, recipe
     words = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
@@ -400,7 +332,7 @@ def _pictures(
     batch: Mapping[str, Any],
     name: str,
     schema: Schema,
-    report: BatchReport,
+    samples: list[dict[str, Any]],
     normalize: Normalize | None,
 ) -> list[Picture]:
     """Return the pictures of one image field, with their masks, boxes and points."""
@@ -415,12 +347,12 @@ def _pictures(
     return [
         Picture(
             pixels=pixels[row],
-            caption=_caption(sample.id, sample.values, name if several else ""),
+            caption=_caption(sample, name if several else ""),
             masks=[mask[row].cpu().numpy() for mask in masks],
             boxes=_joined([each[row].cpu().numpy() for each in boxes]),
             points=_joined([each[row].cpu().numpy() for each in points]),
         )
-        for row, sample in enumerate(report.samples)
+        for row, sample in enumerate(samples)
     ]
 
 
@@ -428,9 +360,9 @@ def _joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
     return np.concatenate(parts) if parts else None
 
 
-def _caption(number: int, values: Mapping[str, str], field: str) -> str:
-    label = values.get("label", "")
-    return " ".join(each for each in (str(number), field, label) if each)
+def _caption(sample: Mapping[str, Any], field: str) -> str:
+    words = (str(sample["id"]), field, sample["values"].get("label", ""))
+    return " ".join(filter(None, words))
 
 
 def displayed_pixels(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
@@ -443,7 +375,7 @@ def displayed_pixels(images: NDArray[Any], normalize: Normalize | None) -> NDArr
 
 
 def show_batch(
-    url: str, report: BatchReport, pictures: list[Picture], *, out: Path | None, as_json: bool
+    url: str, report: dict[str, Any], pictures: list[Picture], *, out: Path | None, as_json: bool
 ) -> None:
     """Write the contact sheet if `out` is given, and print the report. Raises ConfigError for a
     sheet of a dataset without images."""
@@ -455,41 +387,29 @@ def show_batch(
         except ValueError as error:
             raise ConfigError(f"--out: {error}. Use a name that ends in .png or .jpg.") from None
     if as_json:
-        typer.echo(json.dumps({**asdict(report), "out": None if out is None else str(out)}))
+        typer.echo(json.dumps({**report, "out": None if out is None else str(out)}))
         return
     console = Console()
     console.print(
-        f"First batch of epoch {report.epoch}, seed {report.seed}, augment {report.augment}, of",
+        f"First batch of epoch {report['epoch']}, seed {report['seed']}, "
+        f"augment {report['augment']}, of",
         url,
         markup=False,
         soft_wrap=True,
     )
-    console.print(_fields(report), _values(report), _samples(report), sep="\n")
+    fields = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
+    for one in report["fields"]:
+        shape = " x ".join("*" if each is None else str(each) for each in one["shape"])
+        fields.add_row(escape(one["name"]), one["type"], shape, one["dtype"], str(one["present"]))
+    values = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
+    for name, *numbers in map(dict.values, report["values"]):
+        values.add_row(escape(name), *(f"{number:.4g}" for number in numbers))
+    samples = Table("id", "name", "values", box=None, pad_edge=False)
+    samples.columns[0].no_wrap = True
+    for one in report["samples"]:
+        name = one["name"].encode(errors="replace").decode()
+        words = ", ".join(f"{field} {value}" for field, value in one["values"].items())
+        samples.add_row(str(one["id"]), escape(name), escape(words) or "-")
+    console.print(fields, values, samples, sep="\n")
     if out is not None:
         console.print("Contact sheet (without normalisation):", str(out), markup=False)
-
-
-def _fields(report: BatchReport) -> Table:
-    table = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
-    for field in report.fields:
-        shape = " x ".join("*" if each is None else str(each) for each in field.shape)
-        table.add_row(escape(field.name), field.type, shape, field.dtype, str(field.present))
-    return table
-
-
-def _values(report: BatchReport) -> Table:
-    table = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
-    for each in report.values:
-        numbers = (each.min, each.max, each.mean, each.std)
-        table.add_row(escape(each.name), *(f"{number:.4g}" for number in numbers))
-    return table
-
-
-def _samples(report: BatchReport) -> Table:
-    table = Table("id", "name", "values", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for sample in report.samples:
-        name = sample.name.encode(errors="replace").decode()
-        values = ", ".join(f"{field} {value}" for field, value in sample.values.items())
-        table.add_row(str(sample.id), escape(name), escape(values) or "-")
-    return table

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
@@ -45,45 +44,29 @@ CONNECT_S = 5.0
 """The longest time in which a scheduler must answer."""
 
 _MOST_FILE = 2**20
-_DASK_PORT, _RAY_PORT = 8786, 10001
+_PORTS = {"dask": 8786, "ray": 10001}
 
 
-@contextmanager
-def executor_on(on: str | None) -> Iterator[Executor | None]:
-    """Connect to the executor at an address and close it at the end; yield None without one.
+def executor_on(on: str | None) -> AbstractContextManager[Executor | None]:
+    """Connect to the executor at an address, for a with statement; None without an address.
 
     Raises ConfigError, MissingDependencyError, and FetchError if no scheduler answers.
     """
     if on is None:
-        yield None
-        return
+        return nullcontext()
     kind, _, rest = on.partition(":")
-    if kind == "dask" and rest.startswith("//"):
-        host, port = _address(on, _DASK_PORT)
-        check_answers(on, host, port, speaks=True)
+    if kind in _PORTS and rest.startswith("//"):
+        host, port = _address(on, _PORTS[kind])
+        check_answers(on, host, port, speaks=kind == "dask")
         place = f"[{host}]" if ":" in host else host  # an IPv6 address
-        with dask_executor(on, address=f"tcp://{place}:{port}") as executor:
-            yield executor
-    elif kind == "dask-scheduler-file" and rest:
-        _check_scheduler_file(on, rest)
-        with dask_executor(on, scheduler_file=rest) as executor:
-            yield executor
-    elif on == "mpi":
-        with _mpi() as executor:
-            yield executor
-    elif on == "ray" or (kind == "ray" and rest.startswith("//")):
-        from penstock.cache import RayExecutor
-
-        if on != "ray":
-            check_answers(on, *_address(on, _RAY_PORT))
-        try:
-            executor = RayExecutor("auto" if on == "ray" else on)
-        except ConnectionError as error:
-            raise _unreachable(on, error) from error
-        with executor:
-            yield executor
-    else:
-        raise ConfigError(f"--on: got {on!r}, wanted {KINDS}.")
+        return dask_executor(on, f"tcp://{place}:{port}") if kind == "dask" else _ray(on, on)
+    if kind == "dask-scheduler-file" and rest:
+        return dask_executor(on, _scheduler_address(on, rest))
+    if on == "ray":
+        return _ray(on, "auto")
+    if on == "mpi":
+        return _mpi()
+    raise ConfigError(f"--on: got {on!r}, wanted {KINDS}.")
 
 
 def _address(on: str, port: int) -> tuple[str, int]:
@@ -97,23 +80,24 @@ def _address(on: str, port: int) -> tuple[str, int]:
     return host, port
 
 
-def _check_scheduler_file(on: str, path: str) -> None:
-    """Raise ConfigError unless a scheduler wrote the file: Dask waits for a missing file, and fails
-    with unclear errors for any other file."""
-    if not os.path.exists(path):
-        raise ConfigError(
-            f"--on: got {on}, but the file {path} doesn't exist. Check that the scheduler runs."
-        )
+def _scheduler_address(on: str, path: str) -> str:
+    """Return the address in the file of a Dask scheduler. Dask itself waits for a missing file, and
+    fails with unclear errors for any other file."""
     try:
         with open(path, encoding="utf-8") as file:
-            written = json.loads(file.read(_MOST_FILE))
-    except (OSError, ValueError):
-        written = None
-    if not isinstance(written, dict) or not isinstance(written.get("address"), str):
+            address = json.loads(file.read(_MOST_FILE))["address"]
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--on: got {on}, but the file {path} doesn't exist. Check that the scheduler runs."
+        ) from None
+    except (OSError, ValueError, LookupError, TypeError):
+        address = None
+    if not isinstance(address, str):
         raise ConfigError(
             f"--on: got {on}, but {path} isn't a scheduler file (JSON with the scheduler's "
             "address). Pass the path that was given to `dask scheduler --scheduler-file`."
         )
+    return address
 
 
 def check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:
@@ -137,7 +121,8 @@ def _unreachable(on: str, error: BaseException) -> FetchError:
 
 
 @contextmanager
-def dask_executor(on: str, **address: Any) -> Iterator[Executor]:
+def dask_executor(on: str, address: str) -> Iterator[Executor]:
+    """Connect to a Dask scheduler."""
     try:
         from distributed import Client
     except ImportError as error:
@@ -145,15 +130,23 @@ def dask_executor(on: str, **address: Any) -> Iterator[Executor]:
             f"Dask isn't installed ({error}). Run pip install distributed, here and on its workers."
         ) from error
     try:
-        client = Client(**address, timeout=CONNECT_S)
+        client = Client(address, timeout=CONNECT_S)
     except (OSError, TimeoutError, ValueError) as error:
         raise _unreachable(on, error) from error
     with client:
         yield client.get_executor()
 
 
-@contextmanager
-def _mpi() -> Iterator[Executor]:
+def _ray(on: str, address: str) -> Executor:
+    from penstock.cache import RayExecutor
+
+    try:
+        return RayExecutor(address)
+    except ConnectionError as error:
+        raise _unreachable(on, error) from error
+
+
+def _mpi() -> AbstractContextManager[Executor]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor
@@ -167,8 +160,8 @@ def _mpi() -> Iterator[Executor]:
             "python -m mpi4py.futures -m penstock.pipeline.cli pack … --on mpi (one process "
             "schedules, the others work)."
         )
-    with MPIPoolExecutor() as executor:
-        yield executor
+    executor: AbstractContextManager[Executor] = MPIPoolExecutor()
+    return executor
 
 
 _SHARD_BYTES = "64MiB"

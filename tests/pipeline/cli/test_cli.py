@@ -416,7 +416,7 @@ def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) 
     asked: list[str] = []
 
     @contextlib.contextmanager
-    def dask(_: str, *, address: str) -> Iterator[None]:
+    def dask(_: str, address: str) -> Iterator[None]:
         asked.append(address)
         yield
 

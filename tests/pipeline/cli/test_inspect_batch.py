@@ -46,15 +46,19 @@ def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
     with DataLoader(dataset, 6, shuffle=True, seed=3, augment=imagenet_train()) as loader:
         loader.set_epoch(2)
         tensors = next(iter(loader))
-    assert [sample.id for sample in report.samples] == tensors[2].tolist()
+    assert [sample["id"] for sample in report["samples"]] == tensors[2].tolist()
     names = dataset.classes
-    assert [s.values["label"] for s in report.samples] == [names[i] for i in tensors[1].tolist()]
-    assert [sample.name for sample in report.samples] == dataset.names(tensors[2].tolist())
-    assert report.fields[0].shape == list(tensors[0].shape) == [6, 3, 224, 224]
-    channels = report.values[:3]
-    assert [c.name for c in channels] == ["image 0", "image 1", "image 2"]
-    assert [c.max for c in channels] == pytest.approx(tensors[0].amax((0, 2, 3)).tolist())
-    assert [c.mean for c in channels] == pytest.approx(tensors[0].double().mean((0, 2, 3)).tolist())
+    assert [s["values"]["label"] for s in report["samples"]] == [
+        names[i] for i in tensors[1].tolist()
+    ]
+    assert [sample["name"] for sample in report["samples"]] == dataset.names(tensors[2].tolist())
+    assert report["fields"][0]["shape"] == list(tensors[0].shape) == [6, 3, 224, 224]
+    channels = report["values"][:3]
+    assert [c["name"] for c in channels] == ["image 0", "image 1", "image 2"]
+    assert [c["max"] for c in channels] == pytest.approx(tensors[0].amax((0, 2, 3)).tolist())
+    assert [c["mean"] for c in channels] == pytest.approx(
+        tensors[0].double().mean((0, 2, 3)).tolist()
+    )
     wanted = displayed_pixels(tensors[0].numpy(), Normalize())
     assert np.array_equal(np.stack([picture.pixels for picture in pictures]), wanted)
 
@@ -74,10 +78,10 @@ def test_values_are_those_of_numpy() -> None:
     vectors = torch.tensor([[0.5, -2.0], [1.0, 7.0]])
     batch = {"view": images, "id": torch.tensor([1, 2]), "speed": vectors, "text": ["a", "b"]}
     (red, _, blue, speed) = value_ranges(batch, ["view"], number="id")
-    assert (red.name, red.min, blue.max) == ("view 0", 0, 119)
-    assert red.mean == images[:, 0].double().mean()
-    assert blue.std == pytest.approx(images[:, 2].numpy().std())
-    assert (speed.name, speed.min, speed.max) == ("speed", -2.0, 7.0)
+    assert (red["name"], red["min"], blue["max"]) == ("view 0", 0, 119)
+    assert red["mean"] == images[:, 0].double().mean()
+    assert blue["std"] == pytest.approx(images[:, 2].numpy().std())
+    assert (speed["name"], speed["min"], speed["max"]) == ("speed", -2.0, 7.0)
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,8 @@ from benchmarks.readme import rewrite, table
 from benchmarks.record import RESULTS, comparison_record, write_result
 from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline.bench import RoundSize, compare, export_files, machine, versions
-from penstock.pipeline.bench.adapters import (
-    ADAPTERS,
-    LOADERS,
-    Work,
-    fastest,
-    has_opencv,
-    split_installed,
-)
+from penstock.pipeline.bench.adapters import ADAPTERS, LOADERS, Work, split_installed
+from penstock_bench_loaders.simplejpeg import fastest_decoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,9 +131,12 @@ def measure(
     console.print(comparison_table(done))
     for line in ratio_lines(done):
         console.print(line, highlight=False)
-    decoder = f"{fastest()} + OpenCV" if has_opencv() else fastest()
     report = comparison_record(done, work, case.record)
-    report |= {"not_installed": missing, "decoder_of_the_rest": decoder, "rounds_played": rounds}
+    report |= {
+        "not_installed": missing,
+        "decoder_of_the_rest": fastest_decoder(),
+        "rounds_played": rounds,
+    }
     path = write_result(case.name, report, folder=results, distributions=distributions)
     draw(path, results / f"{case.name}.png", results / f"{case.name}.svg")
     if readme is not None:

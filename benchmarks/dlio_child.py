@@ -116,10 +116,10 @@ def torchs_options(task: Task, data: Any) -> dict[str, Any]:
 def torchs(task: Task) -> Any:
     from torch.utils.data import DataLoader
 
-    from penstock.pipeline.bench.adapters import one_thread
+    from penstock_bench_loaders.simplejpeg import one_core
 
     data = torch_dataset(task)
-    options = torchs_options(task, data) | {"worker_init_fn": one_thread}
+    options = torchs_options(task, data) | {"worker_init_fn": one_core}
     return WithStatistics(DataLoader(data, **options))
 
 

@@ -138,11 +138,7 @@ def torch_dataset(task: Task) -> Any:
         return EncodedFiles(task.files)
     if task.work == "detect":
         return Detected(task.files)
-    from penstock.pipeline.bench.adapters import (
-        FolderImages,
-        RandomCropTransform,
-        fastest,
-        list_files,
-    )
+    from penstock.pipeline.bench.adapters import FolderImages, list_files
+    from penstock_bench_loaders.simplejpeg import fastest_crop
 
-    return FolderImages(list_files(Path(task.files)), RandomCropTransform(CROP, decoder=fastest()))
+    return FolderImages(list_files(Path(task.files)), fastest_crop(CROP))

@@ -146,9 +146,9 @@ def batched(rows: Iterable[Pair], work: Work) -> Iterator[Any]:
     """Batch rows in this process; decoded ones as tensors."""
     import torch
 
-    from penstock.pipeline.bench.adapters import RandomCropTransform, fastest
+    from penstock_bench_loaders.simplejpeg import fastest_crop
 
-    crop, rng = RandomCropTransform(224, decoder=fastest()), np.random.default_rng()
+    crop, rng = fastest_crop(224), np.random.default_rng()
     some: list[Pair] = []
     for row in rows:
         some.append(row)

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline.bench.adapters import (
     IMAGE_FOLDER,
     IMAGE_MODULES,
-    IMAGE_PACKAGES,
     Adapter,
     RandomCropTransform,
-    fastest,
     list_files,
-    quiet_opencv,
     read_bytes,
 )
+from penstock_bench_loaders.simplejpeg import IMAGE_PACKAGES, fastest_crop, quiet_opencv
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +54,7 @@ class GrainLoader:
             .seed(work.seed)
             .shuffle()
             .repeat()
-            .random_map(GrainTransform(RandomCropTransform(work.size, decoder=fastest())))
+            .random_map(GrainTransform(fastest_crop(work.size)))
             .batch(work.batch_size, drop_remainder=True)
             # One thread, as a worker uses one core, and the default of two batches ahead.
             .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))

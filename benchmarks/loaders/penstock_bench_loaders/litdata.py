@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.bench.adapters import (
     IMAGE_MODULES,
-    IMAGE_PACKAGES,
     Adapter,
     RandomCropTransform,
     TorchDataLoader,
     TorchWorkerTransform,
     converted,
-    fastest,
-    one_thread,
     read_bytes,
 )
+from penstock_bench_loaders.simplejpeg import IMAGE_PACKAGES, fastest_crop, one_core
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +66,7 @@ def build(work: Work) -> PlayedLoader:
         shuffle=True,
         drop_last=True,
         seed=work.seed,
-        transform=LitDataTransform(RandomCropTransform(work.size, decoder=fastest())),
+        transform=LitDataTransform(fastest_crop(work.size)),
     )
     return TorchDataLoader(
         StreamingDataLoader(
@@ -78,7 +76,7 @@ def build(work: Work) -> PlayedLoader:
             drop_last=True,
             num_workers=work.workers,
             persistent_workers=work.workers > 0,
-            worker_init_fn=one_thread,
+            worker_init_fn=one_core,
         )
     )
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline.bench.adapters import (
     IMAGE_MODULES,
     Adapter,
-    RandomCropTransform,
     TorchDataLoader,
     TorchWorkerTransform,
     converted,
-    fastest,
-    one_thread,
     read_bytes,
 )
+from penstock_bench_loaders.simplejpeg import fastest_crop, one_core
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +42,7 @@ def build(work: Work) -> PlayedLoader:
     from streaming import StreamingDataLoader, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
-    transform = TorchWorkerTransform(RandomCropTransform(work.size, decoder=fastest()))
+    transform = TorchWorkerTransform(fastest_crop(work.size))
 
     class Images(StreamingDataset):  # type: ignore[misc]
         """A dataset that decodes in __getitem__, as Streaming's documentation recommends."""
@@ -68,7 +66,7 @@ def build(work: Work) -> PlayedLoader:
             num_workers=work.workers,
             drop_last=True,
             persistent_workers=work.workers > 0,
-            worker_init_fn=one_thread,
+            worker_init_fn=one_core,
         )
     )
 

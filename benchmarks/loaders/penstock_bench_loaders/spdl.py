@@ -10,14 +10,11 @@ import numpy as np
 from penstock.pipeline.bench.adapters import (
     IMAGE_FOLDER,
     IMAGE_MODULES,
-    IMAGE_PACKAGES,
     Adapter,
-    RandomCropTransform,
-    fastest,
     list_files,
-    quiet_opencv,
     read_bytes,
 )
+from penstock_bench_loaders.simplejpeg import IMAGE_PACKAGES, fastest_crop, quiet_opencv
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +37,7 @@ class SpdlLoader:
         from spdl.pipeline import PipelineBuilder
 
         quiet_opencv()
-        crop = RandomCropTransform(work.size, decoder=fastest())
+        crop = fastest_crop(work.size)
 
         def decode(sample: tuple[str, int, int]) -> tuple[Any, int]:
             path, label, number = sample

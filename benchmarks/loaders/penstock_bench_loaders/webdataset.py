@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.bench.adapters import (
     IMAGE_MODULES,
-    IMAGE_PACKAGES,
     Adapter,
     RandomCropTransform,
     TorchDataLoader,
     TorchWorkerTransform,
     converted,
-    fastest,
-    one_thread,
     read_bytes,
 )
+from penstock_bench_loaders.simplejpeg import IMAGE_PACKAGES, fastest_crop, one_core
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +60,7 @@ def build(work: Work) -> PlayedLoader:
     dataset = (
         webdataset.WebDataset(shards, shardshuffle=len(shards), repeat=True, seed=work.seed)
         .shuffle(BUFFER)
-        .map(WebDatasetTransform(RandomCropTransform(work.size, decoder=fastest())))
+        .map(WebDatasetTransform(fastest_crop(work.size)))
         .batched(work.batch_size, collation_fn=collate, partial=False)
     )
     return TorchDataLoader(
@@ -71,7 +69,7 @@ def build(work: Work) -> PlayedLoader:
             batch_size=None,
             shuffle=False,
             num_workers=work.workers,
-            worker_init_fn=one_thread,
+            worker_init_fn=one_core,
         )
     )
 

@@ -143,8 +143,6 @@ def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Pa
 
 
 IMAGE_FOLDER = "the image folder"
-IMAGE_PACKAGES = "simplejpeg opencv-python-headless"
-"""The fastest decoder and resize that pip installs, for loaders that leave both to their user."""
 IMAGE_MODULES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
 """The modules that decoding by `adapters.images` imports."""
 

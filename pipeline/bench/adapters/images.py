@@ -1,16 +1,10 @@
-"""Decode and crop one image, for the loaders that leave decoding to their user.
-
-There are two ways: Pillow, as in most documentation, and simplejpeg (libjpeg-turbo) with OpenCV,
-the fastest packages that pip installs. Loaders without a decoder of their own use the fastest that
-is installed, so that their figures are the best possible.
-"""
+"""Decode and crop one image by Pillow, for loaders that leave decoding to their user."""
 
 from __future__ import annotations
 
 import io
 import math
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,38 +16,27 @@ if TYPE_CHECKING:
     Pixels = NDArray[np.uint8]
     Planes = NDArray[np.float32]
 
-Decoder = Literal["pillow", "simplejpeg"]
-_JPEG = b"\xff\xd8\xff"
 _MEAN = np.array(MEAN, np.float32)[:, None, None]
 _DEVIATION = np.array(DEVIATION, np.float32)[:, None, None]
 
 
 class RandomCropTransform:
-    """Turn encoded bytes into a normalised random crop, float32 (3, size, size). Picklable.
+    """Turn encoded bytes into a normalised random crop, float32 (3, size, size). Picklable."""
 
-    decoder: "pillow", or "simplejpeg", which resizes by OpenCV if that is installed; Pillow decodes
-    images that aren't JPEGs.
-    """
-
-    def __init__(self, size: int, *, decoder: Decoder) -> None:
+    def __init__(self, size: int) -> None:
         self.size = size
-        self.decoder = decoder
-        self._has_opencv = has_opencv()
 
     def __call__(self, encoded: bytes, rng: np.random.Generator) -> Planes:
-        if self.decoder == "pillow" or not encoded.startswith(_JPEG):
-            pixels = self._pillow(encoded, rng)
-        else:
-            pixels = self._simplejpeg(encoded, rng)
-        return normalised(pixels)
+        return normalised(self.pixels(encoded, rng))
 
-    def _pillow(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
+    def pixels(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
+        """Return the bytes of a crop, uint8 (size, size, 3)."""
         from PIL import Image
 
         with Image.open(io.BytesIO(encoded)) as image:
-            return self._resized(image.convert("RGB"), rng)
+            return self.resized(image.convert("RGB"), rng)
 
-    def _resized(self, image: Any, rng: np.random.Generator) -> Pixels:
+    def resized(self, image: Any, rng: np.random.Generator) -> Pixels:
         """Resize a window by Pillow, always with its filter, and flip every other one."""
         from PIL import Image
 
@@ -67,39 +50,6 @@ class RandomCropTransform:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         pixels: Pixels = np.asarray(image)
         return pixels
-
-    def _simplejpeg(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
-        import simplejpeg
-
-        # Nearest chroma upsampling, DALI's default.
-        whole: Pixels = simplejpeg.decode_jpeg(encoded, colorspace="RGB", fastupsample=True)
-        if not self._has_opencv:
-            from PIL import Image
-
-            return self._resized(Image.fromarray(whole), rng)
-        import cv2
-
-        left, top, width, height = crop_window(whole.shape[1], whole.shape[0], rng)
-        window = whole[top : top + height, left : left + width]
-        # Penstock filters crops that shrink by more than 2; OpenCV's filter is INTER_AREA.
-        shrinks = min(width, height) > 2 * self.size
-        pixels = cv2.resize(
-            window,
-            (self.size, self.size),
-            interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
-        )
-        if rng.random() < 0.5:
-            pixels = cv2.flip(pixels, 1)
-        return np.asarray(pixels, np.uint8)
-
-
-def has_opencv() -> bool:
-    return find_spec("cv2") is not None
-
-
-def fastest() -> Decoder:
-    """Return the fastest decoder that is installed."""
-    return "simplejpeg" if find_spec("simplejpeg") is not None else "pillow"
 
 
 def crop_window(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
@@ -153,16 +103,7 @@ class TorchWorkerTransform:
 
 
 def one_thread(_: int) -> None:
-    """Limit a worker process to one thread, in OpenCV as well as in torch."""
+    """Limit a worker process to one thread."""
     import torch
 
     torch.set_num_threads(1)
-    quiet_opencv()
-
-
-def quiet_opencv() -> None:
-    """Turn off OpenCV's own threads: the workers are the requested parallelism."""
-    if has_opencv():
-        import cv2
-
-        cv2.setNumThreads(0)

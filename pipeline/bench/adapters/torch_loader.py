@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline.bench.adapters.adapter import (
     IMAGE_FOLDER,
     IMAGE_MODULES,
-    IMAGE_PACKAGES,
     Adapter,
     list_files,
 )
@@ -21,10 +20,11 @@ from penstock.pipeline.bench.adapters.images import (
 from penstock.pipeline.bench.measured_run import endless
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from penstock.pipeline.bench.adapters.adapter import Batches, Files, PlayedLoader, Work
-    from penstock.pipeline.bench.adapters.images import Decoder
 
 
 class FolderImages:
@@ -58,13 +58,14 @@ class TorchDataLoader:
         gc.collect()
 
 
-def _build(work: Work, decoder: Decoder) -> PlayedLoader:
+def build(
+    work: Work, crop: RandomCropTransform, worker_init: Callable[[int], None] = one_thread
+) -> PlayedLoader:
+    """Build the loader. crop: decodes and crops an image. worker_init: called in each worker."""
     import torch
     from torch.utils.data import DataLoader
 
-    dataset: Any = FolderImages(
-        list_files(work.folder), RandomCropTransform(work.size, decoder=decoder)
-    )
+    dataset: Any = FolderImages(list_files(work.folder), crop)
     return TorchDataLoader(
         DataLoader(
             dataset,
@@ -73,7 +74,7 @@ def _build(work: Work, decoder: Decoder) -> PlayedLoader:
             num_workers=work.workers,
             drop_last=True,
             persistent_workers=work.workers > 0,
-            worker_init_fn=one_thread,
+            worker_init_fn=worker_init,
             generator=torch.Generator().manual_seed(work.seed),
         )
     )
@@ -89,17 +90,6 @@ ADAPTERS = (
         install="pip install pillow",
         reads=IMAGE_FOLDER,
         distribution="pillow",
-        build=lambda work: _build(work, "pillow"),
-    ),
-    # libjpeg-turbo decodes, and OpenCV resizes if it is installed.
-    Adapter(
-        name="simplejpeg",
-        title="torch DataLoader + simplejpeg",
-        needs=("simplejpeg",),
-        imports=(*IMAGE_MODULES, "simplejpeg"),
-        install=f"pip install {IMAGE_PACKAGES}",
-        reads=IMAGE_FOLDER,
-        distribution="simplejpeg",
-        build=lambda work: _build(work, "simplejpeg"),
+        build=lambda work: build(work, RandomCropTransform(work.size)),
     ),
 )

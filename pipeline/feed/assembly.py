@@ -214,8 +214,7 @@ def _build(
             fields=None if mapped.reads == stored_fields(dataset.fields, schema) else mapped.reads,
             bad_headers=check_headers,
         ),
-        draws=None if decoding is None else decoding.draws,
-        graphs=None if decoding is None else decoding.graphs,
+        images=decoding,
         finisher=Finisher(
             recipes.fields,
             mixed=mixed,
@@ -242,7 +241,6 @@ def _build(
     meter.chunks = _watch_chunks(
         dataset, order.settings, options.world, batch_size=options.per_rank
     )
-    has_images = bool(pipeline.graphs)
     runner = PipelineRunner(
         pipeline,
         position,
@@ -251,10 +249,10 @@ def _build(
             options,
             fields=mapped.reads,
             are_slow=payloads.are_slow,
-            has_images=has_images,
+            has_images=pipeline.has_images,
             map_threads=None if mapper is None else mapper.threads,
         ),
-        decodes_ahead=options.device.type == "cpu" and (has_images or options.pin_memory),
+        decodes_ahead=options.device.type == "cpu" and (pipeline.has_images or options.pin_memory),
         prefetch=prefetch,
         timeout_s=timeout_s,
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.bad_samples import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
-    from penstock.pipeline.feed.image_decoding import BatchDraws, ImageGraphs
+    from penstock.pipeline.feed.image_decoding import ImageDecoding
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import Membership
     from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
@@ -48,21 +48,25 @@ if TYPE_CHECKING:
 class BatchPipeline:
     """The stages of a loader's batches, as methods. It has neither a thread nor a position.
 
-    endless: continue into the next epoch. draws, graphs: None without images. columns: operations
-    on the form of fields' columns. membership: None without other processes.
+    endless: continue into the next epoch. images: None without images and fields that follow one.
+    columns: operations on the form of fields' columns. membership: None without other processes.
     """
 
     walk: Walk
     endless: bool
     slots: RankOrder
     reader: BatchReader
-    draws: BatchDraws | None
-    graphs: ImageGraphs | None
+    images: ImageDecoding | None
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
     columns: tuple[ColumnOperation, ...] = ()
     membership: Membership | None = None
+
+    @property
+    def has_images(self) -> bool:
+        """True if DALI decodes images."""
+        return self.images is not None and bool(self.images.graphs)
 
     # -- order
 
@@ -108,7 +112,7 @@ class BatchPipeline:
         began, began_s = time.thread_time(), time.perf_counter()
         together = self.slots.slots_together(steps)
         # Nothing but the output is needed of batches that are finished here.
-        finishes = self.draws is None and not self.columns and self._finishes_early
+        finishes = not self.columns and self._finishes_early
         finish = self.finisher.together if finishes else None
         batches = None
         if together is not None:
@@ -131,9 +135,9 @@ class BatchPipeline:
 
         The numbers are pure functions of the seed, the epoch and the sample's id.
         """
-        if self.draws is not None:
-            batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
-            batch.mix = self.draws.mix(batch)
+        if self.images is not None:
+            batch.draws, batch.content = self.images.draw(batch.content, batch.epoch)
+            batch.mix = self.images.mix(batch)
         self._change_columns(batch)
 
     def _change_columns(self, batch: Batch) -> None:
@@ -146,15 +150,17 @@ class BatchPipeline:
 
     def begin_decode(self, batch: Batch) -> None:
         """Feed a batch to DALI, which works on several at once."""
-        if self.graphs is not None:
-            self.graphs.feed(batch)
+        if self.images is not None:
+            self.images.feed(batch)
 
     def decode(self, batch: Batch) -> None:
         """Wait for the images of the oldest batch in DALI, which must be this one."""
-        if self.graphs is not None and (bad := self.graphs.collect(batch)):
-            self._replace(batch, bad)
+        if self.images is not None and (bad := self.images.collect(batch)):
+            self._replace(batch, bad, self.images)
 
-    def _replace(self, batch: Batch, bad: Mapping[str, Mapping[int, str]]) -> None:
+    def _replace(
+        self, batch: Batch, bad: Mapping[str, Mapping[int, str]], images: ImageDecoding
+    ) -> None:
         """Replace samples that didn't decode by substitutes, images included, or mark them.
 
         bad: rows by image field, with reasons.
@@ -162,13 +168,11 @@ class BatchPipeline:
         if batch.valid is not None:
             self.reader.mark(batch, bad)
             return
-        assert self.draws is not None
-        assert self.graphs is not None
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
-            draws, substitutes = self.draws.draw(substitutes, batch.epoch)
+            draws, substitutes = images.draw(substitutes, batch.epoch)
             batch.content = batch.content.patched(rows, substitutes)
-            again = self.graphs.decode(substitutes, draws)
+            again = images.decode(substitutes, draws)
             bad = {}
             for image, decoded in again.items():
                 batch.images[image][rows] = decoded.images
@@ -180,7 +184,7 @@ class BatchPipeline:
 
     @property
     def _finishes_early(self) -> bool:
-        return self.graphs is None and self.finisher.is_anywhere
+        return self.images is None and self.finisher.is_anywhere
 
     def _finish_early(self, batch: Batch) -> None:
         if self._finishes_early:

@@ -1,7 +1,6 @@
 """Decode the images of batches: check recipes, draw random numbers, build and feed the graphs.
 
 Each image field has a graph of its own. A batch is fed to all graphs, and then collected from all.
-Draws are pure functions of (seed, epoch, sample id), so any thread may draw.
 """
 
 from __future__ import annotations
@@ -41,16 +40,25 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import SampleBatch, Schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDraws:
-    """Draws random numbers for recipes, which are pure functions of (seed, epoch, sample id).
+_MISSING = "it has no such image"
 
-    Any thread may draw. units: checks the units of boxes against their formats.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageDecoding:
+    """Draws, decodes and mixes the images of batches, and moves the fields that follow them.
+
+    graphs: by image field; one thread may use them. If one raises, the others are a batch ahead of
+    it; call drain() before the next batch. Any thread may draw: draws are pure functions of (seed,
+    epoch, sample id). units: checks the units of boxes against their formats. mixed: None if the
+    recipe doesn't mix. resident: the images in memory from which the graphs are fed.
     """
 
     recipes: FieldRecipes
     seed: int
+    graphs: Mapping[str, Graph]
     units: BoxUnits
+    mixed: MixedFields | None = None
+    resident: ResidentImages | None = None
 
     def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Draws], SampleBatch]:
         """Draw the numbers of each sample, by image field, and move masks, boxes and points.
@@ -84,28 +92,9 @@ class BatchDraws:
         ids, recipe = batch.own[: slots.real], self.recipes.images[image]
         return draw_mix(recipe, ids, slots.partner, seed=self.seed, epoch=batch.epoch)
 
-
-_MISSING = "it has no such image"
-
-
-class ImageGraphs:
-    """The graphs that decode the images of batches, by field. One thread may call it.
-
-    If one graph raises, the others are a batch ahead of it; call drain() before the next batch.
-    """
-
-    def __init__(
-        self, graphs: Mapping[str, Graph], *, resident: ResidentImages | None = None
-    ) -> None:
-        """resident: the images in memory from which the graphs are fed, closed after them."""
-        self._graphs, self._resident = dict(graphs), resident
-
-    def __bool__(self) -> bool:
-        return bool(self._graphs)
-
     def feed(self, batch: Batch) -> None:
         """Feed a batch to all graphs, which work on several batches at once."""
-        for field, graph in self._graphs.items():
+        for field, graph in self.graphs.items():
             encoded, draws = batch.content.encoded(field), batch.draws[field]
             missing: Mapping[int, str] = _missing(batch.content, field)
             if missing:
@@ -118,7 +107,7 @@ class ImageGraphs:
         Missing images are zeros. Returns the rows of each field that didn't decode, with reasons.
         """
         bad: dict[str, dict[int, str]] = {}
-        for field, graph in self._graphs.items():
+        for field, graph in self.graphs.items():
             decoded = graph.outputs_marked()
             batch.images[field] = decoded.images
             missing = _missing(batch.content, field)
@@ -137,22 +126,22 @@ class ImageGraphs:
         """
         return {
             field: _decode(graph, content, draws[field], field)
-            for field, graph in self._graphs.items()
+            for field, graph in self.graphs.items()
         }
 
     def drain(self) -> None:
         """Drop the batches in flight."""
-        for graph in self._graphs.values():
+        for graph in self.graphs.values():
             graph.drain()
 
     def close(self) -> None:
         """Release the graphs, then the images from which they were fed."""
         try:
-            for graph in self._graphs.values():
+            for graph in self.graphs.values():
                 graph.close()
         finally:
-            if self._resident is not None:
-                self._resident.close()
+            if self.resident is not None:
+                self.resident.close()
 
 
 def _missing(content: SampleBatch, field: str) -> dict[int, str]:
@@ -268,16 +257,6 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageDecoding:
-    """The parts of a loader's pipeline for images and for the fields that follow them."""
-
-    draws: BatchDraws
-    graphs: ImageGraphs
-    mixed: MixedFields | None
-    resident: ResidentImages | None
-
-
 def make_decoding(
     dataset: Source,
     options: LoaderOptions,
@@ -298,6 +277,14 @@ def make_decoding(
     shares = thread_shares(threads, {field: contents.images[field] for field in recipes.images})
     elsewhere = order.partners_elsewhere(options.world) if options.world.size > 1 else 0
     graphs: dict[str, Graph] = {}
+    decoding = ImageDecoding(
+        recipes=recipes,
+        seed=order.settings.seed,
+        graphs=graphs,
+        units=BoxUnits(enough=min(8, samples)),
+        mixed=mixed,
+        resident=resident,
+    )
     try:
         for field, recipe in recipes.images.items():
             plan = GraphPlan(
@@ -309,13 +296,6 @@ def make_decoding(
             )
             graphs[field] = Graph(plan, kept=None if resident is None else resident.feed)
     except BaseException:
-        ImageGraphs(graphs).close()
+        decoding.close()
         raise
-    return ImageDecoding(
-        draws=BatchDraws(
-            recipes=recipes, seed=order.settings.seed, units=BoxUnits(enough=min(8, samples))
-        ),
-        graphs=ImageGraphs(graphs, resident=resident),
-        mixed=mixed,
-        resident=resident,
-    )
+    return decoding

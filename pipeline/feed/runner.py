@@ -248,7 +248,7 @@ class PipelineRunner:
         self._close_until_s = math.inf  # when close() stops waiting
         self.read_threads = scale.threads
         # DALI keeps all cores busy: a thread that waits for one would delay the feeding of DALI.
-        self._workers = partial(Workers, lets_others_finish=not pipeline.graphs)
+        self._workers = partial(Workers, lets_others_finish=not pipeline.has_images)
         self._readers = self._workers(scale.threads, name="read")
         self._decoder = self._workers(1, name="decode")
         self._decodes_ahead, self._depth = decodes_ahead, scale.depth
@@ -366,7 +366,7 @@ class PipelineRunner:
         ClosedError if it was cancelled; the thread must then change nothing any more.
         """
         self._waited_s = 0.0
-        if self._pipeline.graphs is None:
+        if self._pipeline.images is None:
             read = self._pop()
             assert read is not None, "no step is left"
             read.read_wait_s = self._waited_s
@@ -448,8 +448,8 @@ class PipelineRunner:
         self._reads.stop()
         self._failure = None
         self._in_dali.clear()
-        if self._pipeline.graphs is not None:
-            self._pipeline.graphs.drain()
+        if self._pipeline.images is not None:
+            self._pipeline.images.drain()
 
     def _wait_for(self, ahead: Outcome[Batch]) -> bool:
         """Wait for the batch that is decoded ahead; return False if it hangs in a read.
@@ -497,8 +497,8 @@ class PipelineRunner:
             is_quiet |= self._decoder.close(timeout_s=0 if is_ours else self._patience_s)
             self._readers.close(timeout_s=self._patience_s)
             # Otherwise DALI hangs or decodes, and releasing it would hang, too.
-            if is_quiet and self._pipeline.graphs is not None:
-                self._pipeline.graphs.close()
+            if is_quiet and self._pipeline.images is not None:
+                self._pipeline.images.close()
 
 
 # Reading threads. For a mapped pack, one thread checks 4 GB/s of warm pages and reads cold ones

@@ -19,7 +19,7 @@ from penstock.cache import NAME_PREFIX, ClosedError, Outcome, StalledError
 from penstock.pipeline.feed import (
     Batch,
     BatchPipeline,
-    ImageGraphs,
+    ImageDecoding,
     PipelineRunner,
     Position,
     ReadScale,
@@ -85,7 +85,7 @@ class Reader:
         )
 
 
-class NoDraws:
+class NoDraws(ImageDecoding):
     def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Any], SampleBatch]:
         del epoch
         return {"image": {}}, content
@@ -159,8 +159,7 @@ class User:
     ) -> None:
         fakes: dict[str, Any] = {
             "reader": reader,
-            "draws": NoDraws(),
-            "graphs": ImageGraphs({"image": graph}),  # type: ignore[dict-item]
+            "images": NoDraws(recipes=None, seed=0, graphs={"image": graph}, units=None),  # type: ignore[arg-type,dict-item]
             "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }

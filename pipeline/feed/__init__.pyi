@@ -11,7 +11,7 @@ from .map_fields import mapped_fields as mapped_fields
 from .native_engine import NativeEngine as NativeEngine
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
-from .prefetch import wanted_share as wanted_share
+from .prefetch import FillQueue as FillQueue, Filler as Filler, wanted_share as wanted_share
 from .ragged import Ragged as Ragged
 from .resident_images import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
 from .resident_images import AUTO_SHARE_CPU as AUTO_SHARE_CPU, KeptColumns as KeptColumns
@@ -24,7 +24,6 @@ from .resident_images import share_of_rank as share_of_rank
 from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
 from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of
-from .shard_fills import FillQueue as FillQueue, Filler as Filler
 from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
 from .tensors import tensor_of as tensor_of
 from .warm_up import WarmResult as WarmResult, WarmState as WarmState

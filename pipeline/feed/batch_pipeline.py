@@ -26,9 +26,12 @@ batches are in flight and what stops them. Only `Position` holds how far the use
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from penstock.cache import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,20 +79,12 @@ class BatchPipeline:
 
     # -- read and draw: on a reading thread
 
-    def prepare(self, step: Step) -> Batch:
-        """Read a step's batch and draw its random numbers."""
-        began, began_s = time.thread_time(), time.perf_counter()
-        batch = self.read(step)
-        self.draw(batch)
-        self._finish_early(batch)
-        batch.read_s = time.thread_time() - began
-        batch.load_s = time.perf_counter() - began_s
-        return batch
-
     def prepare_all(self, steps: Sequence[Step]) -> list[Batch | Exception]:
         """Prepare the batches of several steps by one read if possible, else as `prepare_each`."""
-        if len(steps) > 1 and (together := self._prepare_together(steps)) is not None:
-            return [*together]
+        if len(steps) > 1:
+            with contextlib.suppress(PenstockError, OSError):  # raised again for its own batch
+                if batches := self.prepare(steps):
+                    return [*batches]
         return self.prepare_each(steps)
 
     def prepare_each(self, steps: Sequence[Step]) -> list[Batch | Exception]:
@@ -101,34 +96,43 @@ class BatchPipeline:
         batches: list[Batch] = []
         for step in steps:
             try:
-                batches.append(self.prepare(step))
+                batches += self.prepare([step])
             except Exception as error:  # raised later, when its own batch is due
                 if not batches:
                     raise
                 return [*batches, error]
         return [*batches]
 
-    def _prepare_together(self, steps: Sequence[Step]) -> list[Batch] | None:
+    def prepare(self, steps: Sequence[Step]) -> list[Batch]:
+        """Read the batches of some steps at once, as `read` does, and draw their random numbers."""
         began, began_s = time.thread_time(), time.perf_counter()
-        together = self.slots.slots_together(steps)
-        # Nothing but the output is needed of batches that are finished here.
-        finishes = not self.columns and self._finishes_early
-        finish = self.finisher.together if finishes else None
-        batches = None
-        if together is not None:
-            batches = self.reader.read_together(steps, *together, finish=finish)
-        for batch in batches or ():
+        batches = self.read(steps)
+        for batch in batches:
             if batch.output is None:
                 self.draw(batch)
-                self._finish_early(batch)
+                if self._finishes_early:
+                    self.finish(batch)
         read_s, load_s = time.thread_time() - began, time.perf_counter() - began_s
-        for batch in batches or ():
+        for batch in batches:
             batch.read_s, batch.load_s = read_s / len(steps), load_s / len(steps)
         return batches
 
-    def read(self, step: Step) -> Batch:
-        """Read the samples that this rank has in a step."""
-        return self.reader.read(step, self.slots.slots(step))
+    def read(self, steps: Sequence[Step]) -> list[Batch]:
+        """Read the samples that this rank has in some steps, at once.
+
+        Returns no batches for several steps of two epochs, or that are padded or mixed.
+        """
+        if len(steps) == 1:
+            slots = [self.slots.slots(steps[0])]
+            rows = slots[0].rows
+        elif (together := self.slots.slots_together(steps)) is not None:
+            slots, rows = together
+        else:
+            return []
+        # Nothing but the output is needed of batches that are finished here.
+        finishes = self._finishes_early and not self.columns and slots[0].valid is None
+        finish = self.finisher.together if finishes else None
+        return self.reader.read(steps, slots, rows, finish=finish)
 
     def draw(self, batch: Batch) -> None:
         """Draw the random numbers of a batch's samples, and move masks, boxes and points.
@@ -185,10 +189,6 @@ class BatchPipeline:
     @property
     def _finishes_early(self) -> bool:
         return self.images is None and self.finisher.is_anywhere
-
-    def _finish_early(self, batch: Batch) -> None:
-        if self._finishes_early:
-            self.finish(batch)
 
     def finish(self, batch: Batch) -> None:
         """Make the output of a decoded batch, once."""

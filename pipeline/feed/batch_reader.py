@@ -6,10 +6,9 @@ This runs on the reading threads. They decode texts, bytes and masks; DALI decod
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
@@ -62,12 +61,22 @@ class BatchReader:
     blocks: Blocks = field(default_factory=Blocks)
     bad_headers: Callable[..., Mapping[int, str]] | None = None
 
-    def read(self, step: Step, slots: RankSlots) -> Batch:
-        """Read the batch of a step.
+    def read(
+        self,
+        steps: Sequence[Step],
+        slots: Sequence[RankSlots],
+        rows: NDArray[np.int64],
+        *,
+        finish: Callable[[SampleBatch, Sequence[int]], list[Output] | None] | None = None,
+    ) -> list[Batch]:
+        """Read the batches of one step, or of several steps of an epoch without padding, at once.
 
-        Raises the errors of reading, and TooManyBadSamplesError if no substitute is found.
+        rows: of all slots. Several batches share memory, at most `runner.LARGE_TURN_BYTES`. finish:
+        converts the samples between bounds to outputs, or returns None; batches with an output have
+        no columns. Raises the errors of reading, and TooManyBadSamplesError if no substitute is
+        found.
         """
-        rows, epoch, valid = slots.rows, step.start.epoch, slots.valid
+        epoch, valid = steps[0].start.epoch, slots[0].valid
         own = self.dataset.ids(rows)
         bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
@@ -84,46 +93,23 @@ class BatchReader:
             content = _emptied(content, sorted(bad))
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
-        return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
-
-    def read_together(
-        self,
-        steps: Sequence[Step],
-        slots: Sequence[RankSlots],
-        rows: NDArray[np.int64],
-        *,
-        finish: Callable[[SampleBatch, Sequence[int]], list[Output] | None] | None = None,
-    ) -> list[Batch] | None:
-        """Read the batches of several steps of an epoch at once.
-
-        rows: of all slots. The batches share memory, at most `runner.LARGE_TURN_BYTES`. finish:
-        converts the samples between bounds to outputs, or returns None; batches with an output have
-        no columns. None if they have to be read one by one, because a sample is bad.
-        """
-        epoch = steps[0].start.epoch
-        ids, bad = self.dataset.ids(rows), dict[int, str]()
-        if self.bad_samples.reasons(epoch, ids):
-            return None
-        try:
-            content = self._read_once(ids, epoch, bad, rows)
-        except (PenstockError, OSError):  # reading one by one raises it again for its batch
-            return None
-        if bad:
-            return None
-        self.probe.sample(None)
         bounds = [0, *accumulate(len(each.rows) for each in slots)]
-        outputs: Sequence[Output | None] | None
-        outputs = None if finish is None else finish(content, bounds)
-        if outputs is None:
-            outputs = [None] * len(steps)
-        else:
-            content = replace(content, columns={}, present={})
+        outputs: Sequence[Output | None] = [None] * len(steps)
+        if finish is not None and (finished := finish(content, bounds)) is not None:
+            outputs, content = finished, replace(content, columns={}, present={})
+        parts = content.parts(bounds) if len(steps) > 1 else [content]
         return [
             Batch(
-                step=step, slots=each, own=part.ids, content=part, bad={}, valid=None, output=output
+                step=step,
+                slots=each,
+                own=own[begin:end],
+                content=part,
+                bad={row - begin: why for row, why in bad.items() if begin <= row < end},
+                valid=valid,
+                output=output,
             )
-            for step, each, part, output in zip(
-                steps, slots, content.parts(bounds), outputs, strict=True
+            for step, each, part, output, (begin, end) in zip(
+                steps, slots, parts, outputs, pairwise(bounds), strict=True
             )
         ]
 

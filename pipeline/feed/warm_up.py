@@ -41,7 +41,7 @@ from penstock.cache import (
     worker_name,
 )
 from penstock.pipeline.feed.frozen_order import bucket_order, check_state, freeze_order
-from penstock.pipeline.feed.shard_fills import NodeShare
+from penstock.pipeline.feed.prefetch import NodeShare
 from penstock.pipeline.options import (
     DEFAULT_ORDER,
     LoaderOptions,

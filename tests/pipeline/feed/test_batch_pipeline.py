@@ -45,7 +45,7 @@ def test_one_thread_makes_the_same_batches_as_many(pack: Path) -> None:
         for step in pipeline.order(Cursor(0, 0)):
             if step.start.epoch:
                 break
-            batch = pipeline.prepare(step)
+            (batch,) = pipeline.prepare([step])
             pipeline.begin_decode(batch)
             pipeline.decode(batch)
             pipeline.finish(batch)

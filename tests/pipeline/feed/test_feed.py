@@ -29,7 +29,7 @@ from penstock.pipeline.report import Meter
 from penstock.readers.fieldtypes import EncodedColumn, SampleBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.pipeline.plan import RankSlots, Step
     from penstock.readers import EncodedBatch
@@ -65,24 +65,28 @@ class Reader:
     def close(self) -> None:
         """It has nothing to end."""
 
-    def read(self, step: Step, slots: RankSlots) -> Batch:
+    def read(
+        self, steps: Sequence[Step], slots: Sequence[RankSlots], rows: Any, *, finish: Any
+    ) -> list[Batch]:
+        assert finish is None  # images have to be decoded first
+        (step,), (own,), ids = steps, slots, rows[:, 1]
         if step.start in self.hangs:
             self.hanging.set()
             assert self.let_go.wait(WAIT_S)
         if step.start in self.fails:
             self.failed += 1
             raise self.fails.pop(step.start)
-        ids = slots.rows[:, 1]
         encoded = [np.zeros(3, np.uint8) for _ in ids]
         dims = np.ones((len(ids), 2), np.int32)
-        return Batch(
+        batch = Batch(
             step=step,
-            slots=slots,
+            slots=own,
             own=ids,
             content=SampleBatch(ids=ids, columns={"image": EncodedColumn(encoded, dims)}),
             bad={},
             valid=None,
         )
+        return [batch]
 
 
 class NoDraws(ImageDecoding):

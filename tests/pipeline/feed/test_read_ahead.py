@@ -14,7 +14,7 @@ from penstock.pipeline.feed import BatchPipeline as RealRoad
 from penstock.pipeline.plan import BatchSchedule, Cursor, Step, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 WALK = Walk(samples=50, schedule=BatchSchedule.constant(10), drop_last=False)
 DEPTH = 2
@@ -56,18 +56,18 @@ class Road:
             self.begun.append(step.start)
             yield step
 
-    def _prepare_together(self, steps: object) -> None:
-        """Nothing is read by one read here."""
-
-    def prepare(self, step: Step) -> Any:
+    def prepare(self, steps: Sequence[Step]) -> list[Any]:
         class Batch:
             pass
 
+        if len(steps) > 1:
+            return []  # nothing is read by one read here
+        (step,) = steps
         if step.start in self.bad:
             raise KeyError(step.start)
         batch: Any = Batch()
         batch.step, batch.read_wait_s, batch.size_bytes = step, 0.0, 7
-        return batch
+        return [batch]
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from penstock.cache.errors import (
 from penstock.cache.peers.certificates import credentials_of
 from penstock.cache.peers.peer_client import PeerClient
 from penstock.cache.peers.peer_directory import Peer
-from penstock.cache.peers.server_control import check_own_settings
+from penstock.cache.peers.server_process import PeerServer, check_own_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.cache.peers.peer_directory import PlannedHolders
     from penstock.cache.peers.peer_upstream import PeerUpstream
-    from penstock.cache.peers.server_process import PeerServer
     from penstock.cache.peers.tokens import PeerSecret
 
 _NO_SERVER = ""
@@ -273,8 +272,6 @@ class PeerLink:
 
     def _serve(self, secret: PeerSecret) -> str | None:
         """Start or find this node's server; return its address, None if it can't be served."""
-        from penstock.cache.peers.server_process import PeerServer  # loaded only if needed
-
         try:
             self._server = PeerServer(self._cache, self._settings, secret, moved=self._publish)
         except (OSError, StalledError, WorkerError) as error:

@@ -1,8 +1,8 @@
 """Serve a node's cache to the other nodes of the job, in a separate process.
 
-server_process.py starts the process. It reads a spec from its standard input, reports its port on
-its standard output, and ends when no process of its node uses it any more. It loads neither torch
-nor numpy and needs 30 MB.
+server_process.py starts the process and sends it a spec over a pipe, because that contains secrets.
+It ends when no process of its node uses it any more. It loads neither torch nor numpy and needs
+30 MB.
 
 The main thread accepts connections, and ends those that exceed a time limit. A thread for each
 connection answers its requests one after another with blocking system calls: plain bodies go from
@@ -28,7 +28,7 @@ import selectors
 import signal
 import socket
 import ssl
-import sys
+import struct
 import threading
 import time
 from dataclasses import dataclass
@@ -36,14 +36,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import ByteLocks, Folder, wait_for
 from penstock.cache.peers.answers import END, Responder, read_head
+from penstock.cache.peers.certificates import Credentials
 from penstock.cache.peers.held_files import HeldFiles
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
-from penstock.cache.peers.server_control import LIFE_BYTE, SERVERS_FOLDER, ServerSpec, Users
+from penstock.cache.peers.tokens import PeerSecret, prove_server
 from penstock.cache.secrets import SafeLog
 from penstock.cache.threads import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.cache.peers.answers import ServerReply
     from penstock.cache.peers.protocol import Span
@@ -297,19 +298,10 @@ def _steps(spans: Sequence[Span], most: int) -> Iterator[Span]:
             yield at, min(most, end - at)
 
 
-_FIRST_USER_S = 20.0
-"""Seconds within which the process that started the server must connect as its first user."""
-_LIFE_S = 15.0
-_TICK_S = 0.5
-"""Seconds between looks for connections that have exceeded a time limit."""
 _OF_ADDRESS = frozenset(
     {errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EACCES, errno.EINVAL, errno.EAFNOSUPPORT}
 )
 """Errors of listening that are caused by the address, not by the machine."""
-
-
-class AddressError(OSError):
-    """The server can't listen at its address."""
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, bool]:
@@ -331,34 +323,159 @@ def listen(host: str, port: int) -> tuple[socket.socket, bool]:
     return listener, is_taken
 
 
-def serve(spec: ServerSpec, report: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until the last user has left. report: sends a report to the process that started the
-    server. Raises OSError."""
-    folder = Folder.at(spec.root, mode=spec.mode).folder(SERVERS_FOLDER)
-    life = ByteLocks(folder.open_or_create(f"{spec.name}.lock"))
+# -- the processes of the node that use the server
+
+SERVERS_FOLDER = "peers"
+"""The subfolder of a cache that holds the lock and the socket of each server."""
+LIFE_BYTE, START_BYTE = 0, 1
+"""Bytes of a server's lock file. A running server locks the first, and a process that starts a
+server the second."""
+_MOST_LOG = 2000
+_CREDENTIALS = struct.Struct("3i")
+
+
+def socket_path(folder: Folder, name: str) -> str:
+    """Return the path of a server's socket, which is short even in a folder with a long path."""
+    return f"/proc/self/fd/{folder.fd}/{name}.sock"
+
+
+class Users(logging.Handler):
+    """The server's ends of its users' connections. As a log handler, it sends messages to the
+    oldest user, which logs them.
+
+    A user is a process that holds a connection: the one that started the server, which passes it
+    the connection, or another one, through the server's socket in the cache folder. The system
+    closes the connection when the process ends, however it dies: the server ends after its last
+    user, and a user notices the server's death in the same way. name: of the socket, whose former
+    server is dead. selector: calls this object when a connection is readable.
+    """
+
+    def __init__(
+        self,
+        first: socket.socket,
+        folder: Folder,
+        name: str,
+        secret: PeerSecret,
+        *,
+        port: int,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        super().__init__(logging.INFO)
+        self._folder, self._file = folder, f"{name}.sock"
+        self._secret, self._port = secret, port
+        self._selector = selector
+        self._users: list[socket.socket] = []
+        folder.remove(self._file)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(socket_path(folder, name))
+        finally:
+            os.umask(before)
+        self._listener.listen()
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._add(first)
+
+    @property
+    def count(self) -> int:
+        """The number of users."""
+        return len(self._users)
+
+    def _accept(self, listener: socket.socket) -> None:
+        user, _ = listener.accept()
+        found = user.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(found)
+        if uid in (0, os.geteuid()):
+            self._add(user)
+        else:
+            user.close()
+
+    def _add(self, user: socket.socket) -> None:
+        user.setblocking(False)
+        self._users.append(user)
+        self._selector.register(user, selectors.EVENT_READ, self._receive)
+
+    def _receive(self, user: socket.socket) -> None:
+        """Prove to a new user that the server knows the secret, or remove one that has left."""
+        try:
+            nonce = user.recv(100).decode("ascii", "replace")
+        except OSError:
+            nonce = ""
+        if nonce:
+            proof = prove_server(self._secret, nonce, str(self._port))
+            send_message(user, port=self._port, pid=os.getpid(), proof=proof)
+            return
+        self._selector.unregister(user)
+        self._users.remove(user)
+        user.close()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a log message to the oldest user."""
+        for user in self._users[:1]:
+            send_message(user, level=record.levelno, log=self.format(record)[:_MOST_LOG])
+
+    def close(self) -> None:
+        """Accept no users any more."""
+        self._folder.remove(self._file)
+        self._listener.close()
+        super().close()
+
+
+def send_message(user: socket.socket, **message: Any) -> None:
+    """Send a message to a user, as one packet of JSON."""
+    with contextlib.suppress(OSError):  # it doesn't read, or has left
+        user.send(json.dumps(message).encode())
+
+
+# -- the process
+
+_LIFE_S = 15.0
+_TICK_S = 0.5
+"""Seconds between looks for connections that have exceeded a time limit."""
+
+
+def serve(
+    first: socket.socket,
+    *,
+    name: str,
+    root: str,
+    mode: int,
+    host: str,
+    port: int,
+    secret: PeerSecret,
+    credentials: Credentials | None,
+) -> None:
+    """Serve a cache folder until the last user has left, and send the first user a report.
+
+    name: of the server's files. root, mode: the path and the permission bits of the cache folder.
+    host, port: the address at which the server listens; port 0 stands for any free port. Raises
+    OSError.
+    """
+    folder = Folder.at(root, mode=mode).folder(SERVERS_FOLDER)
+    life = ByteLocks(folder.open_or_create(f"{name}.lock"))
     # A previous server whose last user has just left is about to end.
-    wait_for(lambda: life.lock(LIFE_BYTE), timeout_s=_LIFE_S, what=f"the server {spec.name}")
-    held = HeldFiles(spec.root, mode=spec.mode)
+    wait_for(lambda: life.lock(LIFE_BYTE), timeout_s=_LIFE_S, what=f"the server {name}")
+    held = HeldFiles(root, mode=mode)
     try:
-        listener, is_taken = listen(spec.host, spec.port)
+        listener, is_taken = listen(host, port)
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno in _OF_ADDRESS:
-            raise AddressError(error.errno, error.strerror) from error
-        raise
+        is_address = isinstance(error, socket.gaierror) or error.errno in _OF_ADDRESS
+        send_message(first, error=error.strerror, is_address=is_address)
+        return
     port = listener.getsockname()[1]
-    tls = None if spec.credentials is None else spec.credentials.server_context()
-    server = NodeServer(listener, Responder(held, spec.secret), tls=tls)
+    tls = None if credentials is None else credentials.server_context()
+    server = NodeServer(listener, Responder(held, secret), tls=tls)
     with selectors.DefaultSelector() as selector:
-        users = Users(folder, spec, port=port, selector=selector)
+        users = Users(first, folder, name, secret, port=port, selector=selector)
         selector.register(listener, selectors.EVENT_READ, lambda _: server.accept())
         users.addFilter(SafeLog())
         _log.addHandler(users)
         _log.setLevel(logging.INFO)
         _log.propagate = False
-        report({"port": port, "is_taken": is_taken})
-        late_s, end_s = 0.0, time.monotonic() + _FIRST_USER_S
+        send_message(first, port=port, pid=os.getpid(), is_taken=is_taken)
+        late_s = 0.0
         try:
-            while users.count or not (users.have_left or time.monotonic() > end_s):
+            while users.count:
                 for key, _ in selector.select(_TICK_S):
                     try:
                         key.data(key.fileobj)
@@ -373,26 +490,18 @@ def serve(spec: ServerSpec, report: Callable[[dict[str, Any]], None]) -> None:
             server.close()
 
 
-def main() -> int:
-    """Read the spec and serve. Return the exit status."""
+def main(first: socket.socket, spec: dict[str, Any]) -> None:
+    """Serve as the process that started this one specified, over its connection as a user."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job handles Ctrl-C; the server ends after it
-    output = sys.stdout
-
-    def report(facts: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            output.write(json.dumps(facts) + "\n")
-            output.close()
-
-    spec = ServerSpec.load(sys.stdin.buffer.readline())
     threading.stack_size(_STACK_BYTES)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         wanted = 4096 if most == resource.RLIM_INFINITY else min(most, 4096)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    secret, tls = PeerSecret(spec.pop("secret").encode("latin-1")), spec.pop("credentials")
     try:
-        serve(spec, report)
+        credentials = None if tls is None else Credentials(**tls)
+        serve(first, secret=secret, credentials=credentials, **spec)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        report({"error": reason, "is_address": isinstance(error, AddressError)})
-        return 1
-    return 0
+        send_message(first, error=reason, is_address=False)

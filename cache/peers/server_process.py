@@ -7,32 +7,29 @@ in a new process, because the training loop needs this process's GIL; a fork wou
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections import deque
-from multiprocessing import connection
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from penstock.cache.base import ByteLocks
+from penstock.cache.base import ByteLocks, TlsFiles
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.certificates import credentials_of
-from penstock.cache.peers.server_control import (
-    SERVERS_FOLDER,
-    START_BYTE,
-    ServerLine,
-    ServerSpec,
-    address_error,
-    server_name,
-)
-from penstock.cache.peers.tokens import SECRET_VARIABLE
+from penstock.cache.peers.protocol import ALIVE
+from penstock.cache.peers.server import SERVERS_FOLDER, START_BYTE, socket_path
+from penstock.cache.peers.tokens import SECRET_VARIABLE, PeerSecret, prove_server
 from penstock.cache.processes import describe_exit
 from penstock.cache.threads import Workers, end_at_exit
 
@@ -41,12 +38,13 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Folder, Peers
     from penstock.cache.disk import DiskCache
-    from penstock.cache.peers.tokens import PeerSecret
 
 _log = logging.getLogger("penstock")
 
 START_TIMEOUT_S = 60.0
+_HELLO_S = 10.0
 _LEAVE_S = 1.0
+_MOST_PACKET = 2**16
 _MOST_DEATHS, _DEATHS_WITHIN_S = 6, 120.0
 """A server that has died this often within this time isn't started again."""
 _FIRST_PAUSE_S = 0.25
@@ -56,19 +54,103 @@ _MOST_STDERR, _STDERR_LINES = 4000, 3
 """Bytes and lines of a dead server's stderr that a message quotes."""
 # It uses this process's import path, so that no module of the working folder is imported.
 _PROGRAM = """
-import json, sys
-sys.path[:] = json.loads(sys.stdin.buffer.readline())
+import json, socket, sys
+sys.path[:], spec = json.load(sys.stdin.buffer)
 from penstock.cache.peers.server import main
-sys.exit(main())
+main(socket.socket(fileno=int(sys.argv[-1])), spec)
 """
+
+
+def check_own_settings(settings: Peers) -> None:
+    """Raise ConfigError for an unusable token_file or TlsFiles, and for an address that isn't this
+    node's. Starts no server; only a host's name is resolved."""
+    if settings.token_file is not None:
+        PeerSecret.of_file(settings.token_file)
+    if isinstance(settings.tls, TlsFiles):
+        credentials_of(settings, PeerSecret.draw())
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            settings.host, 0, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(place)  # any port; it doesn't listen
+    except OSError as error:
+        raise address_error(settings, error.strerror or str(error)) from None
+
+
+def address_error(settings: Peers, reason: str) -> ConfigError:
+    """Return the error for an address at which this node can't listen."""
+    return ConfigError(
+        f"peers: the server of the cache can't listen at {settings.address} ({reason}). "
+        "Pass an address of this node that the job's other nodes can reach."
+    )
+
+
+class ServerLine:
+    """A user's end of the connection to a server, which receives the server's messages.
+
+    port, pid: of the server.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self.port = self.pid = 0
+
+    @classmethod
+    def find(cls, folder: Folder, name: str, secret: PeerSecret) -> ServerLine | None:
+        """Connect to a running server; None if no server runs, it is ending, or another program
+        answers. Raises StalledError if it doesn't answer."""
+        line = cls(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        with contextlib.ExitStack() as stack:
+            stack.callback(line.close)
+            try:
+                line._socket.connect(socket_path(folder, name))
+                nonce = secrets.token_hex(16)
+                line._socket.send(nonce.encode())
+                hello = line.receive(timeout_s=_HELLO_S) or {}
+                line.port, line.pid = int(hello["port"]), int(hello["pid"])
+                # A name in the cache folder isn't trusted by itself.
+                if hello["proof"] == prove_server(secret, nonce, str(line.port)):
+                    stack.pop_all()
+                    return line
+            except TimeoutError:
+                raise StalledError(
+                    f"The server of the node's cache doesn't answer: {name}."
+                ) from None
+            except (OSError, ValueError, KeyError, TypeError):
+                pass
+        return None
+
+    def receive(self, *, timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Wait for the server's next message; None if it has ended, or `end` was called. Raises
+        TimeoutError, and ValueError for another program's message."""
+        try:
+            self._socket.settimeout(timeout_s)
+            packet = self._socket.recv(_MOST_PACKET)
+        except TimeoutError:
+            raise
+        except OSError:
+            return None
+        message = json.loads(packet) if packet else None
+        return message if isinstance(message, dict | None) else {}
+
+    def end(self) -> None:
+        """Make `receive` return, from any thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. Safe to call twice."""
+        self._socket.close()
 
 
 class PeerServer:
     """The node's server as one of its users, from the constructor to close() or the end of the
     process.
 
-    cache: the cache to serve, which is opened. moved: called with the new address, on another
-    thread, if a restarted server doesn't get its former port.
+    cache: the cache to serve, which is opened. is_encrypted: True if the server uses TLS. moved:
+    called with the new address, on another thread, if a restarted server doesn't get its former
+    port.
 
     Raises ConfigError for an address that isn't this node's, and for unusable TlsFiles; WorkerError
     if the server doesn't start; StalledError; OSError if the cache can't be used.
@@ -83,13 +165,24 @@ class PeerServer:
         moved: Callable[[str], object] | None = None,
     ) -> None:
         self._peers, self._secret, self._moved = peers, secret, moved
-        self._credentials = credentials_of(peers, secret)
-        self._name = server_name(peers, secret)
+        credentials = credentials_of(peers, secret)
+        self.is_encrypted = credentials is not None
+        # Processes with the same protocol, address, secret, encryption and user share a server.
+        about = (ALIVE, peers.address, secret.job, repr(peers.tls), str(os.geteuid()))
+        text = "\0".join(about).encode("utf-8", "surrogateescape")
+        self._name = hashlib.sha256(text).hexdigest()[:16]
         folder = cache.use(lambda folder: folder.layout.top.folder(SERVERS_FOLDER, make=True))
         if folder is None:
             raise OSError(f"{cache.path}: the cache can't be used, so it isn't served to others.")
-        self._root, self._mode = cache.path, cache.mode
-        self._folder: Folder = folder
+        self._root, self._folder = cache.path, folder
+        self._spec = {
+            "name": self._name,
+            "root": cache.path,
+            "mode": cache.mode,
+            "host": peers.host,
+            "secret": secret.value.decode("latin-1"),
+            "credentials": None if credentials is None else asdict(credentials),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: BinaryIO | None = None
         self._ended = threading.Event()
@@ -106,11 +199,6 @@ class PeerServer:
     def address(self) -> str:
         """The address for other nodes: "HOST:PORT"."""
         return f"{self._peers.address.rpartition(':')[0]}:{self._line.port}"
-
-    @property
-    def is_encrypted(self) -> bool:
-        """True if the server uses TLS."""
-        return self._credentials is not None
 
     @property
     def pid(self) -> int:
@@ -149,89 +237,66 @@ class PeerServer:
             raise WorkerError(died)
 
     def _find_or_start(self, port: int) -> ServerLine:
-        if (found := self._find()) is not None:
+        if (found := ServerLine.find(self._folder, self._name, self._secret)) is not None:
             return found
         locks = ByteLocks(self._folder.open_or_create(f"{self._name}.lock"))
         what = f"{self._root}: starting the server of the cache"
         try:
             with locks.holding(START_BYTE, timeout_s=START_TIMEOUT_S, what=what):
-                return self._find() or self._start(port)
+                found = ServerLine.find(self._folder, self._name, self._secret)
+                return found or self._start(port)
         finally:
             locks.close()
 
-    def _find(self) -> ServerLine | None:
-        try:
-            return ServerLine(self._folder, self._name, self._secret)
-        except (OSError, ValueError) as error:
-            if isinstance(error, StalledError):
-                raise
-            return None
-
     def _start(self, port: int) -> ServerLine:
-        spec = ServerSpec(
-            name=self._name,
-            root=self._root,
-            mode=self._mode,
-            host=self._peers.host,
-            port=port,
-            secret=self._secret,
-            credentials=self._credentials,
-        )
-        report = self._run(spec)
-        if "error" in report:
-            self._reap()
-            if report["is_address"]:
-                raise address_error(self._peers, str(report["error"]))
-            raise OSError(f"{self._root}: the server of the cache can't serve: {report['error']}.")
-        if "port" not in report:
-            raise self._death("while it started")
-        if report["is_taken"]:
-            warnings.warn(
-                f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
-                f"another program, so this job's listens at {report['port']}. Pass port 0 for any "
-                "free port, or the same token_file to jobs that should share a server.",
-                PenstockWarning,
-                stacklevel=5,
-            )
-        try:
-            return ServerLine(self._folder, self._name, self._secret)
-        except StalledError:
-            raise
-        except (OSError, ValueError) as error:
-            raise self._death(f"as soon as it served ({error})") from error
-
-    def _run(self, spec: ServerSpec) -> dict[str, object]:
-        """Start the process; return its report."""
+        """Start the process, which the new connection then keeps alive."""
         # The server's environment must not contain the secret.
         command = ["env", "-u", SECRET_VARIABLE, sys.executable, "-P", "-c", _PROGRAM]
         command += ["penstock-peer-server", self._peers.address]
         self._stderr = os.fdopen(os.memfd_create("penstock-peer-server", os.MFD_CLOEXEC), "rb")
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,
-        )
-        self._process = process
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._stderr,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
         assert process.stdin is not None
-        assert process.stdout is not None
         paths = [path for path in sys.path if isinstance(path, str)]
-        given = [json.dumps(paths).encode(), spec.dump()]
-        with process.stdin, process.stdout, contextlib.suppress(BrokenPipeError, ValueError):
-            process.stdin.write(b"\n".join(given))
-            process.stdin.close()
-            if not connection.wait([process.stdout.fileno()], timeout=START_TIMEOUT_S):
-                process.kill()
-                self._reap()
-                raise StalledError(
-                    f"{self._root}: the server of the cache (pid {process.pid}) didn't begin "
-                    f"within {START_TIMEOUT_S:.0f} s and was killed. Check if this machine is "
-                    "overloaded."
-                )
-            report = json.loads(process.stdout.readline())
-            return report if isinstance(report, dict) else {}
-        return {}
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(json.dumps([paths, self._spec | {"port": port}]).encode())
+        line = ServerLine(mine)
+        try:
+            report = line.receive(timeout_s=START_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            self._reap()
+            raise StalledError(
+                f"{self._root}: the server of the cache (pid {process.pid}) didn't begin within "
+                f"{START_TIMEOUT_S:.0f} s and was killed. Check if this machine is overloaded."
+            ) from None
+        if report is None or "error" in report:
+            line.close()
+        if report is None:
+            raise self._death("while it started")
+        if "error" in report:
+            self._reap()
+            if report["is_address"]:
+                raise address_error(self._peers, report["error"])
+            raise OSError(f"{self._root}: the server of the cache can't serve: {report['error']}.")
+        line.port, line.pid = report["port"], report["pid"]
+        if report["is_taken"]:
+            warnings.warn(
+                f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
+                f"another program, so this job's listens at {line.port}. Pass port 0 for any free "
+                "port, or the same token_file to jobs that should share a server.",
+                PenstockWarning,
+                stacklevel=5,
+            )
+        return line
 
     def _reap(self) -> tuple[int | None, str]:
         """Wait for a server that this process started, if it has ended; return its exit status,

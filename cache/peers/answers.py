@@ -1,7 +1,9 @@
 """Parse a peer's request, check its signature, and answer it from the files of the node's cache.
 
 This module doesn't handle connections. An answer may refer to an open file, which its sender
-closes.
+closes. Only `blobs/` and `fills/` are read, by keys, and nothing is changed. As for every reader, a
+shared lock on its inode protects each open file from eviction; the file must still have its name
+after the lock is acquired.
 
 The parser accepts only the subset of HTTP that the protocol uses. A library would also parse
 bodies, chunks, pipelines, upgrades, folded lines and other methods, all of which would then have to
@@ -16,32 +18,47 @@ damage.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
+import sqlite3
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from crc32c import crc32c
 
-from penstock.cache.disk import BLOCK_BYTES
+from penstock.cache.base import ReaderLocks
+from penstock.cache.disk import (
+    BLOCK_BYTES,
+    CRCS_QUERY,
+    HELD_QUERY,
+    FillMarks,
+    FolderLayout,
+    as_database_errors,
+    map_name,
+    part_name,
+    read_crcs,
+)
 from penstock.cache.peers import protocol
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
-from penstock.cache.peers.tokens import Question, check_token, prove_server
+from penstock.cache.peers.trust import Question, check_token, prove_server
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.cache.peers.held_files import HeldFile, HeldFiles
+    from penstock.cache.base import Folder
     from penstock.cache.peers.protocol import Span
-    from penstock.cache.peers.tokens import PeerSecret
+    from penstock.cache.peers.trust import PeerSecret
 
 _LINE = re.compile(r"([A-Z]{1,16}) ([!-~]{1,512}) HTTP/1\.1")
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([ -~]{0,1024}?)[ \t]*")
 _MOST_HEADERS = 32
 # These headers announce a body or another protocol.
 _REFUSED = frozenset({"content-length", "transfer-encoding", "upgrade", "expect", "trailer", "te"})
-_ONCE = frozenset({"authorization", "range", "connection", "host"})
 
 END = b"\r\n\r\n"
 
@@ -73,7 +90,7 @@ def read_head(data: bytes | bytearray) -> PeerRequest | None:
         if found is None:
             return None
         name = found[1].lower()
-        if name in _REFUSED or (name in headers and name in _ONCE):
+        if name in _REFUSED or name in headers:
             return None
         headers[name] = found[2]
     return PeerRequest(
@@ -81,6 +98,147 @@ def read_head(data: bytes | bytearray) -> PeerRequest | None:
         headers.get("authorization", ""),
         headers.get("connection", "keep-alive").lower() == "keep-alive",
     )
+
+
+_MOST_LISTED = 64
+_MOST_NOTES = 2**13
+"""The most blobs whose block checksums are in memory; a blob of 64 MiB has 256 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldFile:
+    """A file that is open and protected from eviction until close().
+
+    size_bytes: the size of the blob. marks: the marks of its present pieces, None if it is whole.
+    crcs: the checksums of its blocks, None if unknown. opened: what close() closes and releases.
+    """
+
+    fd: int
+    size_bytes: int
+    marks: FillMarks | None
+    crcs: bytes | None
+    opened: contextlib.ExitStack
+
+    def has(self, start: int, end: int) -> bool:
+        """Return True if bytes [start, end) are present."""
+        if not 0 <= start < end <= self.size_bytes:
+            return False
+        return self.marks is None or self.marks.has(start, end)
+
+    def close(self) -> None:
+        """Close the file and release its lock. Safe to call twice."""
+        self.opened.close()
+
+
+class HeldFiles:
+    """The blobs and fills of one cache folder. Safe for several threads.
+
+    root, mode: the path and the permission bits of the cache. Raises OSError if the folder isn't a
+    cache.
+    """
+
+    def __init__(self, root: str, *, mode: int) -> None:
+        self._layout = FolderLayout(root, mode=mode)
+        self._readers = ReaderLocks(self._layout.top.open_or_create("readers.lock"))
+        self._catalogue: sqlite3.Connection | None = None
+        self._catalogue_inode = 0
+        self._lock = threading.Lock()  # of the catalogue's connection and the notes
+        self._notes: dict[tuple[str, int], bytes] = {}
+
+    def open(self, key: str) -> HeldFile | None:
+        """Open a blob or its fill; None if there is none, or it is being evicted. key: 40
+        hexadecimal digits."""
+        layout = self._layout
+        # The fill may be published between the first two attempts.
+        for folder, name in (
+            (layout.blobs, key),
+            (layout.fills, part_name(key)),
+            (layout.blobs, key),
+        ):
+            try:
+                if (found := self._open(folder, name, key)) is not None:
+                    return found
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _open(self, folder: Folder, name: str, key: str) -> HeldFile | None:
+        with contextlib.ExitStack() as opened:
+            fd = folder.open(name)
+            opened.callback(os.close, fd)
+            found = os.fstat(fd)
+            if not found.st_size or not self._readers.acquire(found.st_ino):
+                return None
+            opened.callback(self._readers.release, found.st_ino)
+            marks = crcs = None
+            if folder is self._layout.fills:
+                map_fd = folder.open(map_name(key))
+                opened.callback(os.close, map_fd)
+                marks = FillMarks(map_fd, found.st_size)
+            else:
+                crcs = self._crcs(key, found)
+            # Checked after the map is opened, as a fill's map is removed after its part file.
+            if not os.fstat(fd).st_nlink:
+                return None
+            return HeldFile(
+                fd=fd, size_bytes=found.st_size, marks=marks, crcs=crcs, opened=opened.pop_all()
+            )
+
+    # -- the catalogue, which may be incomplete
+
+    def _crcs(self, key: str, found: os.stat_result) -> bytes | None:
+        noted = self._notes.get((key, found.st_ino))
+        if noted is None:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                noted = read_crcs(next(self._query(CRCS_QUERY, key), None), found.st_size)
+            if noted is not None:
+                with self._lock:
+                    self._notes[key, found.st_ino] = noted
+                    while len(self._notes) > _MOST_NOTES:
+                        del self._notes[next(iter(self._notes))]
+        return noted
+
+    def keys_of(self, group: str, *, most: int) -> Iterator[str]:
+        """Return the sorted keys of a group's whole blobs, as listed in the catalogue."""
+        return (row[0] for row in self._query(HELD_QUERY, group, most) if protocol.is_key(row[0]))
+
+    def any_key(self) -> str | None:
+        """Return the key of the largest among the first 64 whole blobs found; None if there is
+        none. Raises no errors."""
+        sizes: dict[str, int] = {}
+        with contextlib.suppress(OSError), os.scandir(self._layout.blobs.fd) as entries:
+            for entry in itertools.islice(entries, _MOST_LISTED):
+                if protocol.is_key(entry.name):
+                    sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return max(sizes, key=lambda key: (sizes[key], key), default=None)
+
+    def _query(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Query the catalogue; yield nothing if it can't be read or is being rebuilt."""
+        with self._lock:
+            with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
+                inode = self._layout.top.stat("catalogue.db").st_ino
+                if self._catalogue is None or inode != self._catalogue_inode:
+                    self._close_catalogue()
+                    self._layout.top.check("catalogue.db")
+                    root = os.readlink(f"/proc/self/fd/{self._layout.top.fd}")
+                    place = quote(os.path.join(root, "catalogue.db"))
+                    self._catalogue = sqlite3.connect(
+                        f"file:{place}?mode=ro", uri=True, timeout=0.1, check_same_thread=False
+                    )
+                    self._catalogue_inode = inode
+                yield from self._catalogue.execute(query, values)
+                return
+            self._close_catalogue()
+
+    def _close_catalogue(self) -> None:
+        catalogue, self._catalogue = self._catalogue, None
+        if catalogue is not None:
+            catalogue.close()
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._close_catalogue()
+        self._readers.close()
 
 
 _STEP = 2**17

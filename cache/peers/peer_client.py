@@ -32,7 +32,7 @@ from penstock.cache.disk import BLOCK_BYTES
 from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
-from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
+from penstock.cache.peers.trust import PeerSecret, Question, authorize, server_time
 from penstock.cache.stores import (
     Connection,
     ConnectionPool,

@@ -33,10 +33,10 @@ from penstock.cache.errors import (
     StalledError,
     WorkerError,
 )
-from penstock.cache.peers.certificates import credentials_of
 from penstock.cache.peers.peer_client import PeerClient
 from penstock.cache.peers.peer_directory import Peer
 from penstock.cache.peers.server_process import PeerServer, check_own_settings
+from penstock.cache.peers.trust import credentials_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache
     from penstock.cache.peers.peer_directory import PlannedHolders
     from penstock.cache.peers.peer_upstream import PeerUpstream
-    from penstock.cache.peers.tokens import PeerSecret
+    from penstock.cache.peers.trust import PeerSecret
 
 _NO_SERVER = ""
 """The address that a node publishes if its cache can't be served, such as on a full disk."""

@@ -35,11 +35,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import ByteLocks, Folder, wait_for
-from penstock.cache.peers.answers import END, Responder, read_head
-from penstock.cache.peers.certificates import Credentials
-from penstock.cache.peers.held_files import HeldFiles
+from penstock.cache.peers.answers import END, HeldFiles, Responder, read_head
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
-from penstock.cache.peers.tokens import PeerSecret, prove_server
+from penstock.cache.peers.trust import Credentials, PeerSecret, prove_server
 from penstock.cache.secrets import SafeLog
 from penstock.cache.threads import Workers
 

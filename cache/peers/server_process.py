@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from penstock.cache.base import ByteLocks, TlsFiles
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
-from penstock.cache.peers.certificates import credentials_of
 from penstock.cache.peers.protocol import ALIVE
 from penstock.cache.peers.server import SERVERS_FOLDER, START_BYTE, socket_path
-from penstock.cache.peers.tokens import SECRET_VARIABLE, PeerSecret, prove_server
+from penstock.cache.peers.trust import SECRET_VARIABLE, PeerSecret, credentials_of, prove_server
 from penstock.cache.processes import describe_exit
 from penstock.cache.threads import Workers, end_at_exit
 

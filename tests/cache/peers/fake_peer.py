@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.cache.peers import Peer, protocol, tokens
+from penstock.cache.peers import Peer, PeerSecret, Question, check_token, protocol, prove_server
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SECRET = tokens.PeerSecret(b"0123456789abcdef" * 2)
+SECRET = PeerSecret(b"0123456789abcdef" * 2)
 GROUP = hashlib.sha256(b"set").hexdigest()[:32]
 
 
@@ -45,12 +45,12 @@ class FakePeer:
             return
         now_s = time.time() + self.ahead_s
         token = asked.headers.get("authorization", "")
-        question = tokens.Question("GET", asked.target, asked.headers.get("range", ""))
-        state = tokens.check_token(SECRET, question, token, now_s=now_s)
+        question = Question("GET", asked.target, asked.headers.get("range", ""))
+        state = check_token(SECRET, question, token, now_s=now_s)
         if state != "valid":
             more = {"Date": protocol.date_text(now_s)}
             if state == "expired":
-                more[protocol.PROOF_HEADER] = tokens.prove_server(SECRET, token, more["Date"])
+                more[protocol.PROOF_HEADER] = prove_server(SECRET, token, more["Date"])
             self._refuse(talk, more)
         elif protocol.group_of(asked.target) is not None:
             keys = list(self.blobs) if self.said is None else self.said

@@ -9,7 +9,7 @@
     GET /v3/any                                  206  the beginning of any whole blob
 
 It is a subset of HTTP/1.1: no other methods, no request bodies, and no multipart answers for
-several ranges. Every request is signed (tokens.py); a client outside the job learns only the time.
+several ranges. Every request is signed (trust.py); a client outside the job learns only the time.
 """
 
 from __future__ import annotations

@@ -73,7 +73,6 @@ class Traffic:
     peer_requests: int = counter("requests to other nodes")
     peer_failed: int = counter("requests to other nodes without a good answer")
     refetched: int = counter("objects fetched again because their bytes were wrong")
-    evicted: int = 0  # always 0: evictions belong to the cache, which several datasets share
 
     @property
     def hit_ratio(self) -> float:

@@ -56,20 +56,14 @@ class RankWaits:
     def parse(cls, text: str) -> RankWaits | None:
         """Parse a published text; None if no rank of this release can have written it."""
         try:
-            values = json.loads(text)
-        except ValueError:
+            values = dict(zip(_FIELD_TYPES, json.loads(text), strict=True))
+        except (ValueError, TypeError):
             return None
-        if not isinstance(values, list) or len(values) != len(_FIELD_TYPES):
-            return None
-        if not all(
-            isinstance(value, kind) and not isinstance(value, bool)
-            for value, kind in zip(values, _FIELD_TYPES.values(), strict=True)
-        ):
-            return None
-        return cls(**dict(zip(_FIELD_TYPES, values, strict=True)))
+        fits = all(type(value) in _FIELD_TYPES[name] for name, value in values.items())
+        return cls(**values) if fits else None
 
 
-_JSON_TYPES: dict[Any, Any] = {"int": int, "float": (int, float), "str": str}
+_JSON_TYPES: dict[Any, tuple[type, ...]] = {"int": (int,), "float": (int, float), "str": (str,)}
 _FIELD_TYPES = {field.name: _JSON_TYPES[field.type] for field in fields(RankWaits)}
 
 

@@ -93,14 +93,11 @@ def log_tensorboard(loader: ReportingLoader, writer: Any, step: int) -> None:
 
 
 def _numbers(statistics: Statistics) -> Iterator[tuple[Field[Any], float]]:
-    """Yield the numbers of the statistics, then the counters of the cache that they lack."""
-    remote, seen = statistics.facts.remote, set[str]()
-    for table in (statistics, *(() if remote is None else (remote.traffic,))):
-        for row in fields(table):
-            value = getattr(table, row.name)
-            if row.metadata and isinstance(value, int | float) and row.name not in seen:
-                seen.add(row.name)
-                yield row, value
+    """Yield the numbers of the statistics."""
+    for row in fields(statistics):
+        value = getattr(statistics, row.name)
+        if row.metadata and isinstance(value, int | float):
+            yield row, value
 
 
 class _Collector:

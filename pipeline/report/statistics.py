@@ -1,8 +1,9 @@
 """The table of a loader's counters, whose `str` names the limit of the job.
 
-Each field of `Statistics` is declared once, with its meaning and its source. From these rows follow
-the values (`Meter.snapshot`), the exports to Prometheus and TensorBoard (`metrics`) and the
-documentation (`help(penstock.Statistics)`).
+Each field of `Statistics` is declared once, with its meaning and its source; the counts of the cache
+are those of its own table, `Traffic`. From these rows follow the values (`Meter.snapshot`), the
+exports to Prometheus and TensorBoard (`metrics`) and the documentation
+(`help(penstock.Statistics)`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ def _same(table: type, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class Statistics(Traffic):
     """The measurements of one loader so far. Times are seconds of this rank since it was built.
 
-    Counts of the store and the cache (bytes_remote to cache_max_bytes) are 0 for a local dataset;
-    they and those of chunks begin when this process opens the dataset. limit, cause: the stage that
-    limits the job, and the reason; verdict: both as sentences, with the change that would help
-    most. facts: the values from which they were derived. job: the waits that all processes of the
-    job publish once a minute and at the end of an epoch, with the slowest process; None without a
-    process group. left_out: samples that indexing or packing left out of the dataset, by reason;
+    Counts of the store and the cache (those of `Traffic`, and cache_bytes and cache_max_bytes) are
+    0 for a local dataset, except bytes_disk; they and those of chunks begin when this process opens
+    the dataset. limit, cause: the stage that limits the job, and the reason; verdict: both as
+    sentences, with the change that would help most. facts: the values from which they were derived.
+    job: the waits that all processes of the job publish once a minute and at the end of an epoch,
+    with the slowest process; None without a process group. left_out: samples that indexing or packing left out of the dataset, by reason;
     for a part or a concatenation of datasets, those of all of them.
     """
 
@@ -64,7 +65,6 @@ class Statistics:
     read_s: float = _count("CPU time of the reading threads; fine while wait_read_s is low")
     load_s: float = _count("wall-clock time of the reading threads, waits included")
     map_s: float = _same(MapFacts, "seconds")
-    bytes_disk: int = _same(Traffic, "bytes_disk")
     bytes_memory: int = _same(ResidentFacts, "bytes_memory")
     resident_hits: int = _same(ResidentFacts, "hits")
     resident_bytes: int = _same(ResidentFacts, "size_bytes")
@@ -74,21 +74,7 @@ class Statistics:
     chunks_again: int = _same(DecodedCounts, "again")
     chunks_memory_bytes: int = _same(DecodedCounts, "most_memory_bytes")
     chunks_disk_bytes: int = _same(DecodedCounts, "most_disk_bytes")
-    bytes_remote: int = _same(Traffic, "bytes_remote")
-    bytes_peers: int = _same(Traffic, "bytes_peers")
-    peer_requests: int = _same(Traffic, "peer_requests")
-    peer_failed: int = _same(Traffic, "peer_failed")
-    bytes_filled: int = _same(Traffic, "bytes_filled")
-    bytes_passed: int = _same(Traffic, "bytes_passed")
-    hits: int = _same(Traffic, "hits")
-    misses: int = _same(Traffic, "misses")
     hit_ratio: float = _row("hits / (hits + misses); 1.0 before the first sample", of=Traffic)
-    requests: int = _same(Traffic, "requests")
-    retries: int = _same(Traffic, "retries")
-    hedges: int = _same(Traffic, "hedges")
-    throttled: int = _same(Traffic, "throttled")
-    refetched: int = _same(Traffic, "refetched")
-    remote_wait_s: float = _same(Traffic, "remote_wait_s")
     cache_bytes: int = _same(TierFacts, "kept_bytes")
     cache_max_bytes: int = _same(TierFacts, "max_bytes")
     samples_per_s: float = _row(
@@ -163,8 +149,8 @@ def read_rows(tables: Mapping[type | None, Any]) -> dict[str, Any]:
     values = dict[str, Any]()
     for row in fields(Statistics):
         if row.metadata:
-            table = tables[row.metadata["of"]]
-            name = row.metadata["name"] or row.name
+            table = tables[row.metadata.get("of", Traffic)]
+            name = row.metadata.get("name") or row.name
             values[row.name] = 0 if table is None else getattr(table, name)
     return values
 

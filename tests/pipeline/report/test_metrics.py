@@ -13,7 +13,7 @@ import pytest
 from penstock.cache import MissingDependencyError
 from penstock.cache.base import Traffic, growth, summed
 from penstock.pipeline import DataLoader, Statistics, World
-from penstock.pipeline.report import TierFacts, log_tensorboard, serve_metrics
+from penstock.pipeline.report import Meter, TierFacts, log_tensorboard, serve_metrics
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def test_a_counter_of_the_cache_is_exported_and_subtracted(
 ) -> None:
     """Of all tables, `Traffic` alone names such a counter; its growth and export follow."""
     written: dict[str, float] = {}
-    found = loader.statistics()
     counts = {"failed": 7, "bytes_remote": 30}
     remote = TierFacts(
         traffic=Traffic(**counts),
@@ -74,8 +73,8 @@ def test_a_counter_of_the_cache_is_exported_and_subtracted(
         kept_bytes=0,
         max_bytes=0,
     )
-    later = replace(found, facts=replace(found.facts, remote=remote))
-    monkeypatch.setattr(loader, "statistics", lambda: later)
+    meter = Meter(decode_threads=1, device="cpu", remote=lambda: remote)
+    monkeypatch.setattr(loader, "statistics", meter.snapshot)
     writer = SimpleNamespace(
         add_scalar=lambda name, value, _: written.update({name: value}), add_text=lambda *_: None
     )

@@ -1,8 +1,8 @@
 """The table of a loader's counters, whose `str` names the limit of the job.
 
-Each field of `Statistics` is declared once, with its meaning and its source; the counts of the cache
-are those of its own table, `Traffic`. From these rows follow the values (`Meter.snapshot`), the
-exports to Prometheus and TensorBoard (`metrics`) and the documentation
+Each field of `Statistics` is declared once, with its meaning and its source; the counts of the
+cache are those of its own table, `Traffic`. From these rows follow the values (`Meter.snapshot`),
+the exports to Prometheus and TensorBoard (`metrics`) and the documentation
 (`help(penstock.Statistics)`).
 """
 
@@ -48,8 +48,9 @@ class Statistics(Traffic):
     the dataset. limit, cause: the stage that limits the job, and the reason; verdict: both as
     sentences, with the change that would help most. facts: the values from which they were derived.
     job: the waits that all processes of the job publish once a minute and at the end of an epoch,
-    with the slowest process; None without a process group. left_out: samples that indexing or packing left out of the dataset, by reason;
-    for a part or a concatenation of datasets, those of all of them.
+    with the slowest process; None without a process group. left_out: samples that indexing or
+    packing left out of the dataset, by reason; for a part or a concatenation of datasets, those of
+    all of them.
     """
 
     samples: int = _count("samples delivered to the training loop")

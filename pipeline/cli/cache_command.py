@@ -6,30 +6,30 @@ All of them may run while jobs use the cache: blobs that a job has mapped are ne
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from penstock.cache import ConfigError, PenstockError, WriteError
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
 from penstock.pipeline.cli.commands import command, root_app
 from penstock.pipeline.cli.doctor_table import count
+from penstock.pipeline.cli.printing import report
 from penstock.pipeline.cli.progress_bars import ByteProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cache.disk import BlobRecord, CacheSummary
+    from penstock.cache.disk import BlobRecord, CacheSummary, Verification
 
 cache_app = typer.Typer(
     name="cache",
@@ -51,35 +51,37 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.",
 )
 def list_(
     folder: Folder,
-    label: Annotated[
-        str | None,
-        typer.Option("--dataset", help="List only datasets whose URL contains this text."),
-    ] = None,
+    label: Annotated[str | None, typer.Option("--dataset")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the blobs with dataset, size, state, pins and time of last use."""
+    """List the blobs with dataset, size, state, pins and time of last use.
+
+    label: List only datasets whose URL contains this text.
+    """
     from penstock.cache.disk import admin
 
     with _errors(folder):
         found = admin.list_blobs(folder)
     blobs = [b for b in found if label is None or label in b.label]
-    if as_json:
-        typer.echo(json.dumps({"blobs": [asdict(blob) for blob in blobs]}))
-        return
-    table = Table(box=None, pad_edge=False)
-    for column in ("blob", "dataset", "object"):
-        table.add_column(column, no_wrap=column == "blob", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    for column in ("state", "needed", "used"):
-        table.add_column(column, no_wrap=True)
-    now_s = time.time()
-    for blob in blobs:
-        table.add_row(*map(escape, _columns(blob, now_s)))
-    console = Console()
+    report({"blobs": [asdict(blob) for blob in blobs]}, _listing(blobs), as_json=as_json)
+
+
+def _listing(blobs: list[BlobRecord]) -> Iterator[str | Table]:
     if blobs:
-        console.print(table)
-    total_bytes = sum(blob.size_bytes for blob in blobs)
-    console.print(f"{count(len(blobs), 'blob')}, {format_size(total_bytes)}")
+        now_s = time.time()
+        table = Table(
+            Column("blob", no_wrap=True),
+            Column("dataset", overflow="fold"),
+            Column("object", overflow="fold"),
+            Column("size", justify="right", no_wrap=True),
+            *(Column(title, no_wrap=True) for title in ("state", "needed", "used")),
+            box=None,
+            pad_edge=False,
+        )
+        for blob in blobs:
+            table.add_row(*map(escape, _columns(blob, now_s)))
+        yield table
+    yield f"{count(len(blobs), 'blob')}, {format_size(sum(blob.size_bytes for blob in blobs))}"
 
 
 @command("cache stat", "penstock cache stat cached", to=cache_app)
@@ -89,10 +91,7 @@ def stat(folder: Folder, as_json: Json = False) -> None:
 
     with _errors(folder):
         summary = admin.stat(folder)
-    if as_json:
-        typer.echo(json.dumps(asdict(summary)))
-        return
-    _print_summary(summary)
+    report(asdict(summary), [_summary_table(summary)], as_json=as_json)
 
 
 @command("cache verify", "penstock cache verify cached", to=cache_app)
@@ -107,27 +106,26 @@ def verify(folder: Folder, as_json: Json = False) -> None:
     with ByteProgress("verify") as progress, _errors(folder):
         result = admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
     seconds = time.monotonic() - begun_s
-    if as_json:
-        typer.echo(json.dumps({**asdict(result), "seconds": round(seconds, 3)}))
-    else:
-        style, word = ("bold red", "bad") if result.bad else ("bold green", "done")
-        console = Console()
-        console.print(
-            f"[{style}]{word}[/] {count(result.checked, 'blob')} checked "
-            f"({format_size(result.checked_bytes)}, {seconds:.1f} s), {len(result.bad):,} bad"
-        )
-        for blob, why in zip(result.bad, result.why, strict=True):
-            name = escape(blob.uri or blob.key)
-            text = f"{name}: dropped; the next job fetches it again ({escape(why)})"
-            console.print(f"  {text}", soft_wrap=True)
-        if result.unknown:
-            console.print(
-                f"  {count(result.unknown, 'blob')} without checksums, because the catalogue was "
-                "rebuilt: only the size was checked",
-                soft_wrap=True,
-            )
+    values = {**asdict(result), "seconds": round(seconds, 3)}
+    report(values, _verification(result, seconds), as_json=as_json)
     if result.bad:
         raise typer.Exit(1)
+
+
+def _verification(result: Verification, seconds: float) -> Iterator[str]:
+    style, word = ("bold red", "bad") if result.bad else ("bold green", "done")
+    yield (
+        f"[{style}]{word}[/] {count(result.checked, 'blob')} checked "
+        f"({format_size(result.checked_bytes)}, {seconds:.1f} s), {len(result.bad):,} bad"
+    )
+    for blob, why in zip(result.bad, result.why, strict=True):
+        name = escape(blob.uri or blob.key)
+        yield f"  {name}: dropped; the next job fetches it again ({escape(why)})"
+    if result.unknown:
+        yield (
+            f"  {count(result.unknown, 'blob')} without checksums, because the catalogue was "
+            "rebuilt: only the size was checked"
+        )
 
 
 @command(
@@ -138,19 +136,15 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 )
 def evict(
     folder: Folder,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="SIZE", help="Evict until blobs use at most this, such as 500GB or 0."
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option("--dataset", help="Evict only blobs of this dataset, as `cache ls` names it."),
-    ] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="SIZE")] = None,
+    label: Annotated[str | None, typer.Option("--dataset")] = None,
     as_json: Json = False,
 ) -> None:
-    """Evict blobs, least recently used first, except those that live jobs pin or have mapped."""
+    """Evict blobs, least recently used first, except those that live jobs pin or have mapped.
+
+    to: Evict until blobs use at most this, such as 500GB or 0.
+    label: Evict only blobs of this dataset, as `cache ls` names it.
+    """
     from penstock.cache.disk import admin
 
     if to is None and label is None:
@@ -162,12 +156,9 @@ def evict(
     with _errors(folder):
         blobs, freed_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
         left_bytes = admin.stat(folder).used_bytes
-    _report(
-        {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes},
-        f"{count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed, "
-        f"{format_size(left_bytes)} left",
-        as_json=as_json,
-    )
+    done = f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
+    values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
+    report(values, [f"{done}, {format_size(left_bytes)} left"], as_json=as_json)
     if to_bytes is not None and label is None and left_bytes > to_bytes:
         Console(stderr=True).print(
             f"[yellow]warning:[/] {format_size(left_bytes)} remain, more than --to "
@@ -179,11 +170,12 @@ def evict(
     "cache clear", "penstock cache clear cached", "penstock cache clear cached --yes", to=cache_app
 )
 def clear(
-    folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
-    as_json: Json = False,
+    folder: Folder, yes: Annotated[bool, typer.Option("--yes", "-y")] = False, as_json: Json = False
 ) -> None:
-    """Evict everything except the blobs that live jobs use, after a confirmation."""
+    """Evict everything except the blobs that live jobs use, after a confirmation.
+
+    yes: Don't ask for confirmation.
+    """
     from penstock.cache.disk import admin
 
     with _errors(folder):
@@ -192,17 +184,16 @@ def clear(
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
         blobs, freed_bytes, left_bytes = admin.clear(folder)
-    _report(
-        {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes},
-        f"{count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed",
-        as_json=as_json,
-    )
-    if left_bytes and not as_json:
-        Console().print(
+    shown = [
+        f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
+    ]
+    if left_bytes:
+        shown.append(
             f"[yellow]left:[/] {format_size(left_bytes)} that live jobs pin, fill or have mapped; "
-            "`penstock cache stat` lists the jobs.",
-            soft_wrap=True,
+            "`penstock cache stat` lists the jobs."
         )
+    values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
+    report(values, shown, as_json=as_json)
 
 
 @command("cache gc", "penstock cache gc cached", to=cache_app)
@@ -215,8 +206,10 @@ def gc(folder: Folder, as_json: Json = False) -> None:
 
     with _errors(folder):
         mended, freed_bytes = admin.gc(folder)
-    text = f"{count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
-    _report({"mended": mended, "bytes": freed_bytes}, text, as_json=as_json)
+    done = (
+        f"[bold green]done[/] {count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
+    )
+    report({"mended": mended, "bytes": freed_bytes}, [done], as_json=as_json)
 
 
 def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
@@ -261,7 +254,7 @@ def _errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _print_summary(summary: CacheSummary) -> None:
+def _summary_table(summary: CacheSummary) -> Table:
     rows = [
         ("limit", format_size(summary.max_bytes)),
         ("used", f"{format_size(summary.used_bytes)} by blobs, fills and dropped files"),
@@ -288,11 +281,4 @@ def _print_summary(summary: CacheSummary) -> None:
     table = Table("", summary.path, box=None, pad_edge=False)
     for name, text in rows:
         table.add_row(name, escape(text))
-    Console().print(table)
-
-
-def _report(values: dict[str, Any], text: str, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(values))
-    else:
-        Console().print(f"[bold green]done[/] {text}")
+    return table

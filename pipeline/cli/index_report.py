@@ -18,7 +18,7 @@ from penstock.pipeline.plan import label_spread, shuffled_settings, spread_warni
 from penstock.readers import contents_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import FieldSummary
@@ -153,19 +153,18 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     }
 
 
-def show_index(url: str, values: Mapping[str, Any]) -> None:
-    """Print the values of an index for people."""
-    console = Console()
-    table = Table("", url, show_header=True, box=None, pad_edge=False)
+def shown_index(url: str, values: Mapping[str, Any]) -> Iterator[str | Table]:
+    """Yield the values of an index for people, as tables and a line."""
+    table = Table("", url, box=None, pad_edge=False)
     for name, value in values.items():
         if name != "fields":
             table.add_row(_TITLES.get(name, name), _readable(name, value))
-    console.print(table, field_table(values["fields"]), sep="\n")
+    yield table
+    yield field_table(values["fields"])
     if any(field["progressive"] for field in values["fields"].values()):
-        console.print(
+        yield (
             "Progressive JPEGs take about 3 times as long to decode: `penstock pack --baseline` "
-            "rewrites them without loss.",
-            soft_wrap=True,
+            "rewrites them without loss."
         )
 
 

@@ -6,23 +6,21 @@ captions, masks, boxes and points.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 from PIL import Image, ImageDraw, ImageFont
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache import ConfigError
+from penstock.pipeline.cli.printing import report
 from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -296,7 +294,7 @@ def load_batch(
     number = number_name(schema)
     names = dataset.names(batch[number].tolist())
     shown = [n for n in batch if n not in (*images, number) and not n.endswith(PRESENT)]
-    report: dict[str, Any] = {
+    values: dict[str, Any] = {
         "seed": seed,
         "epoch": epoch,
         "augment": words,
@@ -305,9 +303,9 @@ def load_batch(
         "samples": batch_samples(batch, names, schema, shown),
     }
     normalize = next((op for op in ops or () if isinstance(op, Normalize)), None)
-    samples = report["samples"]
+    samples = values["samples"]
     drawn = [p for name in images for p in _pictures(batch, name, schema, samples, normalize)]
-    return report, drawn
+    return values, drawn
 
 
 def _recipe_for(
@@ -375,7 +373,7 @@ def displayed_pixels(images: NDArray[Any], normalize: Normalize | None) -> NDArr
 
 
 def show_batch(
-    url: str, report: dict[str, Any], pictures: list[Picture], *, out: Path | None, as_json: bool
+    url: str, values: dict[str, Any], pictures: list[Picture], *, out: Path | None, as_json: bool
 ) -> None:
     """Write the contact sheet if `out` is given, and print the report. Raises ConfigError for a
     sheet of a dataset without images."""
@@ -386,30 +384,34 @@ def show_batch(
             contact_sheet(pictures).save(out)
         except ValueError as error:
             raise ConfigError(f"--out: {error}. Use a name that ends in .png or .jpg.") from None
-    if as_json:
-        typer.echo(json.dumps({**report, "out": None if out is None else str(out)}))
-        return
-    console = Console()
-    console.print(
-        f"First batch of epoch {report['epoch']}, seed {report['seed']}, "
-        f"augment {report['augment']}, of",
-        url,
-        markup=False,
-        soft_wrap=True,
+    report(
+        {**values, "out": None if out is None else str(out)},
+        _shown(url, values, out),
+        as_json=as_json,
     )
-    fields = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
-    for one in report["fields"]:
+
+
+def _shown(url: str, values: Mapping[str, Any], out: Path | None) -> Iterator[str | Table]:
+    """Yield the lines and the tables of a report for people."""
+    yield (
+        f"First batch of epoch {values['epoch']}, seed {values['seed']}, augment "
+        f"{values['augment']}, of {escape(url)}"
+    )
+    table = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
+    for one in values["fields"]:
         shape = " x ".join("*" if each is None else str(each) for each in one["shape"])
-        fields.add_row(escape(one["name"]), one["type"], shape, one["dtype"], str(one["present"]))
-    values = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
-    for name, *numbers in map(dict.values, report["values"]):
-        values.add_row(escape(name), *(f"{number:.4g}" for number in numbers))
-    samples = Table("id", "name", "values", box=None, pad_edge=False)
-    samples.columns[0].no_wrap = True
-    for one in report["samples"]:
+        table.add_row(escape(one["name"]), one["type"], shape, one["dtype"], str(one["present"]))
+    yield table
+    table = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
+    for name, *numbers in map(dict.values, values["values"]):
+        table.add_row(escape(name), *(f"{number:.4g}" for number in numbers))
+    yield table
+    table = Table("id", "name", "values", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for one in values["samples"]:
         name = one["name"].encode(errors="replace").decode()
         words = ", ".join(f"{field} {value}" for field, value in one["values"].items())
-        samples.add_row(str(one["id"]), escape(name), escape(words) or "-")
-    console.print(fields, values, samples, sep="\n")
+        table.add_row(str(one["id"]), escape(name), escape(words) or "-")
+    yield table
     if out is not None:
-        console.print("Contact sheet (without normalisation):", str(out), markup=False)
+        yield f"Contact sheet (without normalisation): {escape(str(out))}"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Option
 
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Recipe, Source, parse_places
 from penstock.pipeline.cli.commands import command
+from penstock.pipeline.cli.printing import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,23 +60,20 @@ def inspect(
         from penstock.pipeline.cli.inspect_batch import load_batch, open_with_all_fields, show_batch
 
         with open_with_all_fields(url, **data.arguments()) as dataset:
-            report, pictures = load_batch(
+            values, pictures = load_batch(
                 dataset, size=batch, recipe=augment, seed=seed, epoch=epoch
             )
-    show_batch(url, report, pictures, out=out, as_json=as_json)
+    show_batch(url, values, pictures, out=out, as_json=as_json)
 
 
 def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: bool) -> None:
-    from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
+    from penstock.pipeline.cli.index_report import index_values, shown_index, warn_of_labels
     from penstock.readers import open_index
 
     found = open_index(url, **data.description())
     values = index_values(found, batch_size=batch_size)
     warn_of_labels(found)
-    if as_json:
-        typer.echo(json.dumps(values))
-    else:
-        show_index(url, values)
+    report(values, shown_index(url, values), as_json=as_json)
 
 
 @contextmanager

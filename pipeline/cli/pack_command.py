@@ -12,8 +12,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-import typer
-from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
@@ -29,6 +27,8 @@ from penstock.pipeline.cli.command_options import (
     parse_places,
 )
 from penstock.pipeline.cli.commands import command
+from penstock.pipeline.cli.doctor_table import count
+from penstock.pipeline.cli.printing import report
 from penstock.pipeline.cli.progress_bars import SampleProgress
 from penstock.pipeline.plan import World
 
@@ -238,7 +238,8 @@ def pack(
             progress=progress,
             executor=executor,
         )
-    _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
+    values = asdict(summary)
+    report(values, _lines(values, place=f"{dst.rstrip('/')}/_penstock"), as_json=as_json)
     if summary.complete:
         warn_of_labels(open_index(dst))
 
@@ -294,32 +295,28 @@ def index(
             progress=progress,
             executor=executor,
         )
-    _report(asdict(summary), as_json=as_json, place=summary.place)
+    values = asdict(summary)
+    report(values, _lines(values, place=summary.place), as_json=as_json)
 
 
-def _report(summary: dict[str, Any], *, as_json: bool, place: str) -> None:
-    if as_json:
-        typer.echo(json.dumps(summary))
-        return
-    console = Console()
-    shards = summary["shards"]
-    console.print(
-        f"[bold green]done[/] {summary['samples']:,} samples in {shards:,} "
-        f"shard{'s' * (shards != 1)}, {format_size(summary['bytes'])}, {summary['seconds']:.1f} s"
+def _lines(summary: dict[str, Any], *, place: str) -> Iterator[str]:
+    """Yield the lines of a report. place: the folder of the quarantine."""
+    yield (
+        f"[bold green]done[/] {summary['samples']:,} samples in "
+        f"{count(summary['shards'], 'shard')}, {format_size(summary['bytes'])}, "
+        f"{summary['seconds']:.1f} s"
     )
     if not summary.get("complete", True):
-        console.print("This was this rank's share; the other ranks complete the pack.")
+        yield "This was this rank's share; the other ranks complete the pack."
     if summary.get("progressive"):
-        console.print(
+        yield (
             f"[yellow]{summary['progressive']:,} progressive JPEGs[/] take about 3 times as long "
-            "to decode: --baseline rewrites them without loss, --quality with a small loss.",
-            soft_wrap=True,
+            "to decode: --baseline rewrites them without loss, --quality with a small loss."
         )
     for reason, samples in summary["left_out"].items():
-        console.print(f"[yellow]{samples:,} left out:[/] {escape(reason)}", soft_wrap=True)
+        yield f"[yellow]{samples:,} left out:[/] {escape(reason)}"
     if summary["quarantined"]:
-        console.print(
+        yield (
             f"[yellow]{summary['quarantined']:,} quarantined[/]; {place}/quarantine.jsonl lists "
-            "their names and reasons",
-            soft_wrap=True,
+            "their names and reasons"
         )

@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer import Option
 
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.cache.base import format_size
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
 from penstock.pipeline.cli.commands import command
+from penstock.pipeline.cli.doctor_table import count
+from penstock.pipeline.cli.printing import report
 from penstock.pipeline.cli.progress_bars import ByteProgress
 from penstock.pipeline.options import Order
 from penstock.pipeline.plan import World, pod_index
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.cache.base import Peers
     from penstock.cache.disk import DiskCache
     from penstock.pipeline.feed import WarmResult, WarmState
@@ -123,7 +128,9 @@ def warm(
         _report_nothing(result, as_json=as_json, dry_run=dry_run)
         return
     share = _share_words(order["world"], order["process"])
-    _report(result, as_json=as_json, dry_run=dry_run, share=share)
+    values = {**asdict(result), "dry_run": dry_run, "share": share}
+    values["failed"] = [{"uri": uri, "reason": reason} for uri, reason in result.failed]
+    report(values, _lines(result, dry_run=dry_run, share=share), as_json=as_json)
     raise typer.Exit(bool(result.failed))
 
 
@@ -175,8 +182,8 @@ def _fetched(
             return f"{dataset.url} is local and read in place: there is nothing to warm."
         if if_empty and (held := int((remote.held_shares() > 0).sum())):
             return (
-                f"{place['cache'].path}: the cache already holds {held:,} shard"
-                f"{'s' * (held != 1)} of {dataset.url}, so nothing is fetched (--if-empty)."
+                f"{place['cache'].path}: the cache already holds {count(held, 'shard')} of "
+                f"{dataset.url}, so nothing is fetched (--if-empty)."
             )
         return warm_dataset(dataset, **order, progress=lambda state: _show_progress(bar, state))
 
@@ -272,38 +279,27 @@ def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
 
         nothing: dict[str, Any] = {each.name: 0 for each in fields(WarmResult)}
         nothing |= {"seconds": 0.0, "failed": [], "dry_run": dry_run, "share": ""}
-        typer.echo(json.dumps(nothing))
+        report(nothing, (), as_json=True)
     Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
 
 
-def _report(result: WarmResult, *, as_json: bool, dry_run: bool, share: str) -> None:
-    if as_json:
-        facts = asdict(result)
-        facts["failed"] = [{"uri": uri, "reason": reason} for uri, reason in result.failed]
-        typer.echo(json.dumps({**facts, "dry_run": dry_run, "share": share}))
-        return
-    console = Console()
+def _lines(result: WarmResult, *, dry_run: bool, share: str) -> Iterator[str]:
     rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
+    time = "" if dry_run else f" in {result.seconds:.1f} s{rate}"
     head = "would fetch" if dry_run else "[bold green]done[/] fetched"
-    console.print(
-        f"{head} {result.objects:,} object{'s' * (result.objects != 1)}, "
-        f"{format_size(result.bytes)}"
-        + ("" if dry_run else f" in {result.seconds:.1f} s{rate}")
-        + f"; {result.skipped:,} already cached ({share})",
-        soft_wrap=True,
+    yield (
+        f"{head} {count(result.objects, 'object')}, {format_size(result.bytes)}{time}; "
+        f"{result.skipped:,} already cached ({share})"
     )
     if result.left_out:
-        console.print(
+        yield (
             f"[yellow]{result.left_out:,} objects don't fit:[/] the cache keeps "
             f"{format_size(result.kept_bytes)} of the {format_size(result.node_bytes)} that this "
-            "node reads; the rest is fetched from the remote in each epoch.",
-            soft_wrap=True,
+            "node reads; the rest is fetched from the remote in each epoch."
         )
     if result.failed:
-        console.print(
-            f"[bold red]{len(result.failed):,} failed[/]; run the command again to retry:"
-        )
-        for uri, reason in result.failed[:_FAILURES_SHOWN]:
-            console.print(f"{uri}: {reason}", markup=False, highlight=False, soft_wrap=True)
-        if (more := len(result.failed) - _FAILURES_SHOWN) > 0:
-            console.print(f"and {more:,} more (--json lists all)")
+        yield f"[bold red]{len(result.failed):,} failed[/]; run the command again to retry:"
+    for uri, reason in result.failed[:_FAILURES_SHOWN]:
+        yield escape(f"{uri}: {reason}")
+    if (more := len(result.failed) - _FAILURES_SHOWN) > 0:
+        yield f"and {more:,} more (--json lists all)"

@@ -45,7 +45,7 @@ from penstock.cache.base import (
 )
 from penstock.cache.disk import FolderLayout, admin
 from penstock.pipeline.cli.doctor_table import CheckTable, Finding, count, fail, ok, ok_if, warn
-from penstock.pipeline.plan import World
+from penstock.pipeline.plan import World, launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,16 +107,11 @@ def package_facts(folder: Path, *, home: Path = PACKAGE_HOME) -> dict[str, Any]:
     """Collect the facts of the package in `home`, for a script that is started in `folder`.
 
     altered: files of a wheel that differ from the installed ones, relative to `home`; None in a
-    checkout. namesakes: other distributions with a package `penstock`, and whether their files are
-    in our folder. hiding: files that shadow our package for scripts in the current folder.
+    checkout. hiding: files that shadow our package for scripts in the current folder.
     """
     recorded = _recorded(home)
     altered = [name for name, wanted in recorded.items() if _is_altered(home / name, wanted)]
-    return {
-        "altered": sorted(altered) if recorded else None,
-        "namesakes": _namesakes(home),
-        "hiding": hiding(folder, home=home),
-    }
+    return {"altered": sorted(altered) if recorded else None, "hiding": hiding(folder, home=home)}
 
 
 def hiding(folder: Path, *, home: Path = PACKAGE_HOME) -> list[str]:
@@ -153,22 +148,6 @@ def _is_altered(path: Path, wanted: str) -> bool:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != checksum
 
 
-def _namesakes(home: Path) -> dict[str, bool]:
-    owners = set(metadata.packages_distributions().get(PACKAGE, ()))
-    others = (one for one in owners if re.sub(r"[-_.]+", "-", one).lower() != PACKAGE)
-    return {owner: _is_here(owner, home) for owner in sorted(others)}
-
-
-def _is_here(owner: str, home: Path) -> bool:
-    found = metadata.distribution(owner)
-    ours = home / PACKAGE
-    return any(
-        ours in Path(str(found.locate_file(file))).resolve().parents
-        for file in found.files or ()
-        if file.parts[0] == PACKAGE
-    )
-
-
 def _file_names(files: Sequence[str]) -> str:
     more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
     return f"{count(len(files), 'file')} ({', '.join(files[:_SHOWN])}{more})"
@@ -177,7 +156,7 @@ def _file_names(files: Sequence[str]) -> str:
 @MACHINE.check("package", lambda _: package_facts(Path.cwd()))
 def _judge_package(f: DoctorFacts) -> Iterator[Finding]:
     """Yield a verdict for each fault, or one that reports none."""
-    if not (f.hiding or f.namesakes or f.altered):
+    if not (f.hiding or f.altered):
         state = "" if f.altered is None else "as installed; "
         yield ok(f"{state}no file of this folder shadows it")
     if f.hiding:
@@ -185,13 +164,6 @@ def _judge_package(f: DoctorFacts) -> Iterator[Finding]:
             f"shadowed in this folder by {', '.join(f.hiding)}",
             "Rename it, or keep training scripts in another folder.",
         )
-    for owner, is_here in f.namesakes.items():
-        found = f"{owner} installs a package `penstock`, too,"
-        remedy = f"Keep {owner} in another environment: pip uninstall {owner}"
-        if is_here:
-            yield fail(f"{found} in the same folder", f"{remedy}, then {_INSTALL_AGAIN}.")
-        else:
-            yield warn(f"{found} elsewhere on Python's path", f"{remedy}.")
     if f.altered:
         yield fail(
             f"{_file_names(f.altered)} not as installed: another package or a user changed it",
@@ -234,19 +206,19 @@ def _line(error: BaseException) -> str:
 
 def _torch(_: DoctorFacts) -> dict[str, Any]:
     """Return torch's facts. gpus: as torch sees them; gpu_devices: device files of GPUs."""
-    devices = len([path for path in glob.glob("/dev/nvidia*") if path[11:].isdigit()])
-    found: dict[str, Any] = {"torch_threads": None, "gpus": [], "gpu_devices": devices}
+    devices = sum(path[11:].isdigit() for path in glob.glob("/dev/nvidia*"))
     facts = _module("torch", "torch")
     if facts.version is None or facts.error is not None:
-        return {**found, "torch": facts}
+        return {"torch": facts, "torch_threads": None, "gpus": [], "gpu_devices": devices}
     torch: Any = importlib.import_module("torch")
     is_usable = torch.version.cuda is not None and torch.cuda.is_available()
     numbers = range(torch.cuda.device_count() if is_usable else 0)
     gpus = [torch.cuda.get_device_properties(number) for number in numbers]
-    return found | {
+    return {
         "torch": replace(facts, version=torch.__version__, cuda=torch.version.cuda),
         "torch_threads": torch.get_num_threads(),
         "gpus": [f"{gpu.name} ({format_size(gpu.total_memory)})" for gpu in gpus],
+        "gpu_devices": devices,
     }
 
 
@@ -330,7 +302,7 @@ def _judge_dali(f: DoctorFacts) -> Finding:
 
 def _decode(f: DoctorFacts) -> dict[str, Any]:
     """Decode a small JPEG with DALI. decode_error: "" after a success, None if it wasn't tried."""
-    if not f.dali.version or f.dali.error or _module("pillow", "PIL.Image").version is None:
+    if not f.dali.version or f.dali.error:
         return {"decode_error": None}
     try:
         image, buffer = importlib.import_module("PIL.Image"), io.BytesIO()
@@ -388,17 +360,6 @@ SMALL_SHM_BYTES = 2**30
 # Workers, their pipes and shared tensors, and the files of a folder need some hundreds.
 FEW_OPEN_FILES = 1024
 
-# Launchers by the variable that reveals them, in the order of World.detect.
-_LAUNCHERS = (
-    ("RANK", "torchrun"),
-    ("WORLD_SIZE", "torchrun"),
-    ("HOROVOD_RANK", "Horovod"),
-    ("OMPI_COMM_WORLD_RANK", "Open MPI"),
-    ("MPI_LOCALRANKID", "MPICH or Intel MPI"),
-    ("SLURM_STEP_ID", "srun"),
-    ("PMI_RANK", "PMI"),
-)
-
 
 def _cores(_: DoctorFacts) -> dict[str, Any]:
     """Return the processors of the machine, those of this process, and those within quotas."""
@@ -418,18 +379,13 @@ def _judge_cores(f: DoctorFacts) -> Finding:
 
 
 def _world(_: DoctorFacts) -> dict[str, Any]:
-    """Return the World, or the reason why it is unknown."""
-    world: World | str
+    """Return the World and its launcher, or the reason why they are unknown."""
+    found: dict[str, Any] = {"launcher": None, "omp_threads": os.environ.get("OMP_NUM_THREADS")}
+    found["slurm_batch"] = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     try:
-        world = World.detect()
+        return {**found, "world": World.detect(), "launcher": launcher()}
     except PlanError as error:
-        world = str(error)
-    return {
-        "world": world,
-        "launcher": next((name for variable, name in _LAUNCHERS if variable in os.environ), None),
-        "slurm_batch": "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ,
-        "omp_threads": os.environ.get("OMP_NUM_THREADS"),
-    }
+        return {**found, "world": str(error)}
 
 
 @MACHINE.check("threads")
@@ -483,7 +439,7 @@ def _judge_open_files(f: DoctorFacts) -> Finding:
 def _judge_world(f: DoctorFacts) -> Finding:
     if isinstance(f.world, str):
         return fail(f.world, "Correct the launcher's variables.")
-    if f.launcher is not None and (f.world.size > 1 or f.launcher != "srun"):
+    if f.launcher is not None:
         rank = f"rank {f.world.rank} of {f.world.size}"
         local = f"local rank {f.world.local_rank} of {f.world.local_size}"
         return ok(f"{rank}, {local}, from {f.launcher}")

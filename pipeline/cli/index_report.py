@@ -36,18 +36,13 @@ def field_values(found: Index) -> dict[str, dict[str, Any]]:
 
 
 def _values(type: FieldType, summary: FieldSummary, *, samples: int) -> dict[str, Any]:
+    values = {**type.to_json(), **asdict(summary)}
+    del values["storage"]
     return {
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in type.to_json().items()},
+        **values,
         "type": type.__class__.__name__,
         "stored": str(summary.storage),
-        "missing": summary.missing,
         "missing_share": summary.missing / samples,
-        "images": None if summary.images is None else asdict(summary.images),
-        "channels": list(summary.channels),
-        "codecs": list(summary.codecs),
-        "progressive": summary.progressive,
-        "lengths": [list(pair) for pair in summary.lengths],
-        "bounds": None if summary.bounds is None else list(summary.bounds),
     }
 
 

@@ -13,7 +13,7 @@ import pkgutil
 import sys
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -47,15 +47,9 @@ def _root(
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], *_: object, **__: object
 ) -> None:
     """Print a warning as one line, without its place in the code."""
-    del filename, lineno, file, line
     name = "warning" if issubclass(category, PenstockWarning) else category.__name__
     _print_to_stderr(f"[yellow]{name}:[/] ", str(message))
 

@@ -27,42 +27,38 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f}/s  {format_size(per_s)}/s", style="progress.data.speed")
 
 
-class SampleProgress(Progress):
-    """A bar that readers call with (done, total, done_bytes)."""
+class _Bar(Progress):
+    """A bar of work with a known end. columns: after the bar."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, *columns: ProgressColumn) -> None:
         super().__init__(
             TextColumn(f"[bold]{what}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._bar = self.add_task(what, total=None, done_bytes=0)
-
-    def __call__(self, done: int, total: int, done_bytes: int) -> None:
-        self.update(self._bar, completed=done, total=total, done_bytes=done_bytes)
-
-
-class ByteProgress(Progress):
-    """A bar that is called with (done bytes, total bytes, what they are)."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            TextColumn(f"[bold]{what}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
+            *columns,
             TextColumn("left"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[detail]}"),
             console=Console(stderr=True),
             transient=True,
         )
-        self._bar = self.add_task(what, total=None, detail="")
+        self._bar = self.add_task(what, total=None, detail="", done_bytes=0)
+
+
+class SampleProgress(_Bar):
+    """A bar that readers call with (done, total, done_bytes)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, MofNCompleteColumn(), _Rate())
+
+    def __call__(self, done: int, total: int, done_bytes: int) -> None:
+        self.update(self._bar, completed=done, total=total, done_bytes=done_bytes)
+
+
+class ByteProgress(_Bar):
+    """A bar that is called with (done bytes, total bytes, what they are)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
     def __call__(self, done: int, total: int, detail: str) -> None:
         self.update(self._bar, completed=done, total=total, detail=detail)

@@ -46,6 +46,7 @@ from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD
 from .substitutes import substitutes as substitutes
 from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES
 from .walk import MOST_KEPT as MOST_KEPT, Step as Step, Walk as Walk
-from .world import World as World, first_slot as first_slot, local_rank as local_rank
+from .world import World as World, first_slot as first_slot, launcher as launcher
+from .world import local_rank as local_rank
 from .world import peer_token as peer_token, pod_index as pod_index
 from .world import process_group as process_group, rank_slots as rank_slots

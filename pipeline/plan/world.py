@@ -181,8 +181,8 @@ class World:
         environ = os.environ if environ is None else environ
         group = process_group()
         if group is None:
-            launchers = (lambda _: _initialised_horovod(), *_LAUNCHERS)
-            found = next((w for launcher in launchers if (w := launcher(environ))), None)
+            launchers = (lambda _: _initialised_horovod(), *_LAUNCHERS.values())
+            found = next((w for detect in launchers if (w := detect(environ))), None)
             if found is None and (pod := pod_index(environ)) is not None:
                 # A warning would be lost in the logs of many pods, each of which would train on all
                 # data.
@@ -195,9 +195,9 @@ class World:
                     "world=World(rank, size)."
                 )
             return found
-        for launcher in _LAUNCHERS:
+        for detect in _LAUNCHERS.values():
             try:
-                world = launcher(environ)
+                world = detect(environ)
             except PlanError:
                 continue  # stale variables: the group has the rank and the size
             if world is not None and (world.rank, world.size) == group:
@@ -399,18 +399,26 @@ def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, in
     return name, counts[node]
 
 
-_LAUNCHERS: tuple[_Launcher, ...] = (
+_PARTS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+_LAUNCHERS: dict[str, _Launcher] = {
     # Inner launchers come first: srun may have started torchrun or mpirun.
-    _named("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *(
-        _named(*(f"{prefix}_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
-        for prefix in ("HOROVOD", "OMPI_COMM_WORLD")
-    ),
+    "torchrun": _named("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "Horovod": _named(*(f"HOROVOD_{part}" for part in _PARTS)),
+    "Open MPI": _named(*(f"OMPI_COMM_WORLD_{part}" for part in _PARTS)),
     # The mpiexec of MPICH or Intel MPI adds the local rank to PMI's variables.
-    lambda environ: _pmi(environ) if _MPI_LOCAL_RANK in environ else None,
-    _slurm,
-    _pmi,
-)
+    "MPICH or Intel MPI": lambda environ: _pmi(environ) if _MPI_LOCAL_RANK in environ else None,
+    "srun": _slurm,
+    "PMI": _pmi,
+}
+
+
+def launcher(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the name of the launcher whose variables describe this process; None without one.
+
+    environ: replaces os.environ. Raises PlanError for variables that contradict one another.
+    """
+    environ = os.environ if environ is None else environ
+    return next((name for name, world in _LAUNCHERS.items() if world(environ)), None)
 
 
 def _from_names(

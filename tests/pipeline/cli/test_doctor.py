@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Space = namedtuple("Space", "total free")
 GPU = "H100 (80.0 GiB)"
-PACKAGES: dict[str, Any] = dict(altered=[], namesakes={}, hiding=[])
+PACKAGES: dict[str, Any] = dict(altered=[], hiding=[])
 A_FOLDER: dict[str, Any] = dict(
     path="/data",
     exists=True,

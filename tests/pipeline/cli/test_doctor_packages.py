@@ -51,7 +51,7 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-CLEAN: dict[str, Any] = dict(altered=[], namesakes={}, hiding=[])
+CLEAN: dict[str, Any] = dict(altered=[], hiding=[])
 
 
 def findings(facts: dict[str, Any]) -> list[Finding]:
@@ -94,21 +94,8 @@ def test_a_checkout_has_no_record(empty: Path) -> None:
 def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Path) -> None:
     install(site, "Web.Pen", {"penstock/__init__.py": "# theirs\n", "penstock/web.py": ""})
     facts = package_facts(empty, home=site)
-    assert facts["namesakes"] == {"Web.Pen": True}
     assert facts["altered"] == ["penstock/__init__.py"]
-    assert statuses(facts) == ["fail", "fail"]
-    assert "pip uninstall Web.Pen" in findings(facts)[0].remedy
-
-
-def test_one_elsewhere_on_the_path_is_a_warning(
-    site: Path, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other"
-    install(other, "meter", {"penstock/__init__.py": ""})
-    monkeypatch.syspath_prepend(str(other))
-    facts = package_facts(empty, home=site)
-    assert facts["namesakes"] == {"meter": False}
-    assert statuses(facts) == ["warn"]
+    assert statuses(facts) == ["fail"]
 
 
 @pytest.mark.parametrize("name", ["penstock.py", "penstock/__init__.py", "penstock.abi3.so"])

@@ -15,8 +15,12 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.augment import Decode, Normalize, Resize, imagenet_eval, imagenet_train
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.printing import report
+from penstock.pipeline.loader import DataLoader
+from penstock.pipeline.plan import World
+from penstock.readers import Dataset
 from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
 
 if TYPE_CHECKING:
@@ -25,9 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment import Normalize, Operation
+    from penstock.augment import Operation
     from penstock.pipeline.cli.command_options import Recipe
-    from penstock.readers import Dataset
     from penstock.readers.fieldtypes import Schema
 
 _SHEET_PIXELS = 1800  # about the width of a screen
@@ -254,8 +257,6 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
 
     options: arguments of `Dataset`.
     """
-    from penstock.readers import Dataset
-
     options["allow_left_out"] = 1  # inspection must not fail because of bad samples
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
@@ -271,10 +272,6 @@ def load_batch(
     dataset: must have the sample id among its fields. The order is shuffled if the recipe is for
     training. Raises what the loader raises, and ConfigError for a size out of range.
     """
-    from penstock.augment import Normalize
-    from penstock.pipeline.loader import DataLoader
-    from penstock.pipeline.plan import World
-
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")
     schema = dataset.schema
@@ -315,8 +312,6 @@ def _recipe_for(
 
     Without a recipe, images of different sizes are resized as a whole to a square.
     """
-    from penstock.augment import Decode, Resize, imagenet_eval, imagenet_train
-
     if not images:
         return None, "none"
     ops = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}[recipe]

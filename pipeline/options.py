@@ -693,7 +693,9 @@ class LoaderOptions:
         if warns:
             planned = resumed_schedule(state, None, drop_last=self.drop_last)
             self._warn_of_other_batches(planned, schedule)
-            self._warn_of_other_ends(state, global_batch=schedule.size)
+            rest = state.samples % schedule.size
+            if rest and self.drop_last != state.drop_last:
+                warn_of_other_ends(saved=state.drop_last, rest=rest)
         schedule = _checked_in_world(schedule, self.world)
         return replace(self, plan_seed=state.plan.seed, schedule=schedule)
 
@@ -712,22 +714,24 @@ class LoaderOptions:
             stacklevel=6,  # the caller of load_state_dict() or iter()
         )
 
-    def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
-        rest = state.samples % global_batch
-        if not rest or self.drop_last == state.drop_last:
-            return
-        change = (
-            f"each epoch now leaves out its last {rest} samples, which the saved job delivered"
-            if self.drop_last
-            else f"each epoch now ends with a batch of {rest} samples, which the saved job left out"
-        )
-        warnings.warn(
-            f"State was saved with drop_last={state.drop_last}, this loader has "
-            f"drop_last={self.drop_last}: the batches before an epoch's end stay the same, but "
-            f"{change}. For the same epochs pass drop_last={state.drop_last}.",
-            PenstockWarning,
-            stacklevel=6,
-        )
+
+def warn_of_other_ends(*, saved: bool, rest: int | None) -> None:
+    """Warn that epochs end otherwise than in the saved job.
+
+    saved: that job's drop_last. rest: samples that don't fill an epoch's last batch; None if
+    unknown.
+    """
+    last = "last samples, fewer than a batch," if rest is None else f"last {rest} samples,"
+    change = f"leaves out its {last} which the saved job delivered"
+    if saved:
+        change = f"ends with its {last} which the saved job left out"
+    warnings.warn(
+        f"State was saved with drop_last={saved}, this loader has drop_last={not saved}: the "
+        f"batches before an epoch's end stay the same, but each epoch now {change}. For the same "
+        f"epochs pass drop_last={saved}.",
+        PenstockWarning,
+        stacklevel=6,  # the caller of load_state_dict() or iter()
+    )
 
 
 def _checked_in_world(schedule: BatchSchedule, world: World) -> BatchSchedule:

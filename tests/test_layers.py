@@ -68,7 +68,6 @@ NOT_FOR_ARRAYS = (
     "penstock.pipeline.members.comparison",
     "penstock.pipeline.members.first_process",
     "penstock.pipeline.members.job_membership",
-    "penstock.pipeline.members.joining",
     "penstock.pipeline.members.lane_agreement",
     "penstock.pipeline.plan.order_costs",
     "penstock.pipeline.plan.state",

@@ -1,7 +1,7 @@
-from .epoch_pass import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .image_split import reject_rebuilt_loader as reject_rebuilt_loader
 from .mark import Mark as Mark, WorkerPosition as WorkerPosition
-from .pass_setup import PassSetup as PassSetup
+from .pass_order import StreamOrder as StreamOrder
+from .torch_engine import Bookmark as Bookmark, DatasetEpoch as DatasetEpoch
 from .torch_engine import TorchEngine as TorchEngine, check_dataset as check_dataset
 from .torch_sources import is_sample_fault as is_sample_fault
 from .torch_sources import seed_worker as seed_worker

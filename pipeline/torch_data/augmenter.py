@@ -42,12 +42,7 @@ class Augmenter:
             )
         self.seed = seed
         self.threads = options.world.threads(usable_cores())
-        self._options = {
-            "batch_size": options.rank_batch or 1,
-            "threads": self.threads,
-            "deterministic": options.deterministic,
-        }
-        self._device = options.device
+        self._options = options
         self._graph: Graph | None = None
         self._graph_is_for: tuple[bool, int] | None = None  # decoded images, images per sample
         watch(self)
@@ -68,11 +63,17 @@ class Augmenter:
         pixels = bool(split.arrays) and split.arrays[0].ndim == 3
         if self._graph is None or self._graph_is_for != (pixels, split.images):
             self.close()
-            options: dict[str, Any] = dict(self._options)
-            options["batch_size"] *= split.images
-            options["device_id"] = self._device.index
-            options |= {"pixels": pixels, "check_headers": not pixels}
-            self._graph = Graph(GraphPlan(self.recipe, **options))
+            options = self._options
+            plan = GraphPlan(
+                self.recipe,
+                batch_size=(options.rank_batch or 1) * split.images,
+                threads=self.threads,
+                device_id=options.device.index,
+                deterministic=options.deterministic,
+                pixels=pixels,
+                check_headers=not pixels,
+            )
+            self._graph = Graph(plan)
             self._graph_is_for = pixels, split.images
         if split.images > 1:  # all images of a sample share its draws
             ids = np.tile(ids, split.images)

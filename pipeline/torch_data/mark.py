@@ -167,48 +167,6 @@ class WorkerRequest:
     void: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """A row of a batch whose own sample is bad.
-
-    sample_id: the bad sample. reason: why it is bad.
-    """
-
-    sample_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMessage:
-    """A message from a worker: a batch with what is needed to continue behind it, or a position
-    alone.
-
-    state: of the dataset; None if it wasn't read this time. ids: of the samples: their indices; in
-    a stream, their positions among all workers' streams. occurrences: of the request. void: it has
-    no batch. over: the stream is at its end. past: the state is from the end of the pass before,
-    which ended in this way. rng: what the stream drew from (`WorkerPosition`). bad: rows whose own
-    samples are bad; ids are then those of the substitutes. error: to raise instead of a batch.
-    """
-
-    batch: Any = None
-    samples: int = 0
-    ids: Any = ()
-    occurrences: NDArray[np.int64] | None = None
-    worker: int = 0
-    state: dict[str, Any] | None = None
-    void: bool = False
-    over: bool = False
-    past: Ending | None = None
-    rng: dict[str, str] | None = None
-    bad: Mapping[int, BadRow] = field(default_factory=dict)
-    error: Exception | None = None
-
-    def pin_memory(self) -> WorkerMessage:
-        """Return this message with its batch in pinned memory; torch's pinning thread calls
-        this."""
-        return replace(self, batch=pinned(self.batch))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPosition:
     """How far one worker's stream has been delivered.
@@ -234,33 +192,50 @@ class WorkerPosition:
         if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
             raise ValueError(f"counts are {(self.batches, self.since)}")
 
-    def after_batch(self, message: WorkerMessage) -> WorkerPosition:
-        """Return the position behind one more batch."""
-        if message.state is not None:
-            return WorkerPosition(batches=self.batches + 1, state=message.state, over=message.over)
-        return replace(
-            self,
-            batches=self.batches + 1,
-            since=self.since + 1,
-            over=message.over,
-            rng=message.rng if message.over or message.rng is not None else self.rng,
-        )
-
-    def after_message(self, message: WorkerMessage) -> WorkerPosition:
-        """Return the position after a message without a batch."""
-        if message.past is not None:
-            return WorkerPosition(state=message.state, past=message.past, rng=message.rng)
-        if not message.over:
-            return self
-        if message.state is None:
-            return replace(self, over=True, rng=message.rng)
-        return WorkerPosition(batches=self.batches, state=message.state, over=True)
+    def after(
+        self, batches: int, *, state: dict[str, Any] | None, over: bool, rng: dict[str, str] | None
+    ) -> WorkerPosition:
+        """Return the position behind some more batches. state: None if it wasn't read this time."""
+        count = self.batches + batches
+        if state is not None:
+            return WorkerPosition(batches=count, state=state, over=over)
+        if not over and rng is None:
+            rng = self.rng
+        return replace(self, batches=count, since=self.since + batches, over=over, rng=rng)
 
     def next_epoch(self) -> WorkerPosition:
         """Return the position at the start of the next epoch, in a persistent worker."""
         if self.over:
             return WorkerPosition(state=self.state, past="ended", rng=self.rng)
         return WorkerPosition(state=self.state, past="left")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMessage:
+    """A message from a worker: a batch with what is needed to continue behind it, or a position
+    alone.
+
+    ids: of the samples: their indices; in a stream, their positions among all workers' streams.
+    occurrences: of the request. position: of the worker behind this message; a map-style dataset's
+    has its state alone; None if there is none. void: it has no batch. bad: rows whose own samples
+    are bad: their indices, and why; ids are then those of the substitutes. error: to raise instead
+    of a batch.
+    """
+
+    batch: Any = None
+    samples: int = 0
+    ids: Any = ()
+    occurrences: NDArray[np.int64] | None = None
+    worker: int = 0
+    position: WorkerPosition | None = None
+    void: bool = False
+    bad: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def pin_memory(self) -> WorkerMessage:
+        """Return this message with its batch in pinned memory; torch's pinning thread calls
+        this."""
+        return replace(self, batch=pinned(self.batch))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,23 @@
-"""Run a loader over a torch dataset: connect torch's loaders, passes and the state.
+"""Run a loader over a torch dataset: passes over epochs, and the state between two batches.
 
 torch's DataLoader sends requests to its workers and receives batches (`torch_loaders`); none of its
-code is copied. A mark counts what was delivered (`mark`), and a pass can begin at any mark. The
-loader's state is written from a mark, and rejected if it doesn't fit this loader.
+code is copied. A mark counts what was delivered (`mark`), and a pass can begin at any mark. Several
+passes may be active; the loader's mark follows the latest (`Bookmark`). A pass passes the epoch to
+the dataset, counts the bad samples that were replaced, and moves batches to their device.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
+import time
 import weakref
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 import torch.utils.data
 
 from penstock.cache import (
@@ -20,32 +25,36 @@ from penstock.cache import (
     ConfigError,
     DatasetError,
     PenstockError,
-    PenstockWarning,
-    ResumeError,
+    check_process,
     watch,
 )
 from penstock.pipeline.feed import BadCount
 from penstock.pipeline.members import Membership
-from penstock.pipeline.options import check_epoch, fresh_seed
-from penstock.pipeline.plan import not_a_torch_state
+from penstock.pipeline.options import check_epoch
 from penstock.pipeline.report import Meter, QuarantineFile
-from penstock.pipeline.torch_data.epoch_pass import Bookmark, DatasetEpoch, Pass
-from penstock.pipeline.torch_data.index_order import PlannedOrder, TorchOrder, planned_order
-from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, length_of
+from penstock.pipeline.torch_data.mark import Mark, WorkerPosition, WorkerRequest, has_state
 from penstock.pipeline.torch_data.occurrences import shards_by_rank
-from penstock.pipeline.torch_data.pass_setup import PassSetup
-from penstock.pipeline.torch_data.random_states import NAMES, freeze
-from penstock.pipeline.torch_data.torch_loaders import TorchLoaders
+from penstock.pipeline.torch_data.pass_order import PlannedOrder, StreamOrder, TorchOrder, order_of
+from penstock.pipeline.torch_data.random_states import freeze, thaw
+from penstock.pipeline.torch_data.torch_loaders import TorchIterator, TorchLoader, make_loader
+from penstock.pipeline.torch_data.torch_state import (
+    check_can_be_taken,
+    from_state,
+    to_state,
+    with_dataset_state,
+)
+from penstock.pipeline.torch_private import disown, kept_iterator
 from penstock.readers import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import World
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
-    from penstock.pipeline.torch_data.index_order import IndexOrder
+    from penstock.pipeline.torch_data.mark import WorkerMessage
+    from penstock.pipeline.torch_data.pass_order import PassOrder
 
 _CHECKED_ELEMENTS = 64  # of a list or dict
 _WRAPPERS_OF_SEVERAL = (
@@ -67,22 +76,20 @@ def check_dataset(dataset: Any) -> None:
 
     Torch datasets pass, and objects with samples by index, as with torch.
     """
+    got = ""
     if isinstance(dataset, str | bytes | os.PathLike):
         shown = os.fsdecode(dataset)
-        raise ConfigError(
-            f"dataset: got the path {shown!r}, wanted a dataset. Pass "
-            f"DataLoader(Dataset({shown!r}), ...), with penstock's Dataset."
+        got = (
+            f"the path {shown!r}, wanted a dataset. Pass DataLoader(Dataset({shown!r}), ...), with "
+            "penstock's Dataset"
         )
-    if isinstance(dataset, type):
-        raise ConfigError(
-            f"dataset: got the class {dataset.__name__}, wanted an instance of it. Pass "
-            f"{dataset.__name__}(...)."
-        )
-    if isinstance(dataset, torch.utils.data.DataLoader):
-        raise ConfigError(
-            f"dataset: got a {type(dataset).__name__}, wanted the dataset that it reads. Pass its "
-            ".dataset."
-        )
+    elif isinstance(dataset, type):
+        name = dataset.__name__
+        got = f"the class {name}, wanted an instance of it. Pass {name}(...)"
+    elif isinstance(dataset, torch.utils.data.DataLoader):
+        got = f"a {type(dataset).__name__}, wanted the dataset that it reads. Pass its .dataset"
+    if got:
+        raise ConfigError(f"dataset: got {got}.")
     if any(_is_native(part) for part in _inner_datasets(dataset)):
         name = type(dataset).__name__
         remedy = _PART_REMEDY if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL_REMEDY
@@ -121,366 +128,598 @@ def _is_native(part: Any) -> bool:
     return isinstance(part, Source) or any(_is_native(inner) for inner in _inner_datasets(part))
 
 
-STATE_VERSION = 1
+class Bookmark:
+    """The mark behind the latest batch of the loader's latest pass; older passes don't move it.
 
-
-def to_state(setup: PassSetup, mark: Mark, *, bad: int) -> dict[str, Any]:
-    """Return the state at a mark: JSON types, except for states of the user's own dataset and
-    sampler.
-
-    bad: samples of the epoch before the mark that were replaced.
+    mark: what was delivered. number: of the latest pass. source: the source of the latest pass,
+    which without workers has the dataset's state. is_restored: the mark is a state's, and the next
+    pass begins exactly there. has_begun: some pass has delivered a batch.
     """
-    return {
-        "version": STATE_VERSION,
-        "kind": "torch",
-        **_identity(setup),
-        "drop_last": setup.options.drop_last,
-        "streams": setup.streams,
-        "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
-        "mark": replace(mark, bad=bad).to_dict(),
-    }
+
+    def __init__(self) -> None:
+        self.mark = Mark()
+        self.number = 0
+        self.source: Any = None
+        self.is_restored = False
+        self.has_begun = False
+        self._is_decided = False  # a state has fixed the seeds and states of the epoch's draws
+
+    def open(self, order: PassOrder) -> int:
+        """Begin a pass at the mark, and return its number.
+
+        An epoch that begins draws new seeds. An epoch that was left in its middle begins again,
+        except if it has reached its promised length.
+        """
+        if not self.is_restored and not self._is_decided:
+            if order.has_reached_length(self.mark):
+                self.mark = order.after(self.mark)
+            else:
+                workers = () if self.mark.batches else self.mark.workers
+                self.mark = Mark(epoch=self.mark.epoch, workers=workers)
+        self.number += 1
+        return self.number
+
+    def start(self, number: int, mark: Mark, source: Any) -> None:
+        """Set the mark and the source of the pass with this number."""
+        if number == self.number:
+            self.mark, self.source = mark, source
+
+    def move(self, number: int, mark: Mark) -> None:
+        """Set the mark after the pass with this number has delivered a batch or ended its epoch."""
+        self.has_begun = True
+        if number == self.number:
+            self.mark = mark
+            self.is_restored = self._is_decided = False
+
+    def decide(self, mark: Mark) -> None:
+        """Fix the seeds and states of the epoch that begins, because a state has promised them."""
+        self.mark, self._is_decided = mark, True
+
+    def go_to(self, epoch: int, order: PassOrder) -> None:
+        """Go to the start of an epoch; the current epoch changes nothing."""
+        has_reached_length = not self.is_restored and order.has_reached_length(self.mark)
+        if epoch != self.mark.epoch or has_reached_length:
+            # Datasets of persistent workers keep their states in any epoch.
+            self.mark = replace(order.after(self.mark), epoch=epoch)
+            self.is_restored = self._is_decided = False
+            self.number += 1
+
+    def restore(self, mark: Mark) -> None:
+        """Go to the mark of a state."""
+        self.mark = mark
+        self.is_restored, self._is_decided = True, False
+        self.number += 1
 
 
-def from_state(setup: PassSetup, state: Any) -> Mark:
-    """Return the mark of a state. Raises ResumeError if `to_state` didn't write it for this
-    loader."""
-    if not isinstance(state, dict) or state.get("kind") != "torch":
-        raise not_a_torch_state(state)
-    if state.get("version") != STATE_VERSION:
-        raise ResumeError(
-            f"State version {state.get('version')!r} can't be read: this release of Penstock reads "
-            f"and writes version {STATE_VERSION}. Resume with the release that wrote the state."
-        )
-    for name, here in _identity(setup).items():
-        saved = state.get(name)
-        if saved != here:
-            raise ResumeError(
-                f"State was saved with {name}={saved!r}, but this loader has {name}={here!r}, so "
-                "its batches differ. Build the loader with the saved value, or start without a "
-                "state."
-            )
-    mark = Mark.from_dict(state.get("mark"))
-    is_tied = setup.order is None or any(worker.state for worker in mark.workers)
-    if is_tied and state.get("streams") != setup.streams:
-        raise ResumeError(
-            f"State was saved with num_workers={state.get('streams')}, but this loader has "
-            f"num_workers={setup.num_workers}. Each worker reads its own part of the dataset, and "
-            "the parts would shift. Pass the saved num_workers."
-        )
-    saved = state.get("drop_last")
-    return _with_ends_of(setup, mark, saved=saved) if isinstance(saved, bool) else mark
+class DatasetEpoch:
+    """The epoch of a dataset: its attribute `epoch`, or else the one that was set here."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._latest: int | None = None
+
+    def now(self) -> int | None:
+        """Return the epoch's number; None if the dataset has no epochs or none was set."""
+        if not callable(getattr(self._dataset, "set_epoch", None)):
+            return None
+        epoch = getattr(self._dataset, "epoch", self._latest)
+        return epoch if isinstance(epoch, int) else self._latest
+
+    def set(self, epoch: int, *others: Any) -> None:
+        """Set the epoch of the dataset, and of others that may have one."""
+        for target in (self._dataset, *others):
+            set_epoch = getattr(target, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(epoch)
+        self._latest = int(epoch)
+
+    def advance(self, epoch: int) -> None:
+        """Set the next epoch, if the loop has set this one.
+
+        For a pass that continues with the next epoch by itself.
+        """
+        was_set = epoch > 0 or self._latest == epoch
+        if was_set and self.now() == epoch:
+            self._dataset.set_epoch(epoch + 1)
+            self._latest = epoch + 1
+
+    def restore(self, epoch: int | None) -> None:
+        """Set the epoch of a state; None changes nothing."""
+        set_epoch = getattr(self._dataset, "set_epoch", None)
+        if epoch is None or not callable(set_epoch):
+            return
+        set_epoch(epoch)
+        if not hasattr(self._dataset, "epoch"):
+            self._latest = epoch
 
 
-def _with_ends_of(setup: PassSetup, mark: Mark, *, saved: bool) -> Mark:
-    """Return the mark in a loader whose epochs may end otherwise than those of the saved job.
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with every tensor on the device, in containers of the same kind."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
 
-    Warns, as for native datasets. The next epoch begins if this one has nothing left. saved: that
-    job's drop_last.
+
+def with_valid(batch: Any, valid: torch.Tensor) -> Any:
+    """Return the batch with the mask of its padded slots.
+
+    The mask is last in a list or tuple, "valid" in a dict, else the second of a pair.
     """
-    here = bool(setup.options.drop_last)
-    rest = setup.last_samples()
-    if saved == here or rest == 0:
-        return mark
-    these = "last samples, fewer than a batch," if rest is None else f"last {rest} samples,"
-    change = f"leaves out its {these} which the saved job delivered"
-    if saved:
-        change = f"ends with its {these} which the saved job left out"
-    warnings.warn(
-        f"State was saved with drop_last={saved}, this loader has drop_last={here}: the batches "
-        f"before an epoch's end stay the same, but each epoch now {change}. For the same epochs "
-        f"pass drop_last={saved}.",
-        PenstockWarning,
-        stacklevel=5,
-    )
-    return setup.after(mark) if setup.order is not None and setup.order.is_over(mark) else mark
+    if isinstance(batch, Mapping):
+        return {**batch, "valid": valid}
+    if isinstance(batch, list):
+        return [*batch, valid]
+    if isinstance(batch, tuple):
+        return (*batch, valid)
+    return batch, valid
 
 
-def _identity(setup: PassSetup) -> dict[str, Any]:
-    """Return the values that must be equal in the state and in this loader."""
-    options, order = setup.options, setup.order
-    is_torchs = options.seed is None or order is None
-    return {
-        "style": "iterable" if order is None else "map",
-        "order": "torch" if is_torchs else "penstock",
-        "seed": options.seed,
-        "samples": length_of(setup.dataset),
-        "batch_size": options.rank_batch if is_torchs else None,
-        "drawn_by": None if order is None else order.name,
-    }
+_FED_AHEAD = 2  # batches in DALI, as with native datasets
 
 
-def check_can_be_taken(setup: PassSetup, mark: Mark) -> None:
-    """Raise ConfigError if no state can hold what was delivered, or repeat its order."""
-    if not setup.options.in_order:
-        raise ConfigError(
-            "in_order=False delivers batches as they are ready, so no position says which ones "
-            "were delivered, and there is no state. Pass in_order=True."
-        )
-    if mark.mixed is not None:
-        name = NAMES.get(mark.mixed, mark.mixed)
-        raise ConfigError(
-            f"The sampler draws from {name} batch by batch, and other code drew from it in "
-            "between, so no state can repeat its order. Let the sampler draw all of an epoch's "
-            "indices first, or use its own generator that its state_dict() and load_state_dict() "
-            "keep; or pass seed= instead of a sampler."
-        )
+class Pass:
+    """One pass over an epoch: batches from torch's iterator, and a mark that moves with them.
 
-
-def with_decided_draws(setup: PassSetup, mark: Mark, *, keeps_workers: bool) -> Mark:
-    """Return the mark of an epoch that begins, with the seeds and states of its draws.
-
-    They are drawn now instead of when the pass begins, in torch's order; nothing else changes.
-    keeps_workers: persistent workers were seeded earlier.
+    It keeps the order and the settings with which it began; attributes that are set meanwhile
+    count for the next one. number: of the pass.
     """
-    generator = setup.own_generator()
-    if generator is not None and mark.generator is None:
-        mark = replace(mark, generator=freeze(generator.get_state()))
-    if setup.options.generator is None and mark.base_seed is None and not keeps_workers:
-        mark = replace(mark, base_seed=fresh_seed())
-    return mark if setup.order is None else setup.order.decided(mark)
+
+    _iterator: TorchIterator  # unset while it forks its first worker
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self._engine, self._order = engine, engine.order
+        self._ranks, self._bad_count = engine.ranks, engine.bad_count
+        self._bookmark, self._meter = engine.bookmark, engine.meter
+        self.number = engine.bookmark.open(engine.order)
+        self.is_over = False
+        self._delivered_at: float | None = None
+        self._pending: list[WorkerMessage] = []  # received before the next batch, without one
+        self._decoding: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
+        self._tracks_workers = self._order.tracks_workers
+        self._is_of_this_process = (
+            self._order.options.num_workers > 0 or self._order.augmenter is not None
+        )
+        self._pid = os.getpid()
+        watch(self)
+        self._start(self._bookmark.mark, restored=self._bookmark.is_restored)
+
+    def disown(self) -> None:
+        """Leave torch's workers to the parent, in a forked child, so that they live on."""
+        if self._order.options.num_workers and hasattr(self, "_iterator"):
+            self._iterator.disown()
+
+    def _start(self, mark: Mark, *, restored: bool) -> None:
+        order, engine = self._order, self._engine
+        self._fresh_restore = restored and mark.batches > 0
+        mark = self._with_draws(mark, restored=restored)
+        torch_loader = engine.torch_loader(order, mark)
+        self._requests = order.begin(mark)
+        # Persistent workers have their datasets' states already.
+        requests = with_restored_states(self._requests, mark) if restored else self._requests
+        self._iterator = TorchIterator(torch_loader, requests, order.dataset)
+        self._is_drained = False
+        self._failure: Exception | None = None
+        if mark.base_seed is None:
+            mark = replace(mark, base_seed=self._iterator.base_seed)
+        if not mark.workers and self._tracks_workers:
+            mark = replace(mark, workers=(WorkerPosition(),) * order.streams)
+        self._mark, self._epoch = mark, mark.epoch
+        self._bookmark.start(self.number, self.mark(), torch_loader.source)
+
+    def _with_draws(self, mark: Mark, *, restored: bool) -> Mark:
+        """Return the mark with the states from which the pass's order will be drawn."""
+        order = self._order
+        generator = order.own_generator()
+        if generator is not None and order.options.seed is None:
+            if restored and mark.generator is not None:
+                generator.set_state(thaw(mark.generator))
+            else:
+                mark = replace(mark, generator=freeze(generator.get_state()))
+        sampler_epoch = getattr(order.sampler, "epoch", None)
+        if mark.sampler_epoch is None and isinstance(sampler_epoch, int):
+            mark = replace(mark, sampler_epoch=sampler_epoch)
+        return replace(mark, dataset_epoch=self._engine.dataset_epoch.now())
+
+    def mark(self) -> Mark:
+        """Return the pass's mark, with the seeds and states from which its order was drawn."""
+        return self._requests.with_draws(self._mark)
+
+    def decide(self, mark: Mark) -> None:
+        """Draw the order from this mark, unless drawing has begun."""
+        self._mark = self._requests.mark = mark
+
+    def stop(self) -> None:
+        """Drop torch's iterator, and end its workers."""
+        self.is_over = True
+        self._iterator.stop()
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return self._order.length()
+
+    def __next__(self) -> Any:
+        try:
+            return self._next()
+        except RuntimeError as error:  # torch's handler of dead children may raise anywhere
+            loss = self._iterator.worker_loss(error, self._mark)
+            if loss is None:
+                raise
+            raise loss from error
+
+    def _next(self) -> Any:
+        if self._is_of_this_process:
+            check_process(self._pid, "This iterator")
+        meter = self._meter
+        self._ranks.meet()
+        self._ranks.check(self._epoch)
+        if self._bad_count is not None:
+            self._bad_count.check(self._mark.cursor)
+        if self._delivered_at is not None:
+            meter.step_s += time.perf_counter() - self._delivered_at
+            self._delivered_at = None
+        began = time.perf_counter()
+        try:
+            message = self._fetch()
+        except StopIteration:
+            if not self._restart():
+                raise
+            return self._next()
+        batch = self._deliver(message)
+        now = time.perf_counter()
+        meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
+        self._delivered_at = now
+        self._ranks.count_batch(ended=self._epoch if self.is_over else None)
+        return batch
+
+    def _fetch(self) -> WorkerMessage:
+        """Return the next batch from torch's iterator, decoded and augmented if there is a
+        recipe."""
+        augmenter = self._order.augmenter
+        if augmenter is None:
+            message = self._receive()
+            self._apply_pending()
+            return message
+        self._feed(augmenter)
+        if not self._decoding:
+            failure, self._failure = self._failure, None
+            raise failure or StopIteration
+        messages, message = self._decoding.popleft()
+        self._apply(messages)
+        return replace(message, batch=augmenter.outputs(message.batch))
+
+    def _feed(self, augmenter: Augmenter) -> None:
+        """Start decoding the next batches."""
+        order = self._order
+        # Reading ahead in this process would move a dataset's state ahead of the batch. The
+        # iterator of an iterable dataset may have one.
+        keeps = order.is_stream or has_state(order.dataset)
+        ahead = 1 if order.options.num_workers == 0 and keeps else _FED_AHEAD
+        while len(self._decoding) < ahead and not self._is_drained and self._failure is None:
+            try:
+                message = self._receive()
+            except StopIteration:
+                self._is_drained = True
+                return
+            except Exception as error:  # kept, and raised when its batch is due
+                self._failure = error
+                return
+            ids = np.asarray(message.ids, np.int64)
+            occurrences, rank = message.occurrences, order.options.world.rank
+            if order.is_stream and rank:  # each rank numbers its own stream
+                occurrences = np.full(len(ids), rank)
+            augmenter.feed(message.batch, ids=ids, epoch=self._mark.epoch, occurrences=occurrences)
+            self._decoding.append((self._pending, message))
+            self._pending = []
+
+    def _receive(self) -> WorkerMessage:
+        """Receive the next batch, and keep the messages without one that come before it."""
+        message = self._iterator.next_message(self._mark)
+        while message.void:
+            self._pending.append(message)
+            message = self._iterator.next_message(self._mark)
+        return message
+
+    def _apply(self, messages: list[WorkerMessage]) -> None:
+        """Update the mark with the workers' positions behind messages that are delivered now."""
+        if not messages or not self._tracks_workers:
+            return
+        workers, following = list(self._mark.workers), self._mark.next_worker
+        for message in messages:
+            worker, position = message.worker, message.position
+            if position is not None and not self._order.is_stream:
+                position = replace(position, batches=workers[worker].batches + 1)
+            workers[worker] = position or workers[worker]
+            if not message.void:
+                following = (worker + 1) % len(workers)
+        self._mark = replace(self._mark, workers=tuple(workers), next_worker=following)
+
+    def _apply_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        self._apply(pending)
+
+    def _deliver(self, message: WorkerMessage) -> Any:
+        order, mark, batch = self._order, self._mark, message.batch
+        for _ in range(self._iterator.failed):  # requests whose batches never came
+            mark = self._requests.after_batch(mark)
+        self._iterator.failed = 0
+        valid = self._requests.valid_slots()
+        if self._bad_count is not None and (message.bad or not mark.position):
+            own = [  # without padding
+                bad for row, bad in sorted(message.bad.items()) if valid is None or valid[row]
+            ]
+            self._bad_count.count(mark.cursor, dict(own), begins_epoch=not mark.position)
+        if valid is not None:
+            valid = valid.copy()
+            valid[list(message.bad)] = False
+            batch = with_valid(batch, torch.from_numpy(valid))
+        mark = self._requests.after_batch(mark)
+        self._mark = mark
+        self._apply([message])
+        mark = self._mark
+        self._fresh_restore = False
+        if isinstance(order, StreamOrder):
+            order.check_length(mark.batches)
+        if not self.is_over:
+            self.is_over = order.is_over(mark)
+            self._bookmark.move(self.number, order.after(mark) if self.is_over else mark)
+        device = order.options.device
+        return batch if device.type == "cpu" else to_device(batch, device)
+
+    def _restart(self) -> bool:
+        """Continue with the next epoch at the end of torch's iterator; return False if the pass is
+        over.
+
+        It continues if the pass was restored at the end of an epoch whose length was unknown.
+        """
+        self._apply_pending()
+        mark, order = self._mark, self._order
+        if self._fresh_restore:
+            self._engine.dataset_epoch.advance(mark.epoch)
+            self._start(order.after(mark), restored=False)
+            return True
+        if not self.is_over:
+            self.is_over = True
+            self._bookmark.move(self.number, order.after(mark))
+            if isinstance(order, StreamOrder):
+                order.check_short(mark.batches)
+        return False
 
 
-def with_dataset_state(setup: PassSetup, mark: Mark, source: Any, *, is_live: bool) -> Mark:
-    """Return the mark with the state of a dataset that is read in this process, behind the last
-    batch.
+def with_restored_states(stream: Iterable[WorkerRequest], mark: Mark) -> Iterator[WorkerRequest]:
+    """Yield the stream's requests, with the dataset's state in each worker's first one.
 
-    Workers send theirs with their batches. source: of the latest pass. is_live: that pass is
-    active.
+    torch sends requests to its workers in turn, from the first. Empty requests come before those of
+    the worker whose turn it is.
     """
-    if setup.num_workers or source is None:
-        return mark
-    if setup.order is None:
-        if source.mixed is not None:
-            _warn_of_mixed(setup, source.mixed)
-        position = source.position(mark.batches, is_live=is_live)
-        return mark if position is None else replace(mark, workers=(position,))
-    state = source.state()
-    if not state:
-        return mark
-    return replace(mark, workers=(WorkerPosition(batches=mark.batches, state=state),))
-
-
-def _warn_of_mixed(setup: PassSetup, name: str) -> None:
-    warnings.warn(
-        f"{type(setup.dataset).__name__} draws from {NAMES[name]} as it is read, and other code "
-        "drew from it in between. After a resume its random numbers differ, and so does the order "
-        "of its samples if it is drawn from them. Give the dataset its own generator that its "
-        "state_dict() keeps, or pass num_workers=1.",
-        PenstockWarning,
-        stacklevel=5,
-    )
+    states = [worker.state for worker in mark.workers]
+    if not any(states):
+        yield from stream
+        return
+    for state in states[: mark.next_worker]:
+        yield WorkerRequest(restore=state, void=True)
+    later = iter(states[mark.next_worker :])
+    for request in stream:
+        yield replace(request, restore=next(later, None))
 
 
 class TorchEngine:
     """Delivers batches of a torch dataset; DataLoader forwards to it.
 
-    shards_itself: Penstock orders the samples and shares them out over the ranks.
+    shards_itself: Penstock orders the samples and shares them out over the ranks. order: replaced
+    when the loader gets other options; a pass keeps the one with which it began.
     """
 
     def __init__(self, dataset: Any, options: LoaderOptions, *, indices: Any) -> None:
         """indices: the sampler or batch sampler of torch's loader over the dataset."""
         self._indices = indices
-        augmenter = _augmenter_of(options, indices)
-        order = _order_of(dataset, options, indices)
-        # Replaced when the loader gets other options; a pass keeps those with which it began.
-        self._setup = PassSetup(dataset=dataset, options=options, order=order, augmenter=augmenter)
-        self.shards_itself = isinstance(order, PlannedOrder)
+        self.order = order_of(dataset, options, indices, _augmenter_of(options, indices))
+        self.shards_itself = options.is_planned
+        augmenter = self.order.augmenter
         self.meter = Meter(
             decode_threads=0 if augmenter is None else augmenter.threads,
             device=str(options.device),
-            workers=self._setup.num_workers,
+            workers=int(options.num_workers),
         )
-        self._bad_count: BadCount | None = None
-        self._ranks, self._has_joined = Membership(options.world), False
+        self.bad_count: BadCount | None = None
+        self.ranks, self._has_joined = Membership(options.world), False
         self._join()
-        self._bookmark = Bookmark()
-        self._loaders = TorchLoaders()
-        self._dataset_epoch = DatasetEpoch(dataset)
+        self.bookmark = Bookmark()
+        self._kept: TorchLoader | None = None  # with persistent workers
+        self.dataset_epoch = DatasetEpoch(dataset)
         self._latest: weakref.ref[Pass] | None = None
         self.closed = False  # close() was called
         watch(self)
 
     def disown(self) -> None:
         """Leave passes and workers to the parent, in a forked child; new ones may begin."""
-        self._loaders.disown()
-        self._latest = None
+        if self._kept is not None:
+            # Between two passes, this is the only reference to its iterator; dropping it would end
+            # the workers.
+            disown(kept_iterator(self._kept.loader))
+        self._kept = self._latest = None
 
     def take_over(self, options: LoaderOptions) -> None:
         """Use other options from the next pass on: for another world, with other workers.
 
         Raises ConfigError and PlanError for options that don't fit; the engine is then unchanged.
         """
-        before = self._setup
-        order, augmenter = before.order, before.augmenter
-        has_moved = options.world != before.world
-        if has_moved or isinstance(order, TorchOrder):
-            order = _order_of(before.dataset, options, self._indices)
-        if has_moved and augmenter is not None:
-            stale, augmenter = augmenter, _augmenter_of(options, self._indices)
-            stale.close()
-        self._setup = replace(before, options=options, order=order, augmenter=augmenter)
-        if has_moved:
-            self._ranks, self._has_joined = Membership(options.world), False
-            self._bad_count = None
-            self._join()
+        before, augmenter = self.order, self.order.augmenter
+        if options.world == before.options.world:
+            self.order = replace(before, options=options)
+            return
+        new = _augmenter_of(options, self._indices)
+        self.order = order_of(before.dataset, options, self._indices, new)
+        if augmenter is not None:
+            augmenter.close()
+        self.ranks, self._has_joined = Membership(options.world), False
+        self.bad_count = None
+        self._join()
 
     def _join(self) -> None:
         """Join the job's ranks, if there are any by now, and count bad samples with them. Raises
         PlanError."""
-        setup, world = self._setup, self.world
-        if not self.shards_itself or self._has_joined:
+        order, options, world = self.order, self.order.options, self.world
+        if not isinstance(order, PlannedOrder) or self._has_joined:
             return
-        if world.processes > 1:
+        if options.agrees and world.processes > 1:
             # A process that is alone needs none of it.
-            from penstock.pipeline.torch_data.job_ranks import join_ranks
+            from penstock.pipeline.members import join_ranks
 
-            if (joined := join_ranks(setup, self.meter)) is not None:
-                self._ranks, self._has_joined = joined, True
-        max_bad, before = setup.options.max_bad, self._bad_count
+            self.ranks = join_ranks(order.job, options, plan=order.name)
+            self.ranks.use_meter(self.meter)
+            self._has_joined = self.ranks.store is not None
+        max_bad, before = options.max_bad, self.bad_count
         if max_bad is None or (before is not None and not self._has_joined):
             return
-        self._bad_count = BadCount(
-            samples=len(setup.dataset),
+        self.bad_count = BadCount(
+            samples=len(order.dataset),
             names=None,
             bad_samples=None,
             remedy="See the reasons; then remove them from the dataset, or raise max_bad=.",
             max_bad=max_bad,
-            membership=self._ranks,
+            membership=self.ranks,
             report=QuarantineFile(
-                None, name=f"{type(setup.dataset).__name__}-{world.file_label}.jsonl"
+                None, name=f"{type(order.dataset).__name__}-{world.file_label}.jsonl"
             ),
             meter=self.meter,
         )
         if before is not None:
-            self._bad_count.take_over(before)
+            self.bad_count.take_over(before)
 
     @property
     def world(self) -> World:
         """Rank and size of the batches."""
-        return self._setup.world
+        return self.order.options.world
 
     @property
     def batch_size(self) -> int | None:
         """The size of this rank's largest batch, if torch batches by a number."""
-        return self._setup.options.rank_batch
+        return self.order.options.rank_batch
 
     @property
     def keeps_workers(self) -> bool:
         """True if persistent workers were started."""
-        return self._loaders.keeps_workers
+        return self._kept is not None
 
     # -- passes
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on this rank. Raises TypeError if
         unknown."""
-        return self._setup.length()
+        return self.order.length()
 
     def begin(self) -> Iterator[Any]:
         """Begin a pass over the current epoch; several may run at once, as with torch."""
         self._check_open()
-        self._setup.warn_if_unsharded()
+        if isinstance(self.order, TorchOrder):
+            self.order.warn_if_unsharded()
         self._join()
-        self._ranks.begin_pass()
-        bookmark = self._bookmark
-        number = bookmark.open(self._setup)
-        if self._setup.augmenter is not None:
-            self._setup.augmenter.drain()
-        started = Pass(
-            self._setup,
-            number=number,
-            bookmark=bookmark,
-            loaders=self._loaders,
-            dataset_epoch=self._dataset_epoch,
-            meter=self.meter,
-            bad_count=self._bad_count,
-            ranks=self._ranks,
-        )
+        self.ranks.begin_pass()
+        if self.order.augmenter is not None:
+            self.order.augmenter.drain()
+        started = Pass(self)
         self._latest = weakref.ref(started)
         return started
+
+    def torch_loader(self, order: PassOrder, mark: Mark) -> TorchLoader:
+        """Return torch's loader for a pass from a mark on, the kept one if workers are
+        persistent."""
+        if self._kept is not None:
+            if order.is_stream:
+                self._kept.source.begin_epoch(mark.epoch)
+            return self._kept
+        torch_loader = make_loader(order, mark, previous=self.bookmark.source)
+        if order.options.keeps_workers:
+            self._kept = torch_loader
+        return torch_loader
 
     def _live_pass(self) -> Pass | None:
         """Return the latest pass, if the loader's mark follows it."""
         live = self._latest() if self._latest is not None else None
-        if live is None or live.number != self._bookmark.number or live.is_over:
+        if live is None or live.number != self.bookmark.number or live.is_over:
             return None
         return live
 
     def epoch_batches(self) -> Iterator[list[int]]:
         """Return this rank's indices in a whole current epoch, batch by batch."""
-        order = self._setup.order
-        assert isinstance(order, PlannedOrder)
-        return order.batches(self.epoch)
+        assert isinstance(self.order, PlannedOrder)
+        return self.order.job.batches(self.epoch, self.world)
 
     def epoch_samples(self) -> int:
         """Return the number of samples in all `epoch_batches`."""
-        order = self._setup.order
-        assert isinstance(order, PlannedOrder)
-        return order.samples()
+        assert isinstance(self.order, PlannedOrder)
+        return self.order.job.samples(self.epoch, self.world)
 
     # -- epochs and state
 
     @property
     def has_begun(self) -> bool:
         """True if a batch was delivered."""
-        return self._bookmark.has_begun
+        return self.bookmark.has_begun
 
     @property
     def epoch(self) -> int:
         """The epoch of the next batch."""
-        return self._bookmark.mark.epoch
+        return self.bookmark.mark.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; sets it in a dataset and a sampler that have set_epoch."""
         check_epoch(epoch)
-        self._dataset_epoch.set(epoch, self._setup.sampler)
-        self._bookmark.go_to(int(epoch), self._setup)
+        self.dataset_epoch.set(epoch, self.order.sampler)
+        self.bookmark.go_to(int(epoch), self.order)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was delivered, and fix the seeds and states of the epoch's draws if they are
         open."""
-        setup, bookmark = self._setup, self._bookmark
+        order, bookmark = self.order, self.bookmark
         live = self._live_pass()
         mark = bookmark.mark
-        if mark.batches == 0 and setup.options.seed is None and setup.options.in_order:
+        if mark.batches == 0 and order.options.seed is None and order.options.in_order:
             mark = live.mark() if live is not None else mark
-            mark = with_decided_draws(setup, mark, keeps_workers=self.keeps_workers)
+            mark = order.decided(mark, keeps_workers=self.keeps_workers)
             bookmark.decide(mark)
             if live is not None:
                 live.decide(mark)
-        check_can_be_taken(setup, mark)
+        check_can_be_taken(order, mark)
         if not bookmark.is_restored:
             if not mark.batches:
-                mark = replace(mark, dataset_epoch=self._dataset_epoch.now())
-            mark = with_dataset_state(setup, mark, bookmark.source, is_live=live is not None)
-        bad = 0 if self._bad_count is None else self._bad_count.count_before(mark.cursor)
-        return to_state(setup, mark, bad=bad)
+                mark = replace(mark, dataset_epoch=self.dataset_epoch.now())
+            mark = with_dataset_state(order, mark, bookmark.source, is_live=live is not None)
+        bad = 0 if self.bad_count is None else self.bad_count.count_before(mark.cursor)
+        return to_state(order, mark, bad=bad)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly behind the last batch that was delivered before the state was read."""
-        self._check_open()
-        mark = self._mark_of(state)
-        self._dataset_epoch.restore(mark.dataset_epoch)
-        if self._setup.augmenter is not None and isinstance(state.get("draw_seed"), int):
-            self._setup.augmenter.seed = state["draw_seed"]
-        self._loaders.forget()  # their workers are at other positions
-        source = self._bookmark.source
-        if self._setup.order is None and source is not None:
-            source.forget()
-        self._bookmark.restore(mark)
-        self._ranks.restart()
-        if self._bad_count is not None:
-            self._bad_count.restore(mark.bad)
+        """Continue exactly behind the last batch that was delivered before the state was read.
 
-    def _mark_of(self, state: dict[str, Any]) -> Mark:
-        """Return the mark of a state, which all ranks must load. Raises ResumeError, PlanError."""
+        All ranks must load the same state. Raises ResumeError and PlanError; the loader is then
+        unchanged.
+        """
+        self._check_open()
+        order, bookmark = self.order, self.bookmark
         try:
-            mark = from_state(self._setup, state)
-            self._ranks.compare_state(f"epoch {mark.epoch}, position {mark.position}")
+            mark = from_state(order, state)
+            self.ranks.compare_state(f"epoch {mark.epoch}, position {mark.position}")
         except PenstockError as error:
-            self._ranks.refuse(error)
+            self.ranks.refuse(error)
             raise
-        return mark
+        self.dataset_epoch.restore(mark.dataset_epoch)
+        if order.augmenter is not None and isinstance(state.get("draw_seed"), int):
+            order.augmenter.seed = state["draw_seed"]
+        self._kept = None  # its workers are at other positions, and end with its last pass
+        if order.is_stream and bookmark.source is not None:
+            bookmark.source.forget()
+        bookmark.restore(mark)
+        self.ranks.restart()
+        if self.bad_count is not None:
+            self.bad_count.restore(mark.bad)
 
     def statistics(self) -> Statistics:
         """Return what was measured so far, and the one-line verdict."""
@@ -495,31 +734,21 @@ class TorchEngine:
     def close(self) -> None:
         """End torch's workers. Safe to call twice."""
         self.closed = True
-        self._ranks.close()
+        self.ranks.close()
         live = self._latest() if self._latest is not None else None
         if live is not None:
             live.stop()
-        self._loaders.forget()
-        self._bookmark.source = None
-        if self._setup.augmenter is not None:
-            self._setup.augmenter.close()
+        self._kept = None
+        self.bookmark.source = None
+        if self.order.augmenter is not None:
+            self.order.augmenter.close()
 
     def __repr__(self) -> str:
-        setup, mark = self._setup, self._bookmark.mark
+        mark = self.bookmark.mark
         return (
-            f"DataLoader({type(setup.dataset).__name__}, batch_size={self.batch_size}, rank "
+            f"DataLoader({type(self.order.dataset).__name__}, batch_size={self.batch_size}, rank "
             f"{self.world.rank} of {self.world.size}, at epoch {mark.epoch}, batch {mark.batches})"
         )
-
-
-def _order_of(dataset: Any, options: LoaderOptions, indices: Any) -> IndexOrder | None:
-    """Return the order of a map-style dataset: Penstock's with a seed, else torch's; None for a
-    stream."""
-    if options.kind == "stream":
-        return None
-    if options.is_planned:
-        return planned_order(dataset, options)
-    return TorchOrder(indices, options.generator, is_numbered=options.augment is not None)
 
 
 def _augmenter_of(options: LoaderOptions, indices: Any) -> Augmenter | None:

@@ -21,7 +21,6 @@ import torch.utils.data
 
 from penstock.cache import PenstockError, WorkerError, describe_exit
 from penstock.pipeline.torch_data.image_split import SplitCollate
-from penstock.pipeline.torch_data.index_order import PlannedOrder
 from penstock.pipeline.torch_data.mark import description_of
 from penstock.pipeline.torch_data.torch_sources import (
     IterableSource,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.pipeline.torch_data.mark import Mark, WorkerMessage, WorkerRequest
-    from penstock.pipeline.torch_data.pass_setup import PassSetup
+    from penstock.pipeline.torch_data.pass_order import PassOrder
 
 _END_S = 5.0  # to wait for a process that was terminated, or whose connection broke
 _MOST_NAMED = 64
@@ -130,62 +129,24 @@ class TorchLoader:
         return iterator
 
 
-class TorchLoaders:
-    """Makes torch's loader for each pass, and keeps the one with persistent workers."""
-
-    def __init__(self) -> None:
-        self._kept: TorchLoader | None = None
-
-    @property
-    def keeps_workers(self) -> bool:
-        """True if persistent workers were started."""
-        return self._kept is not None
-
-    def forget(self) -> None:
-        """Forget the loader with persistent workers: they end with its last pass."""
-        self._kept = None
-
-    def disown(self) -> None:
-        """Forget that loader in a forked child, and let its workers live on in the parent.
-
-        Between two passes, this is the only reference to its iterator; dropping it would end the
-        workers.
-        """
-        if self._kept is not None:
-            disown(kept_iterator(self._kept.loader))
-        self.forget()
-
-    def for_pass(self, setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
-        """Return torch's loader for a pass from a mark on, the kept one if workers are persistent.
-
-        previous: the source of the pass before, or None.
-        """
-        if self._kept is not None:
-            if setup.order is None:
-                self._kept.source.begin_epoch(mark.epoch)
-            return self._kept
-        torch_loader = _make_loader(setup, mark, previous=previous)
-        if setup.options.keeps_workers:
-            self._kept = torch_loader
-        return torch_loader
-
-
 def _end_own_workers(iterator: Any, pid: int) -> None:
     """End an iterator's workers in the process that started them, and not in a fork of it."""
     if os.getpid() == pid:
         end_workers(iterator)
 
 
-def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
-    options, generator = setup.options, setup.options.generator
-    source = _make_source(setup, mark, previous=previous)
+def make_loader(order: PassOrder, mark: Mark, *, previous: Any) -> TorchLoader:
+    """Make torch's loader for a pass from a mark on. previous: the source of the pass before, or
+    None."""
+    options, generator = order.options, order.options.generator
+    source = _make_source(order, mark, previous=previous)
     arguments = options.worker_arguments()
     arguments["worker_init_fn"] = WorkerInit(
         worker_init_fn=options.worker_init_fn, base_seed=mark.base_seed
     )
-    if arguments["multiprocessing_context"] is None and _must_not_fork(setup):
+    if options.num_workers and arguments["multiprocessing_context"] is None and _has_threads():
         arguments["multiprocessing_context"] = "forkserver"
-    requests = None if setup.order is None else Requests()
+    requests = None if order.is_stream else Requests()
     # torch draws its workers' base seed at the start of each pass. If the seed isn't needed, the
     # training loop's generator stays untouched.
     draws_seed = options.seed is None and (generator is not None or mark.base_seed is None)
@@ -202,46 +163,41 @@ def _make_loader(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
     return TorchLoader(loader, source, requests)
 
 
-def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
-    options = setup.options
+def _make_source(order: PassOrder, mark: Mark, *, previous: Any) -> Any:
+    options = order.options
     collate: Any = options.collate_fn
-    if setup.augmenter is not None:
+    if order.augmenter is not None:
         collate = SplitCollate(collate, batched=options.is_batched)
-    if setup.order is not None:
-        parts = None
-        if options.max_bad is not None and isinstance(setup.order, PlannedOrder):
-            parts = setup.order.starts, setup.order.ranks.plan.sizes
+    if not order.is_stream:
         return MapSource(
-            setup.dataset,
+            dataset=order.dataset,
             collate=collate,
             batched=options.is_batched,
             seed=options.seed,
-            parts=parts,
+            parts=order.parts,
         )
     seeds = (mark.base_seed, options.generator, options.seed)
     return IterableSource(
-        setup.dataset,
+        dataset=order.dataset,
         collate=collate,
         batch_size=options.rank_batch,
         drop_last=options.drop_last,
         epoch=mark.epoch,
         positions=mark.workers,
         first=mark.next_worker,
-        seed=None if options.seed is None else (options.seed, setup.world.rank),
+        seed=None if options.seed is None else (options.seed, options.world.rank),
         persistent=options.keeps_workers,
-        draws_seeds=not setup.num_workers and all(seed is None for seed in seeds),
-        previous=None if setup.num_workers else previous,
+        draws_seeds=not options.num_workers and all(seed is None for seed in seeds),
+        previous=None if options.num_workers else previous,
     )
 
 
-def _must_not_fork(setup: PassSetup) -> bool:
+def _has_threads() -> bool:
     """Return True if Penstock's threads run, for example after a native loader was used.
 
     Forking would copy the locks that they hold.
     """
-    return setup.num_workers > 0 and any(
-        thread.name.startswith("penstock-") for thread in threading.enumerate()
-    )
+    return any(thread.name.startswith("penstock-") for thread in threading.enumerate())
 
 
 class TorchIterator:
@@ -252,12 +208,11 @@ class TorchIterator:
     """
 
     def __init__(
-        self, torch_loader: TorchLoader, requests: Iterator[WorkerRequest] | None, setup: PassSetup
+        self, torch_loader: TorchLoader, requests: Iterable[WorkerRequest], dataset: Any
     ) -> None:
-        """requests: None for an iterable dataset."""
-        self._setup = setup
+        self._dataset = dataset
         self._requests = torch_loader.requests
-        if self._requests is not None and requests is not None:
+        if self._requests is not None:
             self._requests.begin(requests)
         self._torch_loader: TorchLoader | None = torch_loader  # keeps its workers alive
         self._inner: Any = torch_loader.begin()
@@ -272,27 +227,29 @@ class TorchIterator:
         reading raised; the next call then returns the next batch.
         """
         if self._lost is not None:  # the batches of its worker will never come
-            self.failed += 1
+            self._complete(has_failed=True)
             raise self._lost
         try:
             message: WorkerMessage = next(self._inner)
         except StopIteration:
             raise
         except Exception as error:  # raised again, or as WorkerError
-            self.failed += 1
             loss = self._find_loss(error, mark)
-            if self._requests is not None:
-                self._requests.complete_oldest()
+            self._complete(has_failed=True)
             if loss is None:
                 raise
             self._lost = loss
             raise loss from error
-        if self._requests is not None:
-            self._requests.complete_oldest()
+        self._complete(has_failed=message.error is not None)
         if message.error is not None:
-            self.failed += 1
             raise message.error
         return message
+
+    def _complete(self, *, has_failed: bool) -> None:
+        """Forget the oldest request, if batches are requested. has_failed: its batch won't come."""
+        if self._requests is not None:
+            self._requests.complete_oldest()
+            self.failed += has_failed
 
     def worker_loss(self, error: RuntimeError, mark: Mark) -> WorkerError | None:
         """Return the error of a dead worker that caused an error outside of `next_message`, or
@@ -324,7 +281,7 @@ class TorchIterator:
             )
         losses = "; ".join(
             f"worker {number} (pid {workers[number].pid}) {describe_exit(code)} while it was "
-            f"reading {self._last_request(number, mark)} of {description_of(self._setup.dataset)}"
+            f"reading {self._last_request(number, mark)} of {description_of(self._dataset)}"
             for number, code in dead.items()
         )
         return WorkerError(f"DataLoader {losses}. {_MEMORY}")

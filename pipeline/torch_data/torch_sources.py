@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,6 @@ from penstock.cache.base import keyed_hash, machine_remedy
 from penstock.pipeline.options import fresh_seed
 from penstock.pipeline.plan import substitutes
 from penstock.pipeline.torch_data.mark import (
-    BadRow,
     Ending,
     WorkerMessage,
     WorkerPosition,
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Collate = Callable[[Any], Any]
+    Many = Callable[[list[Any]], list[Any]]
     Parts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 # Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
@@ -71,26 +71,6 @@ def worker_id() -> int:
     """Return the number of this worker process; 0 in the main process."""
     info = torch.utils.data.get_worker_info()
     return 0 if info is None else info.id
-
-
-class Snapshots:
-    """Decides after which batches reading a dataset's state is worth its cost."""
-
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
-        self._spent_s = 0.0
-
-    def due(self) -> bool:
-        """Return True if the states read so far cost little enough for another one."""
-        elapsed_s = time.perf_counter() - self._began
-        return self._spent_s <= SNAPSHOT_TIME_SHARE * elapsed_s
-
-    def take(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return state(), and count the time that it takes."""
-        began = time.perf_counter()
-        snapshot = state()
-        self._spent_s += time.perf_counter() - began
-        return snapshot
 
 
 def seed_all(key: int) -> None:
@@ -171,11 +151,12 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FetchedSamples:
-    """Samples that were read. ids: of the samples. bad: rows that hold substitutes, and why."""
+    """Samples that were read. ids: of the samples. bad: the bad sample of each row that holds a
+    substitute, and why it is bad."""
 
     samples: list[Any]
     ids: list[Any]
-    bad: dict[int, BadRow] = field(default_factory=dict)
+    bad: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
 def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
@@ -224,6 +205,7 @@ def _failing_sample(collate: Collate, samples: Any) -> tuple[int, str] | None:
     return (odd[0], reason) if odd else None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
@@ -232,21 +214,14 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     sample is an error.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        collate: Collate,
-        batched: bool,
-        seed: int | None = None,
-        parts: Parts | None = None,
-    ) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._batched = batched
-        self._seed = seed
-        self._parts = parts
-        self._has_state = has_state(dataset)
+    dataset: Any
+    collate: Collate
+    batched: bool
+    seed: int | None = None
+    parts: Parts | None = None
+
+    def __post_init__(self) -> None:
+        self._has_state = has_state(self.dataset)
 
     def __getitem__(self, request: WorkerRequest) -> WorkerMessage:
         if request.restore is not None:
@@ -256,7 +231,7 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             return WorkerMessage(worker=worker, void=True)
         in_main = torch.utils.data.get_worker_info() is None
         before: Any = None  # states of the generators, which the training loop uses
-        if in_main and self._seed is not None:
+        if in_main and self.seed is not None:
             before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         try:
             read, batch = self._fetch(request)
@@ -268,73 +243,63 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
                 np.random.set_state(before[1])
                 torch.set_rng_state(before[2])
         # Each time, unlike for a stream: samples between two states couldn't be read again.
-        state = self.state() if self._has_state and not in_main else None
+        has_position = self._has_state and not in_main
         return WorkerMessage(
             batch=batch,
             samples=len(read.ids),
             ids=read.ids,
             occurrences=request.occurrences,
             worker=worker,
-            state=state,
+            position=WorkerPosition(state=self.state()) if has_position else None,
             bad=read.bad,
         )
 
     def _fetch(self, request: WorkerRequest) -> tuple[FetchedSamples, Any]:
-        if not self._batched:
-            read = self._read([request.index], request.epoch, together=False)
-            return read, self._collate(read.samples[0])
-        read = self._read(list(request.index), request.epoch, together=True)
-        return read, collate_named(self._collate, read.samples, read.ids)
+        if not self.batched:
+            read = self._read([request.index], request.epoch, None)
+            return read, self.collate(read.samples[0])
+        many = getattr(self.dataset, "__getitems__", None)
+        read = self._read(list(request.index), request.epoch, many if callable(many) else None)
+        return read, collate_named(self.collate, read.samples, read.ids)
 
-    def _read(self, indices: list[Any], epoch: int, *, together: bool) -> FetchedSamples:
-        """Return samples by index; together: by `__getitems__`, if the dataset has it.
+    def _read(self, indices: list[Any], epoch: int, many: Many | None) -> FetchedSamples:
+        """Return samples by index. many: the dataset's `__getitems__`, if it has one.
 
         Raises what the dataset raises, and TooManyBadSamplesError if no substitute is good.
         """
-        many = getattr(self.dataset, "__getitems__", None)
-        if not together or not callable(many):
-            return self._read_each(indices, epoch)
-        if indices:
-            self._seed_sample(
-                indices[0], epoch
-            )  # one call draws for all of them: keyed by the first
-        try:
-            return FetchedSamples(many(indices), indices)
-        except Exception as error:  # raised again, or each sample is read alone
-            if self._parts is None or not is_sample_fault(error):
-                raise
-        return self._read_each(indices, epoch, together=True)
-
-    def _read_each(
-        self, indices: list[Any], epoch: int, *, together: bool = False
-    ) -> FetchedSamples:
-        if self._parts is None:
-            return FetchedSamples(
-                [self._read_one(i, epoch, together=together) for i in indices], indices
-            )
+        if many is not None:
+            if indices:  # one call draws for all of them: keyed by the first
+                self._seed_sample(indices[0], epoch)
+            try:
+                return FetchedSamples(many(indices), indices)
+            except Exception as error:  # raised again, or each sample is read alone
+                if self.parts is None or not is_sample_fault(error):
+                    raise
+        if self.parts is None:
+            return FetchedSamples([self._read_one(i, epoch, None) for i in indices], indices)
         read = FetchedSamples([], [])
         for row, index in enumerate(indices):
-            sample, used, reason = self._read_good(index, epoch, self._parts, together=together)
+            sample, used, reason = self._read_good(index, epoch, self.parts, many)
             read.samples.append(sample)
             read.ids.append(used)
             if reason is not None:
-                read.bad[row] = BadRow(index, reason)
+                read.bad[row] = index, reason
         return read
 
     def _read_good(
-        self, index: Any, epoch: int, parts: Parts, *, together: bool
+        self, index: Any, epoch: int, parts: Parts, many: Many | None
     ) -> tuple[Any, Any, str | None]:
         """Return a sample or its first good substitute, the index of that, and why it was
         replaced."""
         reasons: dict[int, str] = {}
         starts, sizes = parts
-        seed = self._seed or 0
+        seed = self.seed or 0
         others = substitutes(index, seed=seed, epoch=epoch, starts=starts, sizes=sizes)
         for candidate in itertools.chain([index], others):
             if candidate in reasons:
                 continue
             try:
-                sample = self._read_one(candidate, epoch, together=together)
+                sample = self._read_one(candidate, epoch, many)
             except Exception as error:  # raised again unless the sample is bad
                 if not is_sample_fault(error):
                     raise
@@ -349,20 +314,26 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             sample_ids=tuple(sorted(reasons)),
         )
 
-    def _read_one(self, index: Any, epoch: int, *, together: bool) -> Any:
+    def _read_one(self, index: Any, epoch: int, many: Many | None) -> Any:
         self._seed_sample(index, epoch)
         try:
-            if together:
-                (sample,) = self.dataset.__getitems__([index])
-                return sample
-            return self.dataset[index]
+            if many is None:
+                return self.dataset[index]
+            (sample,) = many([index])
+            return sample
         except Exception as error:  # raised again, with the sample named
             error.add_note(f"while reading sample {index!r} of {description_of(self.dataset)}")
             raise
 
     def _seed_sample(self, index: Any, epoch: int) -> None:
-        if self._seed is not None:
-            seed_all(int(keyed_hash(self._seed, epoch, int(index))))
+        if self.seed is not None:
+            seed_all(int(keyed_hash(self.seed, epoch, int(index))))
+
+    def position(self, batches: int, *, is_live: bool) -> WorkerPosition | None:
+        """Return the position behind the last batch, with the dataset's own state; None if it has
+        none."""
+        del is_live
+        return WorkerPosition(batches=batches, state=self.state()) if self._has_state else None
 
     def state(self) -> dict[str, Any]:
         """Return the dataset's own current state, if it has one."""
@@ -377,6 +348,7 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
 _DONE: Any = object()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
     """Batches of an iterable dataset; each worker iterates its own copy, as with torch.
 
@@ -387,35 +359,24 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
     pass before, over the same dataset.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        collate: Collate,
-        batch_size: int | None,
-        drop_last: bool,
-        epoch: int,
-        positions: Sequence[WorkerPosition] = (),
-        first: int = 0,
-        seed: tuple[int, int] | None = None,
-        persistent: bool = False,
-        draws_seeds: bool = False,
-        previous: IterableSource | None = None,
-    ) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._batch_size = batch_size
-        self._drop_last = drop_last
+    dataset: Any
+    collate: Collate
+    batch_size: int | None
+    drop_last: bool
+    epoch: int
+    positions: tuple[WorkerPosition, ...] = ()
+    first: int = 0
+    seed: tuple[int, int] | None = None
+    persistent: bool = False
+    draws_seeds: bool = False
+    previous: InitVar[IterableSource | None] = None
+
+    def __post_init__(self, previous: IterableSource | None) -> None:
         # In shared memory, from which persistent workers read the epoch.
-        self._epoch = torch.tensor([epoch])
-        if persistent:
-            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._positions = tuple(positions)
-        self._first = first
-        self._seed = seed
-        self._persistent = persistent
-        self._draws_seeds = draws_seeds
-        self._exact = has_exact_state(dataset)
+        self._shared_epoch = torch.tensor([self.epoch])
+        if self.persistent:
+            self._shared_epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._exact = has_exact_state(self.dataset)
         self._iterator: Any = None
         self._has_begun = False  # this pass
         self._over = False
@@ -424,32 +385,31 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._draws: StreamDraws | None = None
         self._prepared: Any = None  # the next pass's iterator, if its state was read already
         self._prepared_position: WorkerPosition | None = None  # of that iterator
-        if previous is not None and not self._positions:
+        if previous is not None and not self.positions:
             self._iterator, self._next_position = previous._iterator, previous._next_position
             self._past = previous._past
 
     def begin_epoch(self, epoch: int) -> None:
         """Set the epoch that persistent workers begin next."""
-        self._epoch[0] = epoch
+        self._shared_epoch[0] = epoch
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         worker = worker_id()
-        positions, self._positions = self._positions, ()
-        first, self._first = self._first, 0
-        if self._seed is not None:
-            seed, rank = self._seed
-            seed_all(int(keyed_hash(seed, int(self._epoch[0]), rank, worker)))
+        positions, self.positions = self.positions, ()
+        first, self.first = self.first, 0
+        if self.seed is not None:
+            seed, rank = self.seed
+            seed_all(int(keyed_hash(seed, int(self._shared_epoch[0]), rank, worker)))
         if worker < first:
             yield WorkerMessage(worker=worker, void=True)
-        if self._persistent and self._past is not None:
+        position = positions[worker] if positions else WorkerPosition()
+        known = position  # by the loader
+        if self.persistent and self._past is not None:
             # Each worker sends one, because torch reads from them in turn.
-            position = self._next_position or WorkerPosition(
+            known = self._next_position or WorkerPosition(
                 state=self.state() or None, past=self._past
             )
-            yield WorkerMessage(
-                worker=worker, void=True, past=position.past, state=position.state, rng=position.rng
-            )
-        position = positions[worker] if positions else WorkerPosition()
+            yield WorkerMessage(worker=worker, void=True, position=known)
         self._has_begun = True
         if position.over:
             self._over, self._past = True, "ended"
@@ -457,7 +417,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
             return
         if self._next_position is not None:
             position, self._next_position = self._next_position, None
-        yield from self._batches(worker, position)
+        yield from self._batches(worker, position, known)
 
     @property
     def mixed(self) -> str | None:
@@ -468,49 +428,54 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         """Forget the dataset's position, because another one will be loaded."""
         self._next_position = None
 
-    def _batches(self, worker: int, position: WorkerPosition) -> Iterator[WorkerMessage]:
+    def _batches(
+        self, worker: int, position: WorkerPosition, known: WorkerPosition
+    ) -> Iterator[WorkerMessage]:
+        """Yield the batches behind a position. known: where the loader knows the stream to be."""
         info = torch.utils.data.get_worker_info()
         in_main, streams = info is None, 1 if info is None else info.num_workers
         # A worker's first pass begins with its seed.
-        goes_on = self._persistent and self._past is not None
+        goes_on = self.persistent and self._past is not None
         draws = self._draws = StreamDraws(position.rng, in_main=in_main)
         self._over, self._past = False, "left"
         iterator = draws(lambda: self._begin(position))
         is_stateful = self._is_stateful()
-        is_watched = not is_stateful and self._seed is None
+        is_watched = not is_stateful and self.seed is None
         if not is_watched:
             draws.ignore()
         for _ in range(position.since):
             if self._over:
                 break
             draws(lambda: self._next(iterator))
-        snapshots = Snapshots()
-        number = position.batches
+        number, spent_s, began_s = position.batches, 0.0, time.perf_counter()
         while not self._over and (samples := draws(lambda: self._next(iterator))):
-            if self._batch_size is None:
-                batch = self._collate(samples[0])
+            if self.batch_size is None:
+                batch = self.collate(samples[0])
             else:
-                batch = collate_named(self._collate, samples, [f"{len(samples)} of batch {number}"])
-            begin = number * (self._batch_size or 1)
+                batch = collate_named(self.collate, samples, [f"{len(samples)} of batch {number}"])
+            begin = number * (self.batch_size or 1)
             ids = [(begin + i) * streams + worker for i in range(len(samples))]
             number += 1
-            takes = is_stateful and not in_main and (self._over or snapshots.due())
-            state = snapshots.take(self.state) if takes else None
-            watches = is_watched and (self._persistent if self._over else in_main or goes_on)
-            yield WorkerMessage(
-                batch=batch,
-                samples=len(samples),
-                ids=ids,
-                worker=worker,
+            now_s, state = time.perf_counter(), None
+            is_due = self._over or spent_s <= SNAPSHOT_TIME_SHARE * (now_s - began_s)
+            if is_stateful and not in_main and is_due:
+                state = self.state()
+                spent_s += time.perf_counter() - now_s
+            watches = is_watched and (self.persistent if self._over else in_main or goes_on)
+            known = known.after(
+                1,
                 state=state,
                 over=self._over,
                 rng=draws.recorded(is_over=self._over) if watches else None,
             )
+            yield WorkerMessage(
+                batch=batch, samples=len(samples), ids=ids, worker=worker, position=known
+            )
             goes_on = False  # the message has reported it
-        if self._persistent:
+        if self.persistent:
             rng = draws.recorded(is_over=True) if is_watched else None
-            state = self.state() or None
-            yield WorkerMessage(worker=worker, void=True, over=True, state=state, rng=rng)
+            known = known.after(0, state=self.state() or None, over=True, rng=rng)
+            yield WorkerMessage(worker=worker, void=True, position=known)
 
     def _begin(self, position: WorkerPosition) -> Any:
         """Return the pass's iterator at a position, before the batches since its state."""
@@ -524,7 +489,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._iterator = self._iterator_at(position.state)
         if position.past is None:
             return self._iterator
-        if self._draws_seeds and not torch.equal(generator, torch.get_rng_state()):
+        if self.draws_seeds and not torch.equal(generator, torch.get_rng_state()):
             fresh_seed()  # torch's loader drew its seed before the state reset the generator
         return self._next_epoch(position.past)
 
@@ -552,12 +517,12 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
 
     def _next(self, iterator: Any) -> list[Any]:
         """Return the samples of the next batch; none at the end."""
-        wanted = self._batch_size or 1
+        wanted = self.batch_size or 1
         # Not islice(), which would call iter() again: some iterators restart then.
         samples = list(map(next, itertools.repeat(iterator, wanted)))
         if len(samples) < wanted:
             self._over, self._past = True, "ended"
-        return [] if self._drop_last and self._over else samples
+        return [] if self.drop_last and self._over else samples
 
     def _is_stateful(self) -> bool:
         return self._exact or has_state(self._iterator)

@@ -84,7 +84,7 @@ class TestBatches:
             following = next(batches)
         with make(pack, drop_last=not saved) as loader:
             rest = len(loader.dataset) % (loader.batch_size or 1)
-            report = "ends with a batch of" if saved else "leaves out its last"
+            report = "ends with its last" if saved else "leaves out its last"
             with pytest.warns(
                 PenstockWarning, match=rf"{report} {rest} samples.*drop_last={saved}"
             ):

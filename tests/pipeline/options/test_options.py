@@ -189,7 +189,7 @@ def test_a_state_brings_its_seed_and_an_omitted_batch() -> None:
     with pytest.warns(PenstockWarning, match="goes from 20 to 6 samples"):
         other = native(world=SECOND_OF_TWO, batch_size=3, drop_last=True).resumed(STATE)
     assert (other.plan_seed, other.schedule.size) == (9, 6)
-    with pytest.warns(PenstockWarning, match="ends with a batch of 3 samples"):
+    with pytest.warns(PenstockWarning, match="ends with its last 3 samples"):
         native().resumed(STATE)
 
 

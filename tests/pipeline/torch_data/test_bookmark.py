@@ -11,7 +11,7 @@ import torch.utils.data
 
 from penstock.cache import ResumeError
 from penstock.pipeline import LoaderOptions
-from penstock.pipeline.torch_data import Bookmark, DatasetEpoch, Mark, PassSetup, WorkerPosition
+from penstock.pipeline.torch_data import Bookmark, DatasetEpoch, Mark, StreamOrder, WorkerPosition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,13 +25,11 @@ class Ten(torch.utils.data.IterableDataset[int]):
         return 10
 
 
-def setup(**options: Any) -> PassSetup:
+def setup(**options: Any) -> StreamOrder:
     """Return the setup of a stream that promises ten samples: three batches of four."""
-    return PassSetup(
+    return StreamOrder(
         dataset=Ten(),
         options=LoaderOptions(kind="stream", batch_size=4, device=torch.device("cpu"), **options),
-        order=None,
-        augmenter=None,
     )
 
 

@@ -367,6 +367,17 @@ def test_the_world_may_change_in_the_middle_of_an_epoch() -> None:
         assert [i for rank in rest for i in rank[step]] == batch
 
 
+def test_the_epoch_ends_with_its_last_sample_also_after_smaller_batches() -> None:
+    options: dict[str, Any] = {"seed": 1, "shuffle": True}
+    before = DataLoader(Squares(40, "int"), 1, **options)
+    passing = iter(before)
+    for _ in range(10):  # more batches than the later loader has in an epoch
+        next(passing)
+    after = DataLoader(Squares(40, "int"), 10, **options)
+    after.load_state_dict(before.state_dict())
+    assert [after.epoch for _ in after] == [0, 0, 1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_random_numbers_are_keyed_by_sample(workers: int) -> None:
     def draws(size: int, batch: int, epoch: int) -> dict[int, Any]:

@@ -68,21 +68,25 @@ class PassRequests:
 
     def __init__(self, mark: Mark) -> None:
         self.mark = mark
+        self._drawn: dict[str, Any] = {}  # seeds and states that the order was drawn from
+        # Of each request: what its batch changes in the mark, and its valid slots.
+        self._sent: deque[tuple[dict[str, Any], NDArray[np.bool_] | None]] = deque()
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         return iter(())
 
     def with_draws(self, mark: Mark) -> Mark:
         """Return a mark with the seeds and states that the order was drawn from."""
-        return mark
+        return replace(mark, **self._drawn)
 
     def after_batch(self, mark: Mark) -> Mark:
         """Return the mark behind the next batch."""
-        return replace(mark, batches=mark.batches + 1)
+        changes = self._sent.popleft()[0] if self._sent else {}
+        return replace(mark, batches=mark.batches + 1, **self._drawn, **changes)
 
     def valid_slots(self) -> NDArray[np.bool_] | None:
         """Return which samples of the next batch aren't padding; None without padding."""
-        return None
+        return self._sent[0][1] if self._sent else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,9 +354,7 @@ class _TorchRequests(PassRequests):
     def __init__(self, order: TorchOrder, mark: Mark) -> None:
         super().__init__(mark)
         self._order = order
-        self._states: deque[Any] = deque()
         self._occurrences: Occurrences | None = None
-        self._drawn: dict[str, Any] = {}  # seeds and states that the order was drawn from
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         mark = self.mark
@@ -365,7 +367,8 @@ class _TorchRequests(PassRequests):
             repeats = None if self._occurrences is None else self._occurrences.of(index)
             if number < skip:
                 continue
-            self._states.append(None if stateful is None else state_of(stateful))
+            state = None if stateful is None else state_of(stateful)
+            self._sent.append(({"sampler": state}, None))
             yield WorkerRequest(index=index, epoch=mark.epoch, occurrences=repeats)
 
     def _indices(self) -> Iterator[Any]:
@@ -398,12 +401,6 @@ class _TorchRequests(PassRequests):
                 if order.keeps_its_position:  # its state repeats what it draws later
                     draws, draw = None, _call
             yield item
-
-    def after_batch(self, mark: Mark) -> Mark:
-        return replace(super().after_batch(self.with_draws(mark)), sampler=self._states.popleft())
-
-    def with_draws(self, mark: Mark) -> Mark:
-        return replace(mark, **self._drawn)
 
 
 def _call(draw: Callable[[], Any]) -> Any:
@@ -498,21 +495,14 @@ class _PlannedRequests(PassRequests):
     def __init__(self, order: PlannedOrder, mark: Mark) -> None:
         super().__init__(mark)
         self._order = order
-        self._sent: deque[tuple[int, NDArray[np.bool_] | None]] = deque()
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         order, job, mark = self._order, self._order.job, self.mark
         for step in job.walk.steps(mark.cursor, endless=False):
             slots = order.ranks.slots(step)
             ids = job.source.ids(slots.rows).tolist()
-            self._sent.append((step.start.position + step.size, slots.valid))
+            self._sent.append(({"position": step.start.position + step.size}, slots.valid))
             yield WorkerRequest(index=ids if order.options.is_batched else ids[0], epoch=mark.epoch)
-
-    def after_batch(self, mark: Mark) -> Mark:
-        return replace(super().after_batch(mark), position=self._sent.popleft()[0])
-
-    def valid_slots(self) -> NDArray[np.bool_] | None:
-        return self._sent[0][1]
 
 
 def order_of(

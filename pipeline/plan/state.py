@@ -105,13 +105,11 @@ class LoaderState:
         plan = _take(state, "plan", (dict,))
         settings = _typed(PlanSettings, plan)
         if (buckets := plan.get("buckets")) is not None:
-            if not isinstance(buckets, dict):
-                raise ResumeError(f"State is damaged: buckets are {buckets!r}. {_REMEDY}")
+            _check(isinstance(buckets, dict), f"buckets are {buckets!r}")
             from penstock.pipeline.plan.buckets import BucketSettings  # only these jobs load it
 
             parts = _typed(BucketSettings, {"bins": 1, **buckets})
-            if not 0 < parts["bins"] <= max(1, parts["tokens"]):
-                raise ResumeError(f"State is damaged: {parts['bins']} bins. {_REMEDY}")
+            _check(0 < parts["bins"] <= max(1, parts["tokens"]), f"{parts['bins']} bins")
             settings["buckets"] = BucketSettings(**parts)
         bad = state.get("bad")
         bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
@@ -121,16 +119,14 @@ class LoaderState:
             schedule=_schedule(batches, _take(state, "first_step", (int,))),
             **_typed(cls, {**state, "bad": bad}),
         )
-        if not (0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST):
-            raise ResumeError(
-                f"State is damaged: epoch {self.epoch}, position {self.position} of "
-                f"{self.samples} samples. Start from an older checkpoint."
-            )
+        _check(
+            0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST,
+            f"epoch {self.epoch}, position {self.position} of {self.samples} samples",
+        )
         plan_is_right = 0 < self.plan.lanes <= _MOST_LANES and self.plan.window > 0
-        if not plan_is_right or not 0.0 <= self.plan.reshuffle <= 1.0:
-            raise ResumeError(f"State is damaged: invalid plan {self.plan}. {_REMEDY}")
-        if len(self.lane_order or "") > MOST_LANE_ORDER:
-            raise ResumeError(f"State is damaged: its lane order is too long. {_REMEDY}")
+        plan_is_right = plan_is_right and 0.0 <= self.plan.reshuffle <= 1.0
+        _check(plan_is_right, f"invalid plan {self.plan}")
+        _check(len(self.lane_order or "") <= MOST_LANE_ORDER, "its lane order is too long")
         self._check_step()
         return self
 
@@ -143,11 +139,11 @@ class LoaderState:
                 is_right = self.step == self.walk.step_number(self.cursor)
             except PlanError:
                 is_right = False
-        if not is_right:
-            raise ResumeError(
-                f"State is damaged: step {self.step} isn't the one at epoch {self.epoch}, position "
-                f"{self.position} of its batches. Start from an older checkpoint."
-            )
+        _check(
+            is_right,
+            f"step {self.step} isn't the one at epoch {self.epoch}, position {self.position} of "
+            "its batches",
+        )
 
 
 _KINDS: dict[Any, tuple[type, ...]] = {
@@ -176,29 +172,30 @@ def _typed(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
 
 def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
     value = state.get(name)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise ResumeError(
-            f"State is damaged: {name!r} is {value!r}, wanted "
-            f"{' or '.join(k.__name__ for k in kinds)}. Start from an older checkpoint."
-        )
+    wanted = " or ".join(kind.__name__ for kind in kinds)
+    is_right = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+    _check(is_right, f"{name!r} is {value!r}, wanted {wanted}")
     return value
 
 
+def _check(is_right: bool, what: str) -> None:
+    """Raise ResumeError for a damaged state. what: what is wrong with it."""
+    if not is_right:
+        raise ResumeError(
+            f"State is damaged: {what}. Start from an older checkpoint, or without a state."
+        )
+
+
 def _schedule(batches: Any, first_step: int) -> BatchSchedule:
-    if len(batches) > MOST_KEPT:
-        raise ResumeError(f"State is damaged: it has {len(batches)} sizes of batches. {_REMEDY}")
-    for entry in batches:
-        if not isinstance(entry, list | tuple) or len(entry) != 2:
-            raise ResumeError(
-                f"State is damaged: 'batches' has {entry!r}, wanted [first sample, size]. {_REMEDY}"
-            )
+    _check(len(batches) <= MOST_KEPT, f"it has {len(batches)} sizes of batches")
     try:
         entries = tuple((first, size) for first, size in batches)
         schedule = BatchSchedule(entries, first_step=first_step)
-    except PlanError as error:
-        raise ResumeError(f"State is damaged: 'batches': {error} {_REMEDY}") from error
-    if max(first_step, *schedule.entries[-1], schedule.largest) >= _MOST:
-        raise ResumeError(f"State is damaged: {schedule.entries[-1]} is beyond a job. {_REMEDY}")
+    except (PlanError, TypeError, ValueError) as error:
+        _check(False, f"'batches': {error}")
+        raise
+    largest = max(first_step, *schedule.entries[-1], schedule.largest)
+    _check(largest < _MOST, f"{schedule.entries[-1]} is beyond a job")
     return schedule
 
 

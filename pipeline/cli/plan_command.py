@@ -34,30 +34,12 @@ _out = partial(Option, rich_help_panel="The output")
 )
 def plan(
     context: typer.Context,
-    url: Annotated[
-        str | None,
-        Argument(help="The dataset, if it exists: a path or an fsspec URL; else --samples."),
-    ] = None,
+    url: Annotated[str | None, Argument()] = None,
     *,
     options: SizingOptions,
-    au: Annotated[
-        float | None,
-        _out(
-            help="Accelerator utilisation that later epochs must reach, in per cent; if they "
-            "don't, print the limit and exit with 2."
-        ),
-    ] = None,
-    measure: Annotated[
-        bool,
-        _out(
-            "--measure",
-            help="Measure what isn't given, in some seconds: this machine's disk (--cache, else "
-            "the temporary folder), decoding on the CPU and the URL's store.",
-        ),
-    ] = False,
-    plot: Annotated[
-        Path | None, _out(help="Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.")
-    ] = None,
+    au: Annotated[float | None, _out()] = None,
+    measure: Annotated[bool, _out("--measure")] = False,
+    plot: Annotated[Path | None, _out()] = None,
     data: IndexedOptions,
     as_json: Json = False,
 ) -> None:
@@ -66,6 +48,13 @@ def plan(
     The plan has the shard size, lanes, prefetch, connections, the cached share, epoch times and the
     accelerator utilisation (AU: the share of the time in which GPUs compute), and names what limits
     them. docs/sizing.md has the formulas and the units.
+
+    url: The dataset, if it exists: a path or an fsspec URL; else --samples.
+    au: Accelerator utilisation that later epochs must reach, in per cent; if they don't, print the
+        limit and exit with 2.
+    measure: Measure what isn't given, in some seconds: this machine's disk (--cache, else the
+        temporary folder), decoding on the CPU and the URL's store.
+    plot: Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.
     """
     from penstock.pipeline.bench import check_plot
     from penstock.pipeline.cli.plan_inputs import setup_of

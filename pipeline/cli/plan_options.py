@@ -30,116 +30,72 @@ _data = partial(Option, rich_help_panel="The data")
 _job = partial(Option, rich_help_panel="The job")
 _node = partial(Option, rich_help_panel="A node")
 _store = partial(Option, rich_help_panel="The store")
-_count = partial(_job, parser=parse_count, metavar="<int>")
+_number = {"parser": parse_count, "metavar": "<int>"}
+_count = partial(_job, **_number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingOptions:
-    """The options that describe a job and its hardware."""
+    """The options that describe a job and its hardware.
 
-    samples: Annotated[
-        int | None,
-        _data(
-            parser=parse_count,
-            metavar="<int>",
-            help="Number of samples; by default the URL's, or the model's published dataset's.",
-        ),
-    ] = None
-    sample_bytes: Annotated[
-        str | None,
-        _data(
-            help='Mean stored size of a sample, such as "115KB"; by default of the URL or the '
-            "model."
-        ),
-    ] = None
-    spread: Annotated[
-        float, _data(help="Standard deviation of the samples' sizes over their mean.")
-    ] = 0.0
-    shard_bytes: Annotated[
-        str | None,
-        _data(
-            help="Size of a shard; by default the URL's, else chosen for the job: 64MiB or less."
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        _job(
-            help="A published model, alone or on an accelerator, which sets samples/s, batch and "
-            "sample size: unet3d, retinanet, resnet50, cosmoflow, flux, dgx-pod, b200-unet3d, "
-            "h100-resnet50, …."
-        ),
-    ] = None
-    samples_per_s: Annotated[
-        float | None, _job(help="Instead of --model: samples a second of one GPU that never waits.")
-    ] = None
-    nodes: Annotated[int, _count(help="Nodes of the job.")] = 1
-    gpus: Annotated[int, _count(help="GPUs per node, with one rank each.")] = 8
-    batch: Annotated[
-        int | None, _count(help="Batch size of a GPU; by default the model's, else 256.")
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        _count("--global-batch-size", help="Batch size of all GPUs, instead of --batch."),
-    ] = None
-    epochs: Annotated[int, _count(help="Epochs of the job.")] = 90
-    cpu_s_per_1000: Annotated[
-        float | None,
-        _job(
-            "--cpu-s-per-1000",
-            help="CPU-seconds to decode and augment 1,000 samples, as `penstock bench` measures; "
-            "0, the default, if the GPU decodes.",
-        ),
-    ] = None
-    peers: Annotated[
-        bool,
-        _job("--peers/--no-peers", help="Nodes request from each other's caches before the store."),
-    ] = False
-    tls: Annotated[
-        bool, _job(help="With --peers: --no-tls turns encryption off on a private network.")
-    ] = True
-    moved: Annotated[
-        float | None,
-        _job(
-            help="The caches are filled, and other nodes hold this share of what a node reads: 0 "
-            "after `penstock warm`, 1/N after adding one of N nodes, 0.5 after halving their "
-            "number, 1 - 1/N for nodes in a new order. By default the caches are empty."
-        ),
-    ] = None
-    reshuffle: Annotated[
-        float,
-        _job(help="The loader's reshuffle: share of the shards that change lanes in each epoch."),
-    ] = 0.0
-    cores: Annotated[float, _node(help="CPU cores; 128 is usual for nodes with 8 GPUs.")] = 128
-    ram: Annotated[str, _node(help="Memory; half of it is available as page cache.")] = "1TB"
-    nvme: Annotated[
-        str, _node(help="Size of the cache (DiskCache's max_bytes); 0 without one.")
-    ] = "1.5TB"
-    nvme_bandwidth: Annotated[str, _node(help="Bandwidth of the cache's disk.")] = "5GB/s"
-    nic: Annotated[
-        str,
-        _node(help='Network bandwidth in each direction: bits ("100Gb/s") or bytes ("12.5GB/s").'),
-    ] = "100Gb/s"
-    store_bandwidth: Annotated[
-        str, _store(help="Bandwidth for all nodes together, as of a small shared file system.")
-    ] = "10GB/s"
-    store_latency: Annotated[
-        float, _store(help="Milliseconds to a request's first byte; 10 to 100 for object stores.")
-    ] = 30.0
-    stream_bandwidth: Annotated[
-        str, _store(help="Bandwidth of one connection, as usual for object stores.")
-    ] = "100MB/s"
-    store_requests_per_s: Annotated[
-        float, _store(help="Requests a second for all nodes; S3 allows 5,500 per prefix.")
-    ] = 5500.0
-    price: Annotated[
-        float | None,
-        _store("--price-per-1000-requests", help="Price of 1,000 requests, in any currency."),
-    ] = None
-    local: Annotated[
-        bool | None,
-        _store(
-            "--local/--remote",
-            help="Each node has the data on its own disk; the default for a local URL without "
-            "options of a store.",
-        ),
-    ] = None
+    samples: Number of samples; by default the URL's, or the model's published dataset's.
+    sample_bytes: Mean stored size of a sample, such as "115KB"; by default of the URL or the model.
+    spread: Standard deviation of the samples' sizes over their mean.
+    shard_bytes: Size of a shard; by default the URL's, else chosen for the job: 64MiB or less.
+    model: A published model, alone or on an accelerator, which sets samples/s, batch and sample
+        size: unet3d, retinanet, resnet50, cosmoflow, flux, dgx-pod, b200-unet3d, h100-resnet50, ….
+    samples_per_s: Instead of --model: samples a second of one GPU that never waits.
+    nodes: Nodes of the job.
+    gpus: GPUs per node, with one rank each.
+    batch: Batch size of a GPU; by default the model's, else 256.
+    global_batch: Batch size of all GPUs, instead of --batch.
+    epochs: Epochs of the job.
+    cpu_s_per_1000: CPU-seconds to decode and augment 1,000 samples, as `penstock bench` measures;
+        0, the default, if the GPU decodes.
+    peers: Nodes request from each other's caches before the store.
+    tls: With --peers: --no-tls turns encryption off on a private network.
+    moved: The caches are filled, and other nodes hold this share of what a node reads: 0 after
+        `penstock warm`, 1/N after adding one of N nodes, 0.5 after halving their number, 1 - 1/N
+        for nodes in a new order. By default the caches are empty.
+    reshuffle: The loader's reshuffle: share of the shards that change lanes in each epoch.
+    cores: CPU cores; 128 is usual for nodes with 8 GPUs.
+    ram: Memory; half of it is available as page cache.
+    nvme: Size of the cache (DiskCache's max_bytes); 0 without one.
+    nvme_bandwidth: Bandwidth of the cache's disk.
+    nic: Network bandwidth in each direction: bits ("100Gb/s") or bytes ("12.5GB/s").
+    store_bandwidth: Bandwidth for all nodes together, as of a small shared file system.
+    store_latency: Milliseconds to a request's first byte; 10 to 100 for object stores.
+    stream_bandwidth: Bandwidth of one connection, as usual for object stores.
+    store_requests_per_s: Requests a second for all nodes; S3 allows 5,500 per prefix.
+    price: Price of 1,000 requests, in any currency.
+    local: Each node has the data on its own disk; the default for a local URL without options of a
+        store.
+    """
+
+    samples: Annotated[int | None, _data(**_number)] = None
+    sample_bytes: Annotated[str | None, _data()] = None
+    spread: Annotated[float, _data()] = 0.0
+    shard_bytes: Annotated[str | None, _data()] = None
+    model: Annotated[str | None, _job()] = None
+    samples_per_s: Annotated[float | None, _job()] = None
+    nodes: Annotated[int, _count()] = 1
+    gpus: Annotated[int, _count()] = 8
+    batch: Annotated[int | None, _count()] = None
+    global_batch: Annotated[int | None, _count("--global-batch-size")] = None
+    epochs: Annotated[int, _count()] = 90
+    cpu_s_per_1000: Annotated[float | None, _job("--cpu-s-per-1000")] = None
+    peers: Annotated[bool, _job("--peers/--no-peers")] = False
+    tls: Annotated[bool, _job()] = True
+    moved: Annotated[float | None, _job()] = None
+    reshuffle: Annotated[float, _job()] = 0.0
+    cores: Annotated[float, _node()] = 128
+    ram: Annotated[str, _node()] = "1TB"
+    nvme: Annotated[str, _node()] = "1.5TB"
+    nvme_bandwidth: Annotated[str, _node()] = "5GB/s"
+    nic: Annotated[str, _node()] = "100Gb/s"
+    store_bandwidth: Annotated[str, _store()] = "10GB/s"
+    store_latency: Annotated[float, _store()] = 30.0
+    stream_bandwidth: Annotated[str, _store()] = "100MB/s"
+    store_requests_per_s: Annotated[float, _store()] = 5500.0
+    price: Annotated[float | None, _store("--price-per-1000-requests")] = None
+    local: Annotated[bool | None, _store("--local/--remote")] = None

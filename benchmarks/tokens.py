@@ -48,7 +48,7 @@ _PLAN = """
 import json, re, sys, time
 import numpy
 from penstock import Dataset
-from penstock.pipeline.plan.job_order import make_plan, shuffled_settings
+from penstock.pipeline.plan.job_order import make_plan, first_settings
 def peak():  # of this image; what getrusage says begins with that of the parent
     return int(re.search("VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]) / 1e3
 before = peak()
@@ -57,7 +57,7 @@ settings = {"format": "tokens", "dtype": "uint16", "sample": (2048,)}
 with Dataset(sys.argv[1], **settings) as dataset:
     dataset.open()
     opened = time.perf_counter()
-    plan_settings = shuffled_settings(dataset.contents, seed=7, global_batch=int(sys.argv[2]))
+    plan_settings = first_settings(dataset.contents, seed=7, global_batch=int(sys.argv[2]))
     make_plan(dataset.contents, plan_settings).batch(0, 0, int(sys.argv[2]))
     planned = time.perf_counter()
     samples = len(dataset)

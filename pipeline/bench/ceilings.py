@@ -38,7 +38,7 @@ from penstock.cache import ConfigError, MissingDependencyError, ordered
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.options import parse_device
-from penstock.pipeline.plan import make_plan, shuffled_settings
+from penstock.pipeline.plan import first_settings, make_plan
 from penstock.pipeline.report import Ceilings, ProgressiveCost, Rate
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing import baseline_twin
@@ -189,7 +189,7 @@ def _rows(
     near: a mask of the shards to read; None or all False reads every shard.
     """
     contents = dataset.contents
-    plan = make_plan(contents, shuffled_settings(contents, seed=seed, global_batch=batch_size))
+    plan = make_plan(contents, first_settings(contents, seed=seed, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run has just read epoch 0
         for position in range(0, contents.samples, batch_size):
             rows = plan.batch(epoch, position, batch_size)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cache.base import format_size
-from penstock.pipeline.plan import label_spread, shuffled_settings, spread_warning, usual_spreads
+from penstock.pipeline.plan import first_settings, label_spread, spread_warning, usual_spreads
 from penstock.readers import contents_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ _TITLES = {
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     """Return the values of `penstock inspect --json`. batch_size: the job's global batch."""
     shards = len(found.sizes)
-    settings = shuffled_settings(contents_of(found), seed=0, global_batch=batch_size)
+    settings = first_settings(contents_of(found), seed=0, global_batch=batch_size)
     lanes, window = settings.lanes, settings.window
     return {
         "kind": found.kind,

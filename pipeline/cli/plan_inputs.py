@@ -49,21 +49,19 @@ class _Figure:
     """How a figure of a setup is given and shown.
 
     name: among the assumptions. text: returns its text there. parse: returns the figure from the
-    value of the option, whose name is `what`. option: by default as the field of the setup.
+    text of the option, whose name is `what`. option: by default as the field of the setup. unit: of
+    the option.
     """
 
     name: str
     text: Callable[[Any], str]
-    parse: Callable[[Any, str], Any] | None = None
+    parse: Callable[..., float] | None = None
     option: str | None = None
+    unit: float | None = None
 
 
-def _size(text: str, what: str) -> int:
-    return parse_size(text, what=what)
-
-
-def _rate(text: str, what: str) -> float:
-    return parse_rate(text, what=what)
+def _room(text: str, *, what: str) -> int:
+    return 0 if text.strip() == "0" else parse_size(text, what=what)
 
 
 def _rate_text(bytes_per_s: float) -> str:
@@ -72,7 +70,7 @@ def _rate_text(bytes_per_s: float) -> str:
 
 _DATA = {
     "samples": _Figure("samples", "{:,}".format),
-    "sample_bytes": _Figure("sample bytes", format_size, _size),
+    "sample_bytes": _Figure("sample bytes", format_size, parse_size),
     "spread": _Figure("spread of sample sizes", "{:g}".format),
 }
 _JOB = {
@@ -93,29 +91,24 @@ _CACHES = {
 }
 _NODE = {
     "cores": _Figure("cores of a node", "{:g}".format),
-    "ram_bytes": _Figure("RAM of a node", format_size, _size, "ram"),
-    "nvme_bytes": _Figure(
-        "NVMe of a node",
-        format_size,
-        lambda text, what: 0 if text.strip() == "0" else _size(text, what),
-        "nvme",
-    ),
-    "nvme_bytes_per_s": _Figure("NVMe bandwidth", _rate_text, _rate, "nvme_bandwidth"),
+    "ram_bytes": _Figure("RAM of a node", format_size, parse_size, "ram"),
+    "nvme_bytes": _Figure("NVMe of a node", format_size, _room, "nvme"),
+    "nvme_bytes_per_s": _Figure("NVMe bandwidth", _rate_text, parse_rate, "nvme_bandwidth"),
     "nic_bytes_per_s": _Figure(
-        "NIC of a node", lambda rate: f"{rate * 8 / 1e9:g} Gb/s each way", _rate, "nic"
+        "NIC of a node", lambda rate: f"{rate * 8 / 1e9:g} Gb/s each way", parse_rate, "nic"
     ),
 }
 _STORE = {
     "store_bytes_per_s": _Figure(
-        "store bandwidth, all nodes", _rate_text, _rate, "store_bandwidth"
+        "store bandwidth, all nodes", _rate_text, parse_rate, "store_bandwidth"
     ),
     "store_latency_s": _Figure(
         "store latency",
         lambda seconds: f"{1000 * seconds:.3g} ms",
-        lambda ms, _: ms / 1000,
-        "store_latency",
+        option="store_latency",
+        unit=1e-3,
     ),
-    "stream_bytes_per_s": _Figure("one connection", _rate_text, _rate, "stream_bandwidth"),
+    "stream_bytes_per_s": _Figure("one connection", _rate_text, parse_rate, "stream_bandwidth"),
     "store_requests_per_s": _Figure("store requests/s", "{:,.0f}".format),
     "price_per_1000": _Figure("price of 1,000 requests", "{:g}".format, option="price"),
 }
@@ -227,7 +220,9 @@ class _Choice:
                 if isinstance(value, float):
                     check_figure(what, value, may_be_zero=True)
                 if figure.parse is not None and value is not None:
-                    value = figure.parse(value, what)
+                    value = figure.parse(value, what=what)
+                if figure.unit is not None:
+                    value *= figure.unit
                 origin = "given" if option in self._given else "default"
             if notes and (value is not None or field == "moved"):
                 self._note(figure.name, figure.text(value), origin)

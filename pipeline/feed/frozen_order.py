@@ -14,14 +14,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, PenstockWarning, PlanError, ResumeError
 from penstock.pipeline.options import check_shuffles
-from penstock.pipeline.plan import (
-    BatchSchedule,
-    JobOrder,
-    Walk,
-    buckets_of,
-    ordered_settings,
-    shuffled_settings,
-)
+from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, bucket_plan, first_settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,7 +73,7 @@ def bucket_order(
     """Return the order of a job from settings that cut batches by tokens."""
     from penstock.pipeline.plan import BucketWalk  # needed by such jobs only
 
-    cut, buckets = settings.buckets, buckets_of(source, settings, lane_order)
+    cut, buckets = settings.buckets, bucket_plan(source, settings, lane_order)
     assert cut is not None
     assert buckets is not None
     samples = source.contents.samples
@@ -99,10 +92,9 @@ def _first_settings(
     """Return the settings of a first start: the user's, else derived from the dataset and batch."""
     given = options.order
     check_shuffles(given, shuffle=bool(options.shuffle))
-    if not options.shuffle:
-        return ordered_settings(seed=options.plan_seed)
-    return shuffled_settings(
+    return first_settings(
         contents,
+        shuffle=bool(options.shuffle),
         seed=options.plan_seed,
         global_batch=global_batch,
         lanes=given.lanes,

@@ -23,11 +23,11 @@ from penstock.pipeline.members.job_membership import JobMembership
 from penstock.pipeline.plan import (
     LaneGroups,
     LaneOrder,
-    Nodes,
     ProcessReport,
     choose_lane_order,
     held_bytes_of_lanes,
     make_plan,
+    nodes_of_reports,
 )
 
 if TYPE_CHECKING:
@@ -128,13 +128,12 @@ def _choose(texts: list[str], last: LaneOrder | None, *, ranks: int, lanes: int)
                 f"{format_ranks(others).capitalize()} would continue from {place}, rank 0 from "
                 f"{places[0]}. Load the same state on every rank."
             )
-    nodes = Nodes.of_reports(reports, size=ranks, groups=groups)
+    nodes = nodes_of_reports(reports, size=ranks, groups=groups)
     if nodes is None:
         log.info("the ranks of a node aren't numbered consecutively, so the lane order stays")
         stays = last or LaneOrder.identity(lanes)
         return {"lane_order": stays.text, "held": 0, "before": 0}
-    firsts, held = nodes.shares()
-    counts = [end - first for first, end in zip(firsts, (*firsts[1:], ranks), strict=True)]
+    counts, held = nodes
     choice = choose_lane_order(held, nodes=counts, last=last, lanes=lanes)
     return {"lane_order": choice.order.text, "held": choice.chosen, "before": choice.last}
 

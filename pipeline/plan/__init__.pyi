@@ -1,12 +1,13 @@
 from . import lane_choice as lane_choice
 from . import state as state
 from .buckets import BucketPlan as BucketPlan, BucketSettings as BucketSettings
-from .buckets import BucketWalk as BucketWalk, Buckets as Buckets
+from .buckets import BucketWalk as BucketWalk
 from .buckets import bucket_settings as bucket_settings, cut_by_tokens as cut_by_tokens
 from .buckets import least_tokens as least_tokens
-from .job_order import JobOrder as JobOrder, PlanSettings as PlanSettings, buckets_of as buckets_of
-from .job_order import make_plan as make_plan, order_fingerprint as order_fingerprint
-from .job_order import ordered_settings as ordered_settings, shuffled_settings as shuffled_settings
+from .job_order import JobOrder as JobOrder, PlanSettings as PlanSettings
+from .job_order import bucket_plan as bucket_plan, make_plan as make_plan
+from .job_order import order_fingerprint as order_fingerprint
+from .job_order import first_settings as first_settings
 from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
 from .lane_choice import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
@@ -32,9 +33,10 @@ from .order_costs import (
     uneven_batches_warning as uneven_batches_warning,
 )
 from .order_costs import spread_warning as spread_warning, usual_spreads as usual_spreads
-from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL, Nodes as Nodes
+from .placement import Holders as Holders, MOST_LEVEL as MOST_LEVEL
 from .placement import ProcessReport as ProcessReport, held_bytes_of_lanes as held_bytes_of_lanes
 from .placement import level_text as level_text, levels_of as levels_of
+from .placement import nodes_of_reports as nodes_of_reports
 from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
 from .job_order import partners as partners, with_partners as with_partners

@@ -55,7 +55,6 @@ POOL_BATCHES = 64
 """Approximate global batches of a pool: about 1 % of them are then short."""
 
 _MOST_POOL = 2**22  # samples
-_KEPT_COUNTS = 3  # epochs
 
 MOST_COUNTED = 2**24
 """Maximum samples whose lengths are looked up to number a step: 8 s."""
@@ -206,65 +205,69 @@ class _Pool:
         return np.concatenate([np.arange(cuts[b], cuts[b + 1]) for b in places.tolist()])
 
 
-class Buckets:
-    """The pools of a stream, computed on demand; the latest two are cached. Thread-safe.
+class BucketPlan:
+    """The `JobPlan` of batches by tokens: another plan with each pool in another order.
 
-    plan: the stream's plan. seed: None leaves batches in the order of their lengths. known: a
-    cursor, and the number of the step that begins there.
+    Pools are computed on demand; the latest two are cached. Thread-safe. seed: None leaves batches
+    in the order of their lengths. known: a cursor, and the number of the step that begins there.
     """
 
     def __init__(
         self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
     ) -> None:
-        self.plan, self.settings = plan, settings
+        self._plan, self.settings = plan, settings
+        self.samples, self.sizes = plan.samples, plan.sizes
+        self.lanes, self.window, self.bins = plan.lanes, plan.window, settings.bins
         self._lengths, self._seed = lengths, seed
         self._pools: dict[tuple[int, int], _Pool] = {}
         self._counts: dict[int, Ints] = {}  # batches of each pool by epoch, 0 if unknown
-        self._totals: dict[int, int] = {}  # batches by epoch
         self.known = Cursor(0, 0), 0
         self._lock = threading.Lock()
 
     @property
+    def open_shards(self) -> float:
+        """Mean number of shards that all lanes mix at a time."""
+        return self._plan.open_shards
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of all that the order depends on, 64 hex digits."""
+        return hashlib.sha256(f"{self._plan.fingerprint} {self.settings}".encode()).hexdigest()
+
+    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
+        """Return the shards of the lanes of ranks [first, end). Lanes have changing shares of a
+        batch, so that the ranks also read some samples of neighbouring lanes."""
+        return self._plan.shards(global_batch, first=first, end=end, world=world)
+
+    @property
     def pools(self) -> int:
         """The number of pools of an epoch."""
-        return max(1, self.plan.samples // self.settings.pool)
+        return max(1, self.samples // self.settings.pool)
 
     def number(self, position: int) -> int:
         """Return the number of the pool of a position."""
         return min(position // self.settings.pool, self.pools - 1)
 
-    def counts(self, epoch: int) -> Ints:
-        """Return the batches of each pool of an epoch, 0 if they aren't counted yet."""
+    def counts(self, epoch: int, first: int, end: int) -> Ints:
+        """Return the batches of pools [first, end) of an epoch, 0 if they aren't counted yet."""
         with self._lock:
-            return self._counts_of(epoch).copy()
+            return self._counts_of(epoch)[first:end].copy()
 
-    def total(self, epoch: int) -> int | None:
-        """Return the batches of an epoch; None if they aren't counted yet."""
-        return self._totals.get(epoch)
-
-    def learn(self, other: Buckets) -> None:
-        """Copy the counts of other buckets, if these have the same order."""
-        mine, theirs = self.plan.fingerprint, other.plan.fingerprint
-        if (mine, self.settings) != (theirs, other.settings):
+    def learn(self, other: BucketPlan) -> None:
+        """Copy the counts of another plan, if it has the same order."""
+        if self.fingerprint != other.fingerprint:
             return
         with other._lock:
             self.known = other.known
-            self._totals = dict(other._totals)
             self._counts = {epoch: counts.copy() for epoch, counts in other._counts.items()}
 
     def _counts_of(self, epoch: int) -> Ints:
-        """Return the batches of each pool of an epoch; keep those of the latest few epochs."""
-        counts = self._counts.pop(epoch, None)
-        if counts is None:
-            counts = np.zeros(self.pools, np.int64)
-        self._counts[epoch] = counts
-        while len(self._counts) > _KEPT_COUNTS:
-            del self._counts[next(iter(self._counts))]
-        return counts
+        """Return the batches of each pool of an epoch: 4 bytes for each pool that a job reads."""
+        return self._counts.setdefault(epoch, np.zeros(self.pools, np.int32))
 
     def pool(self, epoch: int, position: int) -> _Pool:
         """Return the pool of a position. Raises PlanError, and errors of looking up lengths."""
-        samples, each, last = self.plan.samples, self.settings.pool, self.pools - 1
+        samples, each, last = self.samples, self.settings.pool, self.pools - 1
         number = self.number(position)
         key = epoch, number
         with self._lock:
@@ -272,10 +275,7 @@ class Buckets:
             if found is None:
                 end = samples if number == last else (number + 1) * each
                 found = self._make(epoch, number, number * each, end)
-                counts = self._counts_of(epoch)
-                counts[number] = len(found.ends)
-                if epoch not in self._totals and counts.all():
-                    self._totals[epoch] = int(counts.sum())
+                self._counts_of(epoch)[number] = len(found.ends)
             self._pools[key] = found
             while len(self._pools) > 2:
                 del self._pools[next(iter(self._pools))]
@@ -283,9 +283,9 @@ class Buckets:
 
     def _make(self, epoch: int, number: int, start: int, end: int) -> _Pool:
         count, settings = end - start, self.settings
-        rows = self.plan.places(epoch, start, max(1, count), low=0, high=count).rows
+        rows = self._plan.places(epoch, start, max(1, count), low=0, high=count).rows
         # The samples of a batch must not depend on the lane order, so it is undone first.
-        own = self.plan.own_slots(epoch, start, count) if count else None
+        own = self._plan.own_slots(epoch, start, count) if count else None
         lane_keys = None
         if own is not None:
             lane_keys = np.empty(count, dtype=np.int64)
@@ -316,47 +316,23 @@ class Buckets:
             start=start, rows=rows[order], ends=ends, lane_keys=lane_keys, bins=settings.bins
         )
 
-
-class BucketPlan:
-    """The `JobPlan` of batches by tokens: `order.Plan` with each pool in another order."""
-
-    def __init__(self, buckets: Buckets) -> None:
-        self._buckets, self._plan = buckets, buckets.plan
-        self.samples, self.sizes = self._plan.samples, self._plan.sizes
-        self.lanes, self.window = self._plan.lanes, self._plan.window
-        self.bins = buckets.settings.bins
-
-    @property
-    def open_shards(self) -> float:
-        """Mean number of shards that all lanes mix at a time."""
-        return self._plan.open_shards
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of all that the order depends on, 64 hex digits."""
-        text = f"{self._plan.fingerprint} {self._buckets.settings}"
-        return hashlib.sha256(text.encode()).hexdigest()
-
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the positions [position, position + size), cut at the end of
         the epoch. Raises PlanError for slots outside of it."""
         count = min(size, self.samples - position)
         if position < 0 or not 0 <= low <= high <= max(0, count):
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {max(0, count)}).")
-        parts: list[Ints] = []
+        parts = [np.empty((0, 2), np.int64)]
         at, end = position + low, position + high
         while at < end:
-            pool = self._buckets.pool(epoch, at)
+            pool = self.pool(epoch, at)
             begin, stop = max(position, pool.start), min(position + count, pool.end)
             rows = pool.rows[begin - pool.start : stop - pool.start]
             if (in_slots := pool.slot_order(begin, stop)) is not None:
                 rows = rows[in_slots]
-            part = rows[at - begin : end - begin]
-            parts.append(part)
-            at += len(part)
-        if not parts:
-            return SlotSamples(rows=np.empty((0, 2), np.int64))
-        return SlotSamples(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
+            parts.append(rows[at - begin : end - begin])
+            at += len(parts[-1])
+        return SlotSamples(rows=np.concatenate(parts))
 
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end."""
@@ -369,7 +345,7 @@ class BucketPlan:
         parts: list[Ints] = []
         at, end = position, min(position + size, self.samples)
         while at < end:
-            pool = self._buckets.pool(epoch, at)
+            pool = self.pool(epoch, at)
             stop = min(end, pool.end)
             if (in_slots := pool.slot_order(at, stop)) is None:
                 return None
@@ -377,17 +353,12 @@ class BucketPlan:
             at = stop
         return np.concatenate(parts) if parts else None
 
-    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
-        """Return the shards of the lanes of ranks [first, end). Lanes have changing shares of a
-        batch, so that the ranks also read some samples of neighbouring lanes."""
-        return self._plan.shards(global_batch, first=first, end=end, world=world)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketWalk(Walk):
     """The division of epochs into global batches by tokens. schedule: size of a usual batch."""
 
-    buckets: Buckets
+    buckets: BucketPlan
 
     def step_size(self, at: Cursor) -> int:
         """Return the samples of the step at a cursor: up to the end of its batch."""
@@ -428,27 +399,15 @@ class BucketWalk(Walk):
         # Steps from the pool's first one on.
         wanted = step - number + tally.in_pool(place)
         while wanted < 0:
-            if pool == 0:
-                if epoch == 0:
-                    raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
-                epoch -= 1
-                if (total := buckets.total(epoch)) is not None and wanted + total < 0:
-                    wanted += total
-                    continue
-                pool = buckets.pools
-            pool -= 1
+            if (epoch, pool) == (0, 0):
+                raise PlanError(f"step: got {step:,}, and no epoch of this job has that step.")
+            epoch, pool = (epoch, pool - 1) if pool else (epoch - 1, buckets.pools - 1)
             wanted += tally.batches(epoch, pool, pool + 1)
-        while True:
-            if pool == 0 and (total := buckets.total(epoch)) is not None and wanted >= total:
-                wanted, epoch = wanted - total, epoch + 1
-                continue
-            count = tally.batches(epoch, pool, pool + 1)
-            if wanted < count:
-                found = buckets.pool(epoch, pool * buckets.settings.pool)
-                return Cursor(epoch, found.start + int(_begins(found.ends)[wanted]))
-            wanted, pool = wanted - count, pool + 1
-            if pool == buckets.pools:
-                epoch, pool = epoch + 1, 0
+        while wanted >= (count := tally.batches(epoch, pool, pool + 1)):
+            wanted -= count
+            epoch, pool = (epoch, pool + 1) if pool + 1 < buckets.pools else (epoch + 1, 0)
+        found = buckets.pool(epoch, pool * buckets.settings.pool)
+        return Cursor(epoch, found.start + int(_begins(found.ends)[wanted]))
 
     def know(self, cursor: Cursor, step: int | None) -> None:
         """Store the number of the step at a cursor, to count from there."""
@@ -465,15 +424,13 @@ class _StepTally:
     """Counts the steps of pools for one number. Raises PlanError for too many samples whose lengths
     would have to be looked up."""
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: BucketPlan) -> None:
         self._buckets, self._looked = buckets, 0
 
     def batches(self, epoch: int, first: int, end: int) -> int:
         """Return the batches of pools [first, end) of an epoch."""
         buckets, each = self._buckets, self._buckets.settings.pool
-        if end - first == buckets.pools and (total := buckets.total(epoch)) is not None:
-            return total
-        counts = buckets.counts(epoch)[first:end]
+        counts = buckets.counts(epoch, first, end)
         missing = (np.flatnonzero(counts == 0) + first).tolist()
         self._looked += len(missing) * each
         if self._looked > MOST_COUNTED:

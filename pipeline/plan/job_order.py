@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.buckets import Buckets, BucketSettings
+    from penstock.pipeline.plan.buckets import BucketPlan, BucketSettings
     from penstock.pipeline.plan.lanes import LaneOrder
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Step, Walk
@@ -190,21 +190,20 @@ class PlanSettings:
     buckets: BucketSettings | None = None
 
 
-def ordered_settings(*, seed: int) -> PlanSettings:
-    """Return the plan settings of a job in index order. seed: keys random draws."""
-    return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
-
-
-def shuffled_settings(
+def first_settings(
     contents: Contents,
     *,
     seed: int,
     global_batch: int,
+    shuffle: bool = True,
     lanes: float | None = None,
     window: float | None = None,
     reshuffle: float = 0.0,
 ) -> PlanSettings:
-    """Return the plan settings of a shuffled job; defaults follow from dataset and global batch."""
+    """Return the plan settings of a job's first start; defaults follow from dataset and global
+    batch. seed: keys random draws, and the order. shuffle: False for index order."""
+    if not shuffle:
+        return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
     shards = int(np.count_nonzero(contents.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
     if not window and contents.units is not None:
@@ -251,16 +250,16 @@ def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def buckets_of(
+def bucket_plan(
     source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
-) -> Buckets | None:
-    """Return the pools of one reader; None unless batches are cut by tokens."""
+) -> BucketPlan | None:
+    """Return the plan of one reader for batches by tokens; None unless they are cut so."""
     by_tokens = settings.buckets
     if by_tokens is None:
         return None
-    from penstock.pipeline.plan.buckets import Buckets  # only these jobs load it
+    from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
 
-    return Buckets(
+    return BucketPlan(
         make_plan(source.contents, settings, lane_order),
         by_tokens,
         lambda rows: source.lengths(by_tokens.field, rows),
@@ -282,12 +281,8 @@ class JobOrder:
 
     def plan(self) -> JobPlan:
         """Return a new plan for one reader."""
-        buckets = buckets_of(self.source, self.settings, self.lane_order)
-        if buckets is None:
-            return make_plan(self.source.contents, self.settings, self.lane_order)
-        from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
-
-        return BucketPlan(buckets)
+        by_tokens = bucket_plan(self.source, self.settings, self.lane_order)
+        return by_tokens or make_plan(self.source.contents, self.settings, self.lane_order)
 
     def partners_elsewhere(self, world: World) -> int:
         """Return the maximum samples of other ranks that a rank reads as partners of mixing."""
@@ -307,12 +302,9 @@ class JobOrder:
 
     def batches(self, epoch: int, world: World) -> Iterator[list[int]]:
         """Yield the sample ids of a rank's batches in an epoch."""
-        plan = self.plan()
+        order = RankOrder(plan=self.plan(), world=world)
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
-            at, size = step.start, step.size
-            low, high = rank_slots(world, size, plan.bins)
-            rows = plan.places(at.epoch, at.position, size, low=low, high=high).rows
-            yield self.source.ids(rows).tolist()
+            yield self.source.ids(order.slots(step).rows).tolist()
 
     def samples(self, epoch: int, world: World) -> int:
         """Return the number of samples in all `batches` of an epoch."""

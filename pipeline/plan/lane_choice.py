@@ -169,14 +169,10 @@ _VALUE_BITS = 24  # precision of a group's value: smaller differences count as e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneChoice:
-    """The chosen order, and the bytes that nodes hold of what they read, for three orders.
-
-    held: if the node that holds most of a group read it, for every group; the upper bound. last:
-    with the last order. chosen: with `order`.
-    """
+    """The chosen order, and the bytes that nodes hold of what they read with the last order and
+    with the chosen one."""
 
     order: LaneOrder
-    held: int
     last: int
     chosen: int
 
@@ -222,10 +218,7 @@ def choose_lane_order(
         order = LaneOrder(tuple(_placed(at, kind, chosen, movable).tolist()), lanes)
     scale = worth.bytes_each
     return LaneChoice(
-        order=order,
-        held=int(most * scale),
-        last=int(last_sum * scale),
-        chosen=int((sum_ if is_gain else last_sum) * scale),
+        order=order, last=int(last_sum * scale), chosen=int((sum_ if is_gain else last_sum) * scale)
     )
 
 

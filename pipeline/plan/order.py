@@ -185,9 +185,15 @@ class Plan:
         self._units = None if ordered else units_of(self.sizes, units)
         self._filled = int(np.count_nonzero(self.sizes))
         self._mixed = self._filled if self._units is None else len(self._units)
-        split = not ordered and self._filled >= SHARDS_PER_LANE * self.lanes
         self._lanes = np.array(self.lanes, dtype=np.int64)
-        self.strands = 2 * self.lanes if split else self.lanes
+        self.strands, self._window_rows = strands_and_window(
+            self._mixed,
+            self.samples,
+            shards=0 if ordered else self._filled,
+            lanes=self.lanes,
+            window=self.window,
+            longest=1 if self._units is None else self._units.longest,
+        )
         self.lane_order = None if ordered else lane_order
         self._lane_at = np.arange(self.lanes, dtype=np.int64)
         if self.lane_order is not None:
@@ -220,7 +226,7 @@ class Plan:
         widens its windows; at most all shards. 1 in index order."""
         if self.seed is None:
             return 1.0
-        mixed = self._mixed / window_count(self.samples // self.strands, self._window_rows())
+        mixed = self._mixed / window_count(self.samples // self.strands, self._window_rows)
         return min(mixed, self._filled)
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
@@ -365,7 +371,7 @@ class Plan:
         windows = EpochWindows(
             keys=(self.seed, _WINDOW, number),
             strand_rows=np.diff(start),
-            rows=self._window_rows(),
+            rows=self._window_rows,
             borders=borders,
         )
         return _Epoch(layout=layout, strand_start=start, windows=windows)
@@ -373,12 +379,6 @@ class Plan:
     def _filled_shards(self) -> Ints:
         """Return the shards that have samples; not cached, since most plans need them once."""
         return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
-
-    def _window_rows(self) -> int:
-        """Return the rows of a strand in a window of W mean shards (or units) of its lane."""
-        mixed = self.window * self.samples * self.lanes
-        rows = mixed // (max(1, self._mixed) * self.strands)
-        return max(1, rows if self._units is None else max(rows, self._units.longest))
 
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Return the strands of the job (None), or of an epoch that moves some shards.
@@ -414,6 +414,18 @@ class _Epoch:
     layout: LaneLayout
     strand_start: Ints
     windows: EpochWindows | None
+
+
+def strands_and_window(
+    parts: int, samples: int, *, shards: int, lanes: int, window: int, longest: int = 1
+) -> tuple[int, int]:
+    """Return the strands of all lanes, and the rows of a strand in a window.
+
+    parts: shards, or units if windows mix these. samples: rows of all parts; longest: of the
+    longest unit. shards: those with samples. window: W, a number of parts with mean rows.
+    """
+    strands = 2 * lanes if shards >= SHARDS_PER_LANE * lanes else lanes
+    return strands, max(1, longest, window * samples * lanes // (max(1, parts) * strands))
 
 
 def default_lanes(global_batch: int, shards: int) -> int:
@@ -537,14 +549,14 @@ def open_units(contents: Contents, *, lanes: int, window: int) -> float:
     """Return the units that all lanes of a shuffled job mix at a time: W·L, or up to twice that if
     the rest of a lane widens its windows."""
     assert contents.units is not None
-    units, samples = unit_count(contents), contents.samples
-    split = np.count_nonzero(contents.sizes) >= SHARDS_PER_LANE * lanes
-    strands = 2 * lanes if split else lanes
-    longest = max((int(rows.max(initial=0)) for rows in contents.units if len(rows) > 1), default=0)
-    if longest:  # otherwise each shard is one unit, which windows may cut
+    units, longest = unit_count(contents), 1
+    if any(len(rows) > 1 for rows in contents.units):  # else windows may cut shards
         longest = max(int(rows.max(initial=0)) for rows in contents.units)
-    rows = max(1, window * samples * lanes // (max(1, units) * strands), longest)
-    return units / window_count(samples // strands, rows)
+    shards = int(np.count_nonzero(contents.sizes))
+    strands, rows = strands_and_window(
+        units, contents.samples, shards=shards, lanes=lanes, window=window, longest=longest
+    )
+    return units / window_count(contents.samples // strands, rows)
 
 
 def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:

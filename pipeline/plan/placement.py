@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.lanes import StrandPieces
     from penstock.pipeline.plan.order import Plan
 
     Ints = NDArray[np.int64]
@@ -76,55 +75,32 @@ class ProcessReport:
             ) from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Nodes:
-    """The nodes of a job, with their ranks and the contents of their caches.
+def nodes_of_reports(
+    reports: Sequence[ProcessReport], *, size: int, groups: int
+) -> tuple[list[int], Ints] | None:
+    """Return the nodes of the processes 0, 1, 2, … that sent these reports: the number of ranks of
+    each, in the order of the ranks, and the bytes that they hold of each group of lanes, int64,
+    shape (nodes, groups).
 
-    ranks: ranks [first, end) of each node; if a model is split over nodes, several have the same.
-    held: bytes that each node's cache holds of each group of lanes, int64, shape (nodes, groups).
+    Nodes with the same ranks, over which a model is split, count as one that holds the bytes of
+    all. Returns None if the ranks of a node aren't consecutive, since no lane order helps then.
+    size: number of the job's ranks.
     """
-
-    ranks: tuple[tuple[int, int], ...]
-    held: Ints
-
-    def __len__(self) -> int:
-        """Return the number of nodes."""
-        return len(self.ranks)
-
-    @classmethod
-    def of_reports(
-        cls, reports: Sequence[ProcessReport], *, size: int, groups: int
-    ) -> Nodes | None:
-        """Return the nodes of the processes 0, 1, 2, … that sent these reports; None if the ranks
-        of a node aren't consecutive, since no lane order helps then.
-
-        size: number of the job's ranks.
-        """
-        caches: dict[str, list[ProcessReport]] = {}
-        for report in reports:
-            caches.setdefault(report.cache, []).append(report)
-        ranks = [sorted({report.rank for report in own}) for own in caches.values()]
-        if any(own != list(range(own[0], own[-1] + 1)) for own in ranks):
-            return None
-        runs = sorted({(own[0], own[-1] + 1) for own in ranks})
-        ends = [0, *(end for _, end in runs)]
-        if [first for first, _ in runs] != ends[:-1] or ends[-1] != size:
-            return None
-        held = np.zeros((len(caches), groups), dtype=np.int64)
-        for node, own_reports in enumerate(caches.values()):
-            for report in own_reports:
-                if report.held is not None:
-                    np.maximum(held[node], report.held, out=held[node])
-        return cls(ranks=tuple((own[0], own[-1] + 1) for own in ranks), held=held)
-
-    def shares(self) -> tuple[tuple[int, ...], Ints]:
-        """Return the first rank of each run of a node's ranks, ascending, and the bytes of each
-        group in the caches of all nodes with these ranks, int64, shape (runs, groups)."""
-        runs = sorted(set(self.ranks))
-        held = np.zeros((len(runs), self.held.shape[1]), dtype=np.int64)
-        for own, bytes_held in zip(self.ranks, self.held, strict=True):
-            held[runs.index(own)] += bytes_held
-        return tuple(first for first, _ in runs), held
+    caches: dict[str, list[ProcessReport]] = {}
+    for report in reports:
+        caches.setdefault(report.cache, []).append(report)
+    held: dict[tuple[int, ...], Ints] = {}
+    for own in caches.values():
+        ranks = tuple(sorted({report.rank for report in own}))
+        of_cache = np.zeros(groups, dtype=np.int64)
+        for report in own:
+            if report.held is not None:
+                np.maximum(of_cache, report.held, out=of_cache)
+        held[ranks] = held.get(ranks, 0) + of_cache
+    nodes = sorted(held)
+    if [rank for ranks in nodes for rank in ranks] != list(range(size)):
+        return None
+    return [len(ranks) for ranks in nodes], np.stack([held[ranks] for ranks in nodes])
 
 
 MOST_LEVEL = 3
@@ -206,7 +182,7 @@ class Holders:
         self._nodes = len(nodes)
         self._held: Ints | None = None
         self._first, self._end = _readers(plan, nodes)
-        self._tables: dict[int, _ShardLanes] = {}
+        self._tables: dict[int, tuple[Ints, Ints]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -228,7 +204,7 @@ class Holders:
     def readers(self, shard: int, epoch: int) -> tuple[int, ...]:
         """Return the nodes whose ranks read a shard in an epoch, ascending; () for a shard without
         samples."""
-        lanes = self._table(epoch).lanes_of(shard)
+        lanes = self._lanes_of(shard, epoch)
         found = {n for lane in lanes.tolist() for n in range(self._first[lane], self._end[lane])}
         return tuple(sorted(found))
 
@@ -260,21 +236,23 @@ class Holders:
         """Return the nodes that held most of the shard's lanes at the job's start, sorted."""
         if self._held is None:
             return []
-        groups = self._table(self._start).lanes_of(shard) // self._groups.size
+        groups = self._lanes_of(shard, self._start) // self._groups.size
         held = self._held[:, groups].sum(axis=1)
         # Ties are ordered by a hash per shard, so that requests are spread over these nodes.
         tie = keyed_hash(_OWNER, shard, np.arange(self._nodes, dtype=np.int64))
         most = np.lexsort((tie, -held))[:_MOST_HOLDERS]
         return [int(node) for node in most if held[node]]
 
-    def _table(self, epoch: int) -> _ShardLanes:
+    def _lanes_of(self, shard: int, epoch: int) -> Ints:
+        """Return the lanes of a shard in an epoch, ascending."""
         key = epoch if self._plan.reshuffle else 0
         with self._lock:
-            table = self._tables.pop(key, None) or _ShardLanes.of(self._plan, key)
+            table = self._tables.pop(key, None) or _shard_lanes(self._plan, key)
             self._tables[key] = table
             while len(self._tables) > _EPOCHS_KEPT:
                 del self._tables[next(iter(self._tables))]
-        return table
+        lanes, begin = table
+        return lanes[begin[shard] : begin[shard + 1]]
 
 
 def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
@@ -292,24 +270,11 @@ def _readers(plan: Plan, nodes: Sequence[int]) -> tuple[Ints, Ints]:
     return of_lane[0], of_lane[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _ShardLanes:
-    """The lanes of each shard in an epoch: shard x has lane[begin[x] : begin[x + 1]].
-
-    lane: int64, shape (pairs,). begin: int64, shape (shards + 1,).
-    """
-
-    begin: Ints
-    lane: Ints
-
-    @classmethod
-    def of(cls, plan: Plan, epoch: int) -> _ShardLanes:
-        pieces: StrandPieces = plan.pieces(epoch)
-        strand = np.repeat(np.arange(plan.strands, dtype=np.int64), pieces.strand_pieces)
-        pairs = np.unique(pieces.shard * plan.lanes + strand % plan.lanes)
-        begin = np.searchsorted(pairs, np.arange(len(plan.sizes) + 1) * plan.lanes)
-        return cls(begin=begin, lane=pairs % plan.lanes)
-
-    def lanes_of(self, shard: int) -> Ints:
-        """Return the lanes of a shard, ascending."""
-        return self.lane[self.begin[shard] : self.begin[shard + 1]]
+def _shard_lanes(plan: Plan, epoch: int) -> tuple[Ints, Ints]:
+    """Return the lanes of all shards in an epoch, ascending for each, int64, shape (pairs,), and
+    the place at which those of each shard begin, int64, shape (shards + 1,)."""
+    pieces = plan.pieces(epoch)
+    strand = np.repeat(np.arange(plan.strands, dtype=np.int64), pieces.strand_pieces)
+    pairs = np.unique(pieces.shard * plan.lanes + strand % plan.lanes)
+    begin = np.searchsorted(pairs, np.arange(len(plan.sizes) + 1) * plan.lanes)
+    return pairs % plan.lanes, begin

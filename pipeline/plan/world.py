@@ -60,18 +60,9 @@ class World:
         _check_pair("place=", self.place, wanted="(process, processes)")
         _check_pair("node=", self.node, wanted="ranks (first, end) that are on it")
         process, processes = self.place or (self.rank, self.size)
-        for what, rank, size in (
-            ("", self.rank, self.size),
-            ("local_", self.local_rank, self.local_size),
-            ("process ", process, processes),
-        ):
-            for name, value in ((f"{what}rank", rank), (f"{what}size", size)):
-                if not isinstance(value, int) or isinstance(value, bool):
-                    raise PlanError(f"World: {name} must be a whole number, got {value!r}.")
-            if size < 1:
-                raise PlanError(f"World: {what}size must be 1 or more, got {size}.")
-            if not 0 <= rank < size:
-                raise PlanError(f"World: {what}rank must be in [0, {size}), got {rank}.")
+        _check_rank("World: ", self.rank, self.size)
+        _check_rank("World: local_", self.local_rank, self.local_size)
+        _check_rank("World: process ", process, processes)
         if self.size > processes:
             raise PlanError(
                 f"World: size {self.size} is more than the {processes} processes of place="
@@ -159,12 +150,7 @@ class World:
 
         Raises PlanError if the job's processes can't form `size` replicas.
         """
-        if not all(isinstance(n, int) and not isinstance(n, bool) for n in (rank, size)):
-            raise PlanError(f"data_parallel: got ({rank!r}, {size!r}), wanted (rank, size).")
-        if size < 1:
-            raise PlanError(f"data_parallel: size must be 1 or more, got {size}.")
-        if not 0 <= rank < size:
-            raise PlanError(f"data_parallel: rank must be in [0, {size}), got {rank}.")
+        _check_rank("data_parallel: ", rank, size)
         if self.processes % size:
             raise PlanError(
                 f"data_parallel=({rank}, {size}): {self.processes} processes can't be {size} "
@@ -236,6 +222,16 @@ def rank_slots(world: World, count: int, bins: int = 1) -> tuple[int, int]:
     """Return the slots [low, high) of a global batch of `count` that a rank reads."""
     rank, size = world.rank, world.size
     return first_slot(count, rank, size, bins), first_slot(count, rank + 1, size, bins)
+
+
+def _check_rank(what: str, rank: int, size: int) -> None:
+    for name, value in (("rank", rank), ("size", size)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise PlanError(f"{what}{name} must be a whole number, got {value!r}.")
+    if size < 1:
+        raise PlanError(f"{what}size must be 1 or more, got {size}.")
+    if not 0 <= rank < size:
+        raise PlanError(f"{what}rank must be in [0, {size}), got {rank}.")
 
 
 def _check_pair(what: str, pair: object, *, wanted: str) -> None:

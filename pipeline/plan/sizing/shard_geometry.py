@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
-from penstock.pipeline.plan.order import SHARDS_PER_LANE, default_lanes, default_window
+from penstock.pipeline.plan.order import default_lanes, default_window, strands_and_window
 from penstock.pipeline.plan.order_costs import readers_of
 from penstock.pipeline.plan.sizing.cluster import MARGIN_SHARE, check_count
 from penstock.pipeline.plan.windows import window_count
@@ -75,14 +75,15 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
         shuffled=setup.shuffled,
         rows=setup.samples / shards,
     )
-    strands = 2 * lanes if shards >= SHARDS_PER_LANE * lanes else lanes
-    rows = max(1, window * setup.samples * lanes // (shards * strands))
+    strands, rows = strands_and_window(
+        shards, setup.samples, shards=shards, lanes=lanes, window=window
+    )
     return ShardGeometry(
         shards=shards,
         shard_bytes=setup.total_bytes / shards,
         lanes=lanes,
         window=window,
-        open_shards=min(shards, shards / window_count(max(1, setup.samples // strands), rows)),
+        open_shards=min(shards, shards / window_count(setup.samples // strands, rows)),
         readers=shard_readers(shards, lanes, nodes=setup.nodes),
     )
 

@@ -140,17 +140,40 @@ def first_traffic(
     starved: batches wait for the store. Then fills yield, and samples are fetched one by one and
     later in blocks with their neighbours.
     """
-    total, kept = setup.total_bytes, cache_share(setup, geometry)
     if setup.is_local:
-        return _local(total, found=0.0)
-    moved = 1.0 if setup.moved is None else setup.moved
-    passed, absent = total * (1 - kept), total * kept * moved
+        return _local(setup.total_bytes, found=0.0)
+    new = 1.0 if setup.moved is None else setup.moved
+    return _traffic(setup, geometry, new=new, is_first=True, starved=starved)
+
+
+def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
+    """Return the traffic of an epoch over filled caches; with `reshuffle` the mean of all epochs
+    after the first, whose caches hold what earlier epochs have read."""
+    if setup.is_local:
+        return _local(setup.total_bytes, found=_found(setup, geometry, 1.0))
+    new = reshuffled_share(setup.reshuffle, nodes=setup.nodes, epochs=setup.epochs)
+    return _traffic(setup, geometry, new=new, is_first=False)
+
+
+def _traffic(
+    setup: ClusterSetup,
+    geometry: ShardGeometry,
+    *,
+    new: float,
+    is_first: bool,
+    starved: bool = False,
+) -> EpochTraffic:
+    """Return the traffic of an epoch. new: share of what the caches keep that they don't hold yet.
+    is_first: the shards' tables are fetched, too."""
+    total, kept = setup.total_bytes, cache_share(setup, geometry)
+    passed, absent = total * (1 - kept), total * kept * new
     # Each node that reads a shard keeps it whole.
     readers = _starved_readers(setup, geometry) if starved else geometry.readers
     filled, postponed = absent * readers, absent * (geometry.readers - readers)
     from_store = filled
     if setup.peers:  # once, unless a node has it already
-        from_store, postponed = (absent if setup.moved is None else 0.0), 0.0
+        is_cold = is_first and setup.moved is None
+        from_store, postponed = (absent if is_cold else 0.0), 0.0
     each = math.ceil(setup.sample_bytes / REQUEST_BYTES)
     asking = from_store / absent if absent else 0.0  # nodes that ask the store for a shard
     if starved:  # requests over samples: one by one at first, then in blocks, by every reader
@@ -158,11 +181,11 @@ def first_traffic(
         alone = early + (1 - early) * asking / block_samples(setup) if asking else 0.0
     else:
         alone = single_share(geometry.open_share) * from_store / filled if filled else 0.0
-    single = setup.samples * each * ((1 - kept) + kept * moved * alone)
+    single = setup.samples * each * ((1 - kept) + kept * new * alone)
     fills = 0.0 if starved else from_store / geometry.shard_bytes
     # Each node that reads a shard fetches its tables once, even if it doesn't keep the shard.
-    opened = geometry.shards * ((1 - kept) * geometry.readers + kept * moved * asking)
-    local = _local(total * kept * (1 - moved), found=_found(setup, geometry, kept))
+    opened = geometry.shards * ((1 - kept) * geometry.readers + kept * new * asking) * is_first
+    local = _local(total * kept * (1 - new), found=_found(setup, geometry, kept))
     return EpochTraffic(
         remote=from_store + passed,
         peer=filled - from_store,
@@ -174,33 +197,6 @@ def first_traffic(
         + _TABLES_A_SHARD * opened,
         opening=_TABLES_A_SHARD * opened * geometry.open_share,
         postponed=postponed,
-    )
-
-
-def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
-    """Return the traffic of an epoch over filled caches; with `reshuffle` the mean of all epochs
-    after the first, whose caches hold what earlier epochs have read."""
-    total, kept = setup.total_bytes, cache_share(setup, geometry)
-    local = _local(total * kept, found=_found(setup, geometry, kept))
-    if setup.is_local:
-        return local
-    new = kept * reshuffled_share(setup.reshuffle, nodes=setup.nodes, epochs=setup.epochs)
-    if kept >= 1 and not new:
-        return local
-    old = _local(total * (kept - new), found=_found(setup, geometry, kept))
-    filled = total * new * geometry.readers
-    from_store = 0.0 if setup.peers else filled
-    each = math.ceil(setup.sample_bytes / REQUEST_BYTES)
-    alone = 0.0 if setup.peers else new * single_share(geometry.open_share)
-    single = setup.samples * each * (1 - kept + alone)
-    ranges = from_store / geometry.shard_bytes * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
-    return EpochTraffic(
-        remote=total * (1 - kept) + from_store,
-        peer=filled - from_store,
-        disk_read=old.disk_read,
-        disk_write=filled,
-        memory=old.memory + total * new,  # what was just written is still in memory
-        requests=single + ranges,
     )
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from penstock import Dataset, DiskCache, Peers, World
 from penstock.cache import JobStore
 from penstock.pipeline.feed import PeerLinks, warm
-from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, shuffled_settings
+from penstock.pipeline.plan import BatchSchedule, JobOrder, Walk, first_settings
 from tests.array_packs import write_array_pack
 from tests.cache.peers.fake_peer import SECRET
 from tests.servers import serving
@@ -48,7 +48,7 @@ def test_ranks_that_were_dealt_anew_ask_who_held_their_lanes(tmp_path: Path) -> 
             with opened(node, Peers("127.0.0.1:0", token_file=token)) as dataset:
                 contents, remote = dataset.contents, dataset.remote_shards
                 assert remote is not None
-                settings = shuffled_settings(contents, seed=7, global_batch=BATCH)
+                settings = first_settings(contents, seed=7, global_batch=BATCH)
                 walk = Walk(
                     samples=contents.samples, schedule=BatchSchedule.constant(BATCH), drop_last=True
                 )

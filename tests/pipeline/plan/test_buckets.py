@@ -13,7 +13,6 @@ from penstock.cache import PlanError
 from penstock.pipeline.plan import (
     BatchSchedule,
     BucketPlan,
-    Buckets,
     BucketWalk,
     Cursor,
     LaneOrder,
@@ -105,14 +104,14 @@ def made(
     def look_up(rows: Any) -> Any:
         return flat[first[rows[:, 0]] + rows[:, 1]]
 
-    buckets = Buckets(plan, report, look_up, seed=seed)
+    buckets = BucketPlan(plan, report, look_up, seed=seed)
     walk = BucketWalk(
         samples=plan.samples,
         schedule=BatchSchedule.constant(report.batch),
         drop_last=False,
         buckets=buckets,
     )
-    return BucketPlan(Buckets(plan, report, look_up, seed=seed)), walk
+    return BucketPlan(plan, report, look_up, seed=seed), walk
 
 
 SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=8).filter(any)

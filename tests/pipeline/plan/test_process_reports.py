@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan import Nodes, ProcessReport, level_text, levels_of
+from penstock.pipeline.plan import ProcessReport, level_text, levels_of, nodes_of_reports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,24 +29,24 @@ def test_nodes_are_the_ranks_that_share_a_cache() -> None:
         word("b", rank=3),
         word("c", [0, 0, 0, 0], rank=4),
     ]
-    nodes = Nodes.of_reports(words, size=5, groups=GROUPS)
+    nodes = nodes_of_reports(words, size=5, groups=GROUPS)
     assert nodes is not None
-    assert nodes.ranks == ((0, 2), (2, 4), (4, 5))
-    assert nodes.held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
+    counts, held = nodes
+    assert counts == [2, 2, 1]
+    assert held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
 
 
 def test_ranks_that_are_dealt_round_over_the_nodes_have_no_nodes_in_a_row() -> None:
     words = [word("ab"[rank % 2], [1] * GROUPS, rank=rank) for rank in range(4)]
-    assert Nodes.of_reports(words, size=4, groups=GROUPS) is None
+    assert nodes_of_reports(words, size=4, groups=GROUPS) is None
 
 
 def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
     words = [word(cache, [n] * GROUPS, rank=n // 4) for n, cache in enumerate("aabbccdd")]
-    nodes = Nodes.of_reports(words, size=2, groups=GROUPS)
+    nodes = nodes_of_reports(words, size=2, groups=GROUPS)
     assert nodes is not None
-    assert nodes.ranks == ((0, 1), (0, 1), (1, 2), (1, 2))
-    firsts, held = nodes.shares()
-    assert firsts == (0, 1)
+    counts, held = nodes
+    assert counts == [1, 1]
     assert held[:, 0].tolist() == [1 + 3, 5 + 7]
 
 

@@ -137,42 +137,39 @@ def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:
     icc = order.source.contents.icc
     if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
-    from penstock.pipeline.plan import (
-        advice,
-        uneven_batches_warning,
-    )  # arrays on one node cost nothing
+    from penstock.pipeline.plan import clustered_labels_warning, uneven_batches_warning
 
-    warned = advice(
-        order.plan(),
-        icc=icc,
-        global_batch=order.walk.schedule.size,
-        ranks=world.size,
-        nodes=world.nodes,
-        chosen=options.order.lanes is None,
-    )
-    uneven = uneven_batches_warning(
-        order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes
-    )
-    few = None if warned else _few_shards(order, options)
-    for message in (*warned, uneven, few):
-        if message:
-            warnings.warn(message, PenstockWarning, stacklevel=4)
+    schedule, lanes, nodes = order.walk.schedule, order.settings.lanes, world.nodes
+    found = [uneven_batches_warning(schedule, lanes=lanes, nodes=nodes)]
+    if nodes > 1:
+        found.append(_readers_warning(order, options))
+    if icc is not None:
+        found.append(
+            clustered_labels_warning(
+                order.plan(), icc=icc, global_batch=schedule.size, ranks=world.size
+            )
+        )
+    for message in filter(None, found):
+        warnings.warn(message, PenstockWarning, stacklevel=4)
 
 
-def _few_shards(order: JobOrder, options: LoaderOptions) -> str | None:
-    """Return a warning about shards that several nodes fetch; None if there is none."""
-    contents, nodes = order.source.contents, options.world.nodes
-    if nodes == 1 or options.order.lanes is not None or order.source.remote_shards is None:
-        return None
-    from penstock.pipeline.plan.sizing import few_shards_warning  # needed by several nodes only
+def _readers_warning(order: JobOrder, options: LoaderOptions) -> str | None:
+    """Return a warning about shards that several nodes read; None if there is none."""
+    from penstock.pipeline.plan.sizing import readers_warning  # needed by several nodes only
 
-    return few_shards_warning(
+    contents, world = order.source.contents, options.world
+    global_batch, step = order.walk.schedule.size, None
+    if options.order.lanes is None:
+        step = world.size if global_batch % world.size == 0 else 1
+    is_remote = order.source.remote_shards is not None
+    return readers_warning(
         samples=contents.samples,
-        shards=len(contents.sizes),
-        total_bytes=int(contents.shard_bytes.sum()),
+        shards=int(np.count_nonzero(contents.sizes)),
+        total_bytes=int(contents.shard_bytes.sum()) if is_remote else 0,
         lanes=order.settings.lanes,
-        global_batch=order.walk.schedule.size,
-        nodes=nodes,
+        global_batch=global_batch,
+        nodes=world.nodes,
+        step=step,
     )
 
 

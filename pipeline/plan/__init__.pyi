@@ -25,8 +25,9 @@ from .order import default_lanes as default_lanes, default_unit_window as defaul
 from .order import default_window as default_window, label_spread as label_spread
 from .order import live_share as live_share, most_lanes as most_lanes, open_units as open_units
 from .order import unit_count as unit_count
-from .order_costs import advice as advice, better_batch as better_batch
-from .order_costs import many_readers_warning as many_readers_warning, readers_of as readers_of
+from .order_costs import better_batch as better_batch
+from .order_costs import clustered_labels_warning as clustered_labels_warning
+from .order_costs import readers_of as readers_of
 from .order_costs import readers_per_shard as readers_per_shard
 from .order_costs import (
     shards_of_a_rank as shards_of_a_rank,

@@ -1,21 +1,12 @@
-"""Estimate the cost of a plan's settings, and write warnings about few lanes or labels. Pure."""
+"""Estimate the cost of a plan's settings, and write warnings about batches and labels. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.pipeline.plan.lanes import lanes_of_slots
-from penstock.pipeline.plan.order import (
-    SAMPLES_PER_LANE,
-    default_lanes,
-    default_window,
-    label_spread,
-    most_lanes,
-)
+from penstock.pipeline.plan.order import default_lanes, default_window, label_spread, most_lanes
 
 if TYPE_CHECKING:
     from penstock.pipeline.plan.order import JobPlan
@@ -26,9 +17,6 @@ if TYPE_CHECKING:
 _MOST_SPREAD = 2.0
 # Warn if a shard has this many times the readers that it could have.
 _MORE_READERS = 1.25
-# Warn from this many nodes on if a shard has more readers than this, on average. With fewer nodes
-# the additional bytes are those of a small dataset.
-_MANY_NODES, _MOST_READERS = 64, 1.105
 # Samples of a rank, and numbers of ranks to report, while the job's world isn't known.
 USUAL_PER_RANK, _USUAL_WORLDS = 32, (1, 8, 64, 256, 1024)
 _MOST_TRIED = 512  # larger and smaller batches that `better_batch` tries
@@ -56,19 +44,8 @@ def shards_of_a_rank(open_shards: float, *, lanes: int, ranks: int) -> float:
     return max(1.0, open_shards / min(lanes, ranks))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCost:
-    """The lanes that follow from a global batch, and the mean number of nodes that read a shard."""
-
-    global_batch: int
-    lanes: int
-    readers: float
-
-
-def better_batch(
-    global_batch: int, shards: int, *, nodes: int, step: int
-) -> tuple[BatchCost, BatchCost] | None:
-    """Return the cost of a batch with too few divisors and of the nearest better one.
+def better_batch(global_batch: int, shards: int, *, nodes: int, step: int) -> int | None:
+    """Return the nearest batch that has enough divisors, for a batch with too few.
 
     A batch has too few if it gets less than half of the lanes that a batch with many divisors gets.
     None for a batch with enough divisors, and if another one would hardly lower the readers.
@@ -76,90 +53,39 @@ def better_batch(
     equal on all ranks).
     """
 
-    def cost(batch: int) -> BatchCost:
-        lanes = default_lanes(batch, shards)
-        return BatchCost(global_batch=batch, lanes=lanes, readers=readers_per_shard(lanes, nodes))
+    def readers(batch: int) -> float:
+        return readers_per_shard(default_lanes(batch, shards), nodes)
 
-    def has_few_lanes(cost: BatchCost) -> bool:
-        return 2 * cost.lanes < most_lanes(cost.global_batch, shards)
+    def has_few_lanes(batch: int) -> bool:
+        return 2 * default_lanes(batch, shards) < most_lanes(batch, shards)
 
-    given = cost(global_batch)
-    if not has_few_lanes(given):
+    if not has_few_lanes(global_batch):
         return None
+    most = readers(global_batch) / _MORE_READERS
     for away in range(1, _MOST_TRIED + 1):
         for batch in (global_batch + away * step, global_batch - away * step):
-            if batch < 1:
-                continue
-            better = cost(batch)
-            if not has_few_lanes(better) and given.readers > _MORE_READERS * better.readers:
-                return given, better
+            if batch >= 1 and not has_few_lanes(batch) and readers(batch) < most:
+                return batch
     return None
 
 
-def advice(
-    plan: JobPlan, *, icc: float | None, global_batch: int, ranks: int, nodes: int, chosen: bool
-) -> list[str]:
-    """Return the warnings for a job; none for what costs it little.
+def clustered_labels_warning(
+    plan: JobPlan, *, icc: float, global_batch: int, ranks: int
+) -> str | None:
+    """Return a warning for ranks whose batches have too few labels; None if they mix enough.
 
-    icc: label correlation inside a shard, None if unknown. ranks, nodes: numbers of these.
-    chosen: True if the lanes follow from the batch, so that another batch would have others.
+    icc: label correlation inside a shard.
     """
-    warnings = []
     shards = len(plan.sizes)
-    if chosen:
-        step = ranks if global_batch % ranks == 0 else 1
-        if found := better_batch(global_batch, shards, nodes=nodes, step=step):
-            given, better = found
-            warnings.append(
-                f"A global batch of {given.global_batch} has few divisors, so it gets "
-                f"{given.lanes} lane{'s' * (given.lanes != 1)}, and each shard is read by "
-                f"{given.readers:.1f} of the {nodes} nodes. With {better.global_batch} it would be "
-                f"{better.lanes} lanes and {better.readers:.1f} readers: each node fetches and "
-                "keeps less. Change the batch, or pass order=Order(lanes=…), a divisor of the "
-                f"batch, {nodes} or more."
-            )
-    filled, lanes = int(np.count_nonzero(plan.sizes)), plan.lanes
-    if not warnings and (
-        many := many_readers_warning(filled, lanes=lanes, nodes=nodes, global_batch=global_batch)
-    ):
-        warnings.append(many)
-    if icc is not None:
-        per_rank = -(-global_batch // ranks)
-        mixed = shards_of_a_rank(plan.open_shards, lanes=plan.lanes, ranks=ranks)
-        spread = label_spread(per_rank, icc, round(mixed), shards)
-        if spread > _MOST_SPREAD:
-            warnings.append(
-                f"Labels cluster inside shards (ICC {icc:.2f}): with {mixed:.0f} of {shards} "
-                f"shards mixed, label counts of a rank's batches vary {spread:.1f} times as much "
-                "as in a full shuffle, which changes BatchNorm's statistics. `penstock pack` "
-                "shuffles the data once; fewer lanes= or a wider window= mix more."
-            )
-    return warnings
-
-
-def many_readers_warning(shards: int, *, lanes: int, nodes: int, global_batch: int) -> str | None:
-    """Return a warning with its remedies for a job of many nodes, each shard of which has several
-    readers; None if that costs little."""
-    readers = readers_of(shards, lanes=lanes, nodes=nodes)
-    if nodes < _MANY_NODES or readers <= _MOST_READERS:
+    mixed = shards_of_a_rank(plan.open_shards, lanes=plan.lanes, ranks=ranks)
+    spread = label_spread(-(-global_batch // ranks), icc, round(mixed), shards)
+    if spread <= _MOST_SPREAD:
         return None
-    most = most_lanes(global_batch, shards)
-    divisors = [number for number in range(1, most + 1) if global_batch % number == 0]
-    best = min(divisors, key=lambda n: (readers_of(shards, lanes=n, nodes=nodes), -n))
-    least = readers_of(shards, lanes=best, nodes=nodes)
-    wanted = math.ceil(2 * nodes / (_MOST_READERS - 1) / 100) * 100  # shards that only ends cut
-    remedies = []
-    if least < readers / 1.05:
-        remedies.append(f"with lanes={best} it would be {least:.2f}")
-    if least > _MOST_READERS and shards < wanted:
-        remedies.append(f"a node needs some 20 shards or more: pack into {wanted:,} smaller ones")
-    if global_batch < SAMPLES_PER_LANE * nodes:
-        remedies.append(f"a batch needs {SAMPLES_PER_LANE} samples a node or more")
-    text = "; ".join(remedies)
-    remedy = f" {text[0].upper()}{text[1:]}." if remedies else ""
     return (
-        f"Each of {shards:,} shards is read by {readers:.2f} of the {nodes} nodes on average "
-        f"(lanes={lanes}), so they fetch and keep {readers:.2f} times the dataset.{remedy}"
+        f"Labels cluster inside shards (ICC {icc:.2f}): with {mixed:.0f} of {shards} shards mixed, "
+        f"label counts of a rank's batches vary {spread:.1f} times as much as in a full shuffle, "
+        "which changes BatchNorm's statistics. `penstock pack` shuffles the data once; fewer "
+        "lanes= or a wider window= mix more."
     )
 
 

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
-from penstock.pipeline.plan.order import default_lanes, default_window, strands_and_window
-from penstock.pipeline.plan.order_costs import readers_of
+from penstock.pipeline.plan.order import (
+    SAMPLES_PER_LANE,
+    default_lanes,
+    default_window,
+    most_lanes,
+    strands_and_window,
+)
+from penstock.pipeline.plan.order_costs import better_batch, readers_of
 from penstock.pipeline.plan.sizing.cluster import MARGIN_SHARE, check_count
 from penstock.pipeline.plan.windows import window_count
 
@@ -144,31 +150,65 @@ LEAST_BYTES = 2**30
 """Bytes that are fetched needlessly in each epoch; below this there is no warning."""
 _MANY_READERS, _FEWER = 1.5, 1.25
 _MOST_KEPT = 0.9
+_MANY_NODES, _SOME_READERS = 64, 1.105
+"""Number of nodes, and mean readers of a shard, from which on a warning needs no better setting.
+With fewer nodes the additional bytes are those of a small dataset."""
 
 
-def few_shards_warning(
-    *, samples: int, shards: int, total_bytes: int, lanes: int, global_batch: int, nodes: int
+def readers_warning(
+    *,
+    samples: int,
+    shards: int,
+    total_bytes: int,
+    lanes: int,
+    global_batch: int,
+    nodes: int,
+    step: int | None,
 ) -> str | None:
-    """Return a warning for shards that several nodes read although smaller shards would have one
-    reader; else None.
+    """Return a warning, with its remedies, for shards that several nodes read; None if that costs
+    little.
 
-    The lanes must follow from dataset and batch, and each node must fetch the dataset.
+    shards: those with samples. total_bytes: of the dataset, if each node must fetch its part; else
+    0. step: other batches may differ by multiples of it; None if lanes don't follow from the batch.
     """
-    if nodes == 1 or not samples:
-        return None
     readers = shard_readers(shards, lanes, nodes=nodes)
-    if readers < _MANY_READERS or (readers - 1) * total_bytes < LEAST_BYTES:
+    is_costly = nodes >= _MANY_NODES and readers > _SOME_READERS
+    remedies = []
+    better = step and better_batch(global_batch, shards, nodes=nodes, step=step)
+    if better:
+        most = default_lanes(better, shards)
+        then = shard_readers(shards, most, nodes=nodes)
+        remedies.append(
+            f"a batch of {better:,} has more divisors: {most} lanes, {then:.2f} readers"
+        )
+    elif is_costly:
+        divisors = (
+            n for n in range(1, most_lanes(global_batch, shards) + 1) if not global_batch % n
+        )
+        best = min(divisors, key=lambda n: (shard_readers(shards, n, nodes=nodes), -n))
+        then = shard_readers(shards, best, nodes=nodes)
+        if then < readers / 1.05:
+            remedies.append(f"with order=Order(lanes={best}) it would be {then:.2f}")
+    if step and samples and (is_costly or readers >= _MANY_READERS):
+        mean = max(1.0, total_bytes / samples)
+        size = shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
+        smaller = _shards_of(samples, mean, size)
+        then = shard_readers(smaller, default_lanes(global_batch, smaller), nodes=nodes)
+        is_better = then <= max(MOST_READERS, readers / _FEWER)
+        if is_better and (readers - 1) * total_bytes >= LEAST_BYTES:
+            remedies.append(
+                f"with {smaller:,} shards of {format_size(size)} it would be {then:.2f}: "
+                f"`penstock pack --for-nodes {nodes} --for-batch {global_batch}`"
+            )
+    if is_costly and global_batch < SAMPLES_PER_LANE * nodes:
+        remedies.append(f"a batch needs {SAMPLES_PER_LANE} samples a node or more")
+    if not remedies and not is_costly:
         return None
-    mean = max(1.0, total_bytes / samples)
-    size = shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
-    smaller = _shards_of(samples, mean, size)
-    then = shard_readers(smaller, default_lanes(global_batch, smaller), nodes=nodes)
-    if then > max(MOST_READERS, readers / _FEWER):
-        return None
+    text = "; ".join(remedies)
     return (
-        f"Too few shards for {nodes} nodes: {shards:,} shards give {lanes} lanes, and each shard "
-        f"is read and kept by {readers:.1f} nodes. With {smaller:,} shards of {format_size(size)} "
-        f"it would be {then:.1f}: `penstock pack --for-nodes {nodes} --for-batch {global_batch}`."
+        f"Each of {shards:,} shards is read by {readers:.2f} of the {nodes} nodes on average (a "
+        f"batch of {global_batch:,}, lanes={lanes}): they fetch and keep {readers:.2f} times the "
+        f"dataset.{f' {text[0].upper()}{text[1:]}.' if text else ''}"
     )
 
 

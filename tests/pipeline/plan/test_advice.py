@@ -21,17 +21,17 @@ from penstock.pipeline.plan import (
     BatchSchedule,
     Holders,
     Plan,
-    advice,
     better_batch,
+    clustered_labels_warning,
     default_lanes,
     default_window,
-    many_readers_warning,
     most_lanes,
     readers_of,
     readers_per_shard,
     uneven_batches_warning,
     usual_spreads,
 )
+from penstock.pipeline.plan.sizing import readers_warning
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
 from tests.sources import Values
@@ -67,12 +67,11 @@ def test_a_better_batch_is_better_and_as_even(
     lanes = default_lanes(batch, shards)
     if found is None:
         return
-    here, there = found
-    assert (here.global_batch, here.lanes) == (batch, lanes)
+    more = default_lanes(found, shards)
     assert 2 * lanes < most_lanes(batch, shards)
-    assert 2 * there.lanes >= most_lanes(there.global_batch, shards)
-    assert there.readers < here.readers
-    assert (there.global_batch - batch) % step == 0
+    assert 2 * more >= most_lanes(found, shards)
+    assert readers_per_shard(more, nodes) < readers_per_shard(lanes, nodes)
+    assert (found - batch) % step == 0
 
 
 @pytest.mark.parametrize(
@@ -94,16 +93,32 @@ def test_a_batch_with_few_divisors_gets_a_better_one_suggested(
         assert found is None
         return
     assert found is not None
-    here, there = found
-    assert (here.lanes, here.readers) == wanted[:2]
-    assert abs(there.global_batch - batch) <= abs(wanted[2] - batch)
+    lanes = default_lanes(batch, shards)
+    assert (lanes, readers_per_shard(lanes, nodes)) == wanted[:2]
+    assert abs(found - batch) <= abs(wanted[2] - batch)
+
+
+def readers_words(shards: int, *, batch: int, lanes: int, nodes: int, each: int = 0) -> str | None:
+    """each: stored bytes of a sample, of 60 a shard; 0 for local data."""
+    return readers_warning(
+        samples=60 * shards,
+        shards=shards,
+        total_bytes=60 * shards * each,
+        lanes=lanes,
+        global_batch=batch,
+        nodes=nodes,
+        step=nodes,
+    )
 
 
 def words_for(shards: int, *, batch: int, ranks: int, nodes: int, icc: float | None) -> list[str]:
     lanes = default_lanes(batch, shards)
     window = default_window(shards, lanes, global_batch=batch, icc=icc, shuffled=not icc)
     plan = Plan([60] * shards, seed=1, lanes=lanes, window=window)
-    return advice(plan, icc=icc, global_batch=batch, ranks=ranks, nodes=nodes, chosen=True)
+    found = [readers_words(shards, batch=batch, lanes=lanes, nodes=nodes)] if nodes > 1 else []
+    if icc is not None:
+        found.append(clustered_labels_warning(plan, icc=icc, global_batch=batch, ranks=ranks))
+    return [words for words in found if words]
 
 
 def test_only_jobs_that_lose_by_it_are_reported() -> None:
@@ -111,8 +126,9 @@ def test_only_jobs_that_lose_by_it_are_reported() -> None:
     assert not words_for(1000, batch=31 * 8, ranks=8, nodes=1, icc=0.001)
     assert not words_for(1000, batch=8192, ranks=256, nodes=32, icc=None)
     (few,) = words_for(1000, batch=8 * 509, ranks=8 * 64, nodes=64, icc=0.0)
-    assert "8 lanes" in few
-    assert "8.0 of the 64 nodes" in few
+    assert "lanes=8)" in few
+    assert "8.13 of the 64 nodes" in few
+    assert "has more divisors" in few
     (lopsided,) = words_for(1000, batch=8192, ranks=256, nodes=32, icc=1.0)
     assert "BatchNorm" in lopsided
 
@@ -153,7 +169,7 @@ def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) ->
     dataset = Dataset(str(tmp_path / "p"), fields=("label", "id"))
     options: dict[str, Any] = {"shuffle": True, "seed": 1, "drop_last": True}
     assert len(dataset.index.sizes) >= 16
-    with pytest.warns(PenstockWarning, match=r"batch of 37 has few divisors, so it gets 1 lane, "):
+    with pytest.warns(PenstockWarning, match=r"\(a batch of 37, lanes=1\).*more divisors"):
         DataLoader(dataset, global_batch_size=37, world=World(0, 4), **options).close()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -216,12 +232,12 @@ def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: 
         (100_000, 4096, None),
         (10_000, 512, None),
         (300, 32, None),  # few nodes: a small dataset's bytes
-        (2_000, 512, r"by 2\.51 of the 512 nodes .*A node needs some 20 shards or more: pack"),
+        (2_000, 512, r"by 2\.51 of the 512 nodes .*pack --for-nodes 512 --for-batch 131072`"),
         (10_000, 4096, r"by 2\.82 of the 4096 nodes"),
         (
             20_000,
             660,
-            r"by 1\.19 of the 660 nodes .*\(lanes=4224\).*With lanes=2640 it would be 1\.07\.$",
+            r"by 1\.19 of the 660 nodes .*lanes=4224\).*Order\(lanes=2640\) it would be 1\.07",
         ),
     ],
 )
@@ -230,18 +246,16 @@ def test_many_readers_are_reported_with_the_figure(
 ) -> None:
     batch = nodes * 256
     lanes = default_lanes(batch, shards)
-    words = many_readers_warning(shards, lanes=lanes, nodes=nodes, global_batch=batch)
+    words = readers_words(shards, batch=batch, lanes=lanes, nodes=nodes, each=10**6)
     if message is None:
         assert words is None
         return
     assert words is not None
     assert re.search(message, words), words
-    (only,) = words_for(shards, batch=batch, ranks=8 * nodes, nodes=nodes, icc=None)
-    assert only == words
 
 
 def test_a_batch_of_few_samples_a_node_is_reported_too() -> None:
-    words = many_readers_warning(10_000, lanes=128, nodes=1024, global_batch=1024)
+    words = readers_words(10_000, batch=1024, lanes=128, nodes=1024)
     assert words is not None
     assert "by 8.20 of the 1024 nodes" in words
-    assert "a batch needs 8 samples a node or more" in words
+    assert "batch needs 8 samples a node or more" in words

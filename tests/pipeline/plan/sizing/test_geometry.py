@@ -12,8 +12,8 @@ from penstock.pipeline.plan.sizing import (
     LEAST_SHARD_BYTES,
     MOST_READERS,
     SHARD_BYTES,
-    few_shards_warning,
     geometry_of,
+    readers_warning,
     shard_bytes_for,
     shard_readers,
     small_cache_warning,
@@ -102,29 +102,31 @@ GIB = 2**30
 
 
 def few(samples: int, shards: int, total_bytes: int, *, nodes: int, batch: int) -> str | None:
-    return few_shards_warning(
+    return readers_warning(
         samples=samples,
         shards=shards,
         total_bytes=total_bytes,
         lanes=default_lanes(batch, shards),
         global_batch=batch,
         nodes=nodes,
+        step=1,
     )
 
 
 def test_few_large_shards_on_many_nodes_are_reported_with_the_remedy() -> None:
     words = few(1_281_167, 140, 147 * 10**9, nodes=64, batch=16_384)
     assert words is not None
-    assert "140 shards give 32 lanes" in words
-    assert "by 2.9 nodes" in words
+    assert "Each of 140 shards" in words
+    assert "by 2.91 of the 64 nodes" in words
     assert "penstock pack --for-nodes 64 --for-batch 16384" in words
 
 
-def test_enough_shards_one_node_and_a_batch_without_divisors_are_silent() -> None:
+def test_enough_shards_and_one_node_are_silent_and_a_batch_without_divisors_is_named() -> None:
     assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=16_384) is None
     assert few(1_281_167, 10, 147 * 10**9, nodes=1, batch=256) is None
-    # Smaller shards would not give more lanes: the batch limits them, which is reported elsewhere.
-    assert few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=64 * 509) is None
+    words = few(1_281_167, 2_191, 147 * 10**9, nodes=64, batch=64 * 509)
+    assert words is not None
+    assert "With order=Order(lanes=64) it would be 1.06" in words
 
 
 @given(
@@ -133,10 +135,12 @@ def test_enough_shards_one_node_and_a_batch_without_divisors_are_silent() -> Non
     nodes=st.integers(1, 64),
     ranks=st.integers(1, 64),
 )
-def test_small_sets_are_silent(samples: int, shards: int, nodes: int, ranks: int) -> None:
+def test_small_sets_need_no_other_shards(samples: int, shards: int, nodes: int, ranks: int) -> None:
     """Repeated fetches of small sets, such as in a demo or a test, cost nothing."""
     total = min(samples * 1000, GIB // 64)
-    assert few(samples, shards, total, nodes=nodes, batch=nodes * ranks) is None
+    assert "penstock pack" not in (
+        few(samples, shards, total, nodes=nodes, batch=nodes * ranks) or ""
+    )
     assert small_cache_warning(total // 3, total) is None
 
 

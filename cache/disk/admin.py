@@ -291,34 +291,29 @@ def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
 
 def evict(
     path: str | os.PathLike[str], *, to_bytes: int | None = None, label: str | None = None
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Evict blobs that no live job pins or has mapped, least recently used first, until at most
-    to_bytes (None: 0) are left. Return the evicted (blobs, bytes).
+    to_bytes (None: 0) are left. Return the evicted blobs and bytes, and the bytes that are left.
 
     label: evict only blobs of this dataset. Raises ConfigError for an unknown label; otherwise as
     `on_folder` does.
     """
 
-    def act(cache: CacheFolder) -> tuple[int, int]:
-        if label is None:
-            return cache.space.evict_to(to_bytes or 0)
-        labels = cache.catalogue.labels()
-        groups = [group for group, text in labels.items() if text == label]
-        if not groups:
-            known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
-            raise ConfigError(
-                f"{cache.layout.root}: the cache has no dataset {label!r}. It has: {known}."
-            )
+    def act(cache: CacheFolder) -> tuple[int, int, int]:
+        groups: list[str | None] = [None]
+        if label is not None:
+            labels = cache.catalogue.labels()
+            groups = [group for group, text in labels.items() if text == label]
+            if not groups:
+                known = ", ".join(sorted(set(labels.values()))) or "none: the cache is empty"
+                raise ConfigError(
+                    f"{cache.layout.root}: the cache has no dataset {label!r}. It has: {known}."
+                )
         evicted = [cache.space.evict_to(to_bytes or 0, group=group) for group in groups]
-        return sum(blobs for blobs, _ in evicted), sum(size for _, size in evicted)
+        blobs, freed_bytes = map(sum, zip(*evicted, strict=True))
+        return blobs, freed_bytes, cache.catalogue.used_bytes
 
     return on_folder(path, act)
-
-
-def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """Evict all blobs that no live job pins or has mapped. Return the evicted blobs and bytes, and
-    the bytes that are left. Raises as `on_folder` does."""
-    return on_folder(path, lambda cache: (*cache.space.evict_to(0), cache.catalogue.used_bytes))
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,10 +62,11 @@ def bench(
     """
     from penstock.pipeline.bench import Workload, check_plot, recipe_named, step_of
     from penstock.pipeline.options import parse_device
+    from penstock.pipeline.plan.sizing import check_figure
 
-    _check_positive(seconds, "--seconds", example="10")
+    check_figure("--seconds", seconds)
     if step_ms is not None:
-        _check_positive(step_ms, "--step-ms", example="125")
+        check_figure("--step-ms", step_ms)
     if plot is not None:
         check_plot(plot)
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
@@ -131,8 +131,3 @@ def _loaders(against: str | None, *, recipe: NamedRecipe, device: str) -> list[s
     if names == ["all"]:
         return list(LOADERS)
     return [find_adapter(name).name for name in names]
-
-
-def _check_positive(value: float, name: str, *, example: str) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigError(f"{name}: got {value:g}, wanted a number above 0, such as {example}.")

@@ -154,8 +154,7 @@ def evict(
         )
     to_bytes = None if to is None else _size_or_zero(to)
     with _errors(folder):
-        blobs, freed_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
-        left_bytes = admin.stat(folder).used_bytes
+        blobs, freed_bytes, left_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
     done = f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
     report(values, [f"{done}, {format_size(left_bytes)} left"], as_json=as_json)
@@ -183,7 +182,7 @@ def clear(
         total = f"{count(before.blobs, 'blob')}, {format_size(before.used_bytes)}"
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
-        blobs, freed_bytes, left_bytes = admin.clear(folder)
+        blobs, freed_bytes, left_bytes = admin.evict(folder)
     shown = [
         f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     ]

@@ -393,9 +393,9 @@ def test_what_is_mapped_is_never_evicted_and_counts(remotes: Callable[..., Remot
     assert 5 <= len(cached) <= 10
     for blob in cached:
         assert blob.has_name
-    assert admin.clear(cache_of(remote).path)[0] == 0
+    assert admin.evict(cache_of(remote).path)[0] == 0
     del held, cached, blob
-    assert admin.clear(cache_of(remote).path)[0] >= 5
+    assert admin.evict(cache_of(remote).path)[0] >= 5
     assert admin.stat(cache_of(remote).path).blobs == 0
 
 
@@ -432,6 +432,6 @@ def test_evicting_by_dataset(store: MemoryStore, remotes: Callable[..., Remote])
     remote.fill(single(store, 4))
     with pytest.raises(ConfigError, match=r"no dataset 'x'.*mem://set"):
         admin.evict(cache_of(remote).path, label="x")
-    blobs, size = admin.evict(cache_of(remote).path, to_bytes=SIZES[0] + 4096, label="mem://set")
+    blobs, size, _ = admin.evict(cache_of(remote).path, to_bytes=SIZES[0] + 4096, label="mem://set")
     assert (blobs, size) == (1, 303_104)
-    assert admin.evict(cache_of(remote).path, to_bytes=0) == (1, 200_704)
+    assert admin.evict(cache_of(remote).path, to_bytes=0) == (1, 200_704, 0)

@@ -160,7 +160,7 @@ def test_nothing_is_written_through_what_stands_in_a_files_place(
     put(root / name, precious, how)
     report, _ = play(root)
     assert len(report) <= 1, report
-    for act in (admin.gc, admin.clear, admin.verify):
+    for act in (admin.gc, admin.evict, admin.verify):
         with contextlib.suppress(OSError):
             act(root)
     assert not (tmp_path / "made-by-the-cache").exists()
@@ -180,7 +180,7 @@ def test_a_link_in_a_folders_place_is_refused(tmp_path: Path, name: str) -> None
     report, kept = play(root)
     assert (len(report), kept) == (1, False)
     assert "wanted a folder of the cache" in report[0]
-    for act in (admin.gc, admin.clear):
+    for act in (admin.gc, admin.evict):
         with pytest.raises(StrangeFileError):
             act(root)
     assert (other / names[name]).read_bytes() == PRECIOUS
@@ -195,7 +195,7 @@ def test_root_refuses_a_folder_of_another_user(tmp_path: Path, precious: Path) -
     report, kept = play(root)
     assert (len(report), kept) == (1, False)
     assert f"belongs to another user (uid {NOBODY})" in report[0]
-    for act in (admin.stat, admin.gc, admin.clear, admin.list_blobs):
+    for act in (admin.stat, admin.gc, admin.evict, admin.list_blobs):
         with pytest.raises(PermissionError, match="another user"):
             act(root)
     assert sorted(root.rglob("*")) == before

@@ -53,6 +53,7 @@ from .operation import FieldOperation as FieldOperation
 from .operation import GeometricOperation as GeometricOperation
 from .operation import ImageOperation as ImageOperation, ImageShape as ImageShape
 from .operation import Operation as Operation, Stage as Stage
+from .operation import checked_operations as checked_operations
 from .pixel_operations import Apply as Apply, Cast as Cast, ColorJitter as ColorJitter
 from .pixel_operations import Decode as Decode, GaussianBlur as GaussianBlur
 from .pixel_operations import IMAGENET_MEAN as IMAGENET_MEAN, IMAGENET_STD as IMAGENET_STD

@@ -13,6 +13,7 @@ in one file (docs/augment.md has examples).
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
@@ -23,8 +24,6 @@ from penstock.augment.argument_checks import COMMON_CHECKS, Check, argument
 from penstock.cache import RecipeError, explain_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from penstock.augment.draw_keys import Ints, Uniform
@@ -240,3 +239,31 @@ class ImageOperation(Operation, metaclass=ABCMeta):
         Pixel k covers [k, k + 1). values: of `draw`, as the node gets them.
         """
         return None
+
+
+def checked_operations(name: str, recipe: object) -> tuple[Operation, ...]:
+    """Return the operations of a recipe. name: the argument, for errors. Raises RecipeError for
+    anything but operations in a list or another iterable."""
+    wanted = (
+        "wanted operations in a list or tuple, such as imagenet_train(224) or [Resize(256), "
+        "Normalize()]"
+    )
+    if isinstance(recipe, Operation):
+        raise RecipeError(f"{name}: got the operation {recipe!r} alone, {wanted}. Put it in [...].")
+    own = (
+        "`penstock` has torchvision's operations by their names. To use a function of your own, "
+        "put it into the list as Map(function, fields=...), which runs before images are decoded, "
+        "or as Apply(function), if it builds DALI nodes; or call it in a torch dataset's "
+        "__getitem__, or on the batch in your loop"
+    )
+    if not isinstance(recipe, Iterable) or isinstance(recipe, str | bytes | Mapping):
+        raise RecipeError(f"{name}: got {recipe!r}, {wanted}. {own}.")
+    operations = tuple(recipe)
+    for place, op in enumerate(operations):
+        if isinstance(op, type) and issubclass(op, Operation):
+            raise RecipeError(
+                f"{name}: got the class {op.__name__}, wanted an instance: {op.__name__}(...)."
+            )
+        if not isinstance(op, Operation):
+            raise RecipeError(f"{name}: got {op!r} at place {place}, {wanted}. {own}.")
+    return operations

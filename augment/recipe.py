@@ -44,6 +44,7 @@ from penstock.augment.operation import (
     Size,
     Stage,
     Values,
+    checked_operations,
 )
 from penstock.augment.pixel_operations import Decode, Normalize
 from penstock.cache import RecipeError, explain_arguments
@@ -250,23 +251,12 @@ def check_recipe(
 def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
     """Return a recipe's operations with Decode at their front. Raises RecipeError for anything that
     isn't a recipe."""
-    if recipe is None:
-        return (Decode(),)
     if isinstance(recipe, Operation):  # accept one operation instead of a list
         recipe = cast("Recipe", (recipe,))
-    if not isinstance(recipe, Sequence) or isinstance(recipe, str):
-        raise RecipeError(
-            f"augment: got {recipe!r}, wanted a list of operations, such as imagenet_train(224)."
-        )
-    for op in recipe:
-        if not isinstance(op, Operation) or op.stage is Stage.MAP:
-            if isinstance(op, type) and issubclass(op, Operation):
-                got = f"the class {op.__name__}, wanted an instance: {op.__name__}(...)"
-            else:
-                kind = f"{type(op).__module__}.{type(op).__name__}".removeprefix("builtins.")
-                got = f"{op!r} of type {kind}, wanted an operation of Penstock, such as Resize(256)"
-            raise RecipeError(f"augment: got {got}. `penstock` has torchvision's by their names.")
-    ops = tuple(recipe)
+    ops = () if recipe is None else checked_operations("augment", recipe)
+    for op in ops:
+        if op.stage is Stage.MAP:
+            raise RecipeError(f"augment: got {op!r}, wanted operations on what Maps return.")
     return ops if ops and ops[0].stage is Stage.DECODE else (Decode(), *ops)
 
 

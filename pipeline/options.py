@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.augment import Operation, Recipes
+    from penstock.augment import Recipes
     from penstock.pipeline.plan import LoaderState
 
 MOST_COUNT = 2**53 - 1
@@ -96,6 +96,10 @@ def checked_augment(value: Any) -> Recipes | None:
     Raises ConfigError for anything else. Later checks find out if they fit one another and the
     images.
     """
+    if value is None:
+        return None
+    from penstock.augment import checked_operations
+
     if isinstance(value, Mapping):
         unknown = [key for key in value if not isinstance(key, str) and not _is_names(key)]
         if unknown or not value:
@@ -105,10 +109,10 @@ def checked_augment(value: Any) -> Recipes | None:
                 "[...]}."
             )
         return {
-            key: _checked_operations(f"augment[{_shown_key(key)}]", each)
+            key: checked_operations(f"augment[{_shown_key(key)}]", each)
             for key, each in value.items()
         }
-    return None if value is None else _checked_operations("augment", value)
+    return checked_operations("augment", value)
 
 
 def _is_names(key: object) -> bool:
@@ -117,29 +121,6 @@ def _is_names(key: object) -> bool:
 
 def _shown_key(key: str | tuple[str, ...]) -> str:
     return f'"{key}"' if isinstance(key, str) else str(key)
-
-
-def _checked_operations(name: str, value: Any) -> tuple[Operation, ...]:
-    from penstock.augment import Operation
-
-    wanted = (
-        "wanted operations in a list or tuple, such as imagenet_train(224) or [Resize(256), "
-        "Normalize()]"
-    )
-    if isinstance(value, Operation):
-        raise ConfigError(f"{name}: got the operation {value!r} alone, {wanted}. Put it in [...].")
-    own = (
-        "To use a function of your own, put it into the list as Map(function, fields=...), which "
-        "runs before images are decoded, or as Apply(function), if it builds DALI nodes; or call "
-        "it in a torch dataset's __getitem__, or on the batch in your loop"
-    )
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise ConfigError(f"{name}: got {value!r}, {wanted}. {own}.")
-    operations = tuple(value)
-    for place, operation in enumerate(operations):
-        if not isinstance(operation, Operation):
-            raise ConfigError(f"{name}: got {operation!r} at place {place}, {wanted}. {own}.")
-    return operations
 
 
 # torch's arguments that choose or build batches. A native dataset's order comes from its plan.

@@ -19,9 +19,15 @@
                                   bad samples are counted for all
                                   ranks
 
-One `Batch` passes through all stages, and each stage fills in its own fields. `BatchPipeline`
-implements the stages. `runner` schedules them: it decides on which thread a stage runs, how many
-batches are in flight and what stops them. Only `Position` holds how far the user is.
+One `Batch` of a native dataset passes through all stages, and each stage fills in its own fields.
+`BatchPipeline` implements the stages. `runner` schedules them: it decides on which thread a stage
+runs, how many batches are in flight and what stops them. Only `Position` holds how far the user is.
+
+A batch of a torch dataset passes through none of these stages, because the user's code reads it, in
+torch's workers. `torch_data.epoch_pass` has its stages: an order (`torch_data.index_order`:
+Penstock's plan with a seed, else torch's sampler) requests indices, torch's own loader reads and
+collates their samples, and a `Pass` delivers the batch and records how far the user is.
+`loader.DataLoader` chooses between these two ways by the dataset.
 """
 
 from __future__ import annotations
@@ -129,8 +135,8 @@ class BatchPipeline:
             slots, rows = together
         else:
             return []
-        # Nothing but the output is needed of batches that are finished here.
-        finishes = self._finishes_early and not self.columns and slots[0].valid is None
+        # Nothing but the output is needed of several batches that are finished here.
+        finishes = len(steps) > 1 and self._finishes_early and not self.columns
         finish = self.finisher.together if finishes else None
         return self.reader.read(steps, slots, rows, finish=finish)
 

@@ -124,10 +124,19 @@ class ImageDecoding:
 
         Missing images are zeros, and not bad.
         """
-        return {
-            field: _decode(graph, content, draws[field], field)
-            for field, graph in self.graphs.items()
-        }
+        found: dict[str, DecodedBatch] = {}
+        for field, graph in self.graphs.items():
+            missing = _missing(content, field)
+            rows = [
+                row for row in range(len(content)) if row not in missing
+            ]  # DALI gets no empty bytes
+            few = {name: values[rows] for name, values in draws[field].items()}
+            decoded = graph.decode(content.take(rows).encoded(field), few)
+            images = decoded.images.new_zeros((len(content), *decoded.images.shape[1:]))
+            images[rows] = decoded.images
+            bad = {rows[place]: why for place, why in decoded.bad.items()}
+            found[field] = DecodedBatch(images, bad)
+        return found
 
     def drain(self) -> None:
         """Drop the batches in flight."""
@@ -173,18 +182,6 @@ def _with_stand_ins(
     few = {name: values[rows] for name, values in draws.items()}
     stood_in = replace(images, ids=images.ids[rows], encoded=encoded, dims=images.dims[rows])
     return stood_in, few, {}
-
-
-def _decode(graph: Graph, content: SampleBatch, draws: Draws, field: str) -> DecodedBatch:
-    missing = _missing(content, field)
-    if not missing:
-        return graph.decode(content.encoded(field), draws)
-    rows = [row for row in range(len(content)) if row not in missing]  # DALI gets no empty bytes
-    few = {name: values[rows] for name, values in draws.items()}
-    decoded = graph.decode(content.take(rows).encoded(field), few)
-    images = decoded.images.new_zeros((len(content), *decoded.images.shape[1:]))
-    images[rows] = decoded.images
-    return DecodedBatch(images, {rows[place]: why for place, why in decoded.bad.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,8 +327,7 @@ class PipelineRunner:
             batch = self._decoded_ahead()
         else:
             batch = self._decode()
-            if batch.output is None:
-                self._pipeline.finish(batch)
+            self._pipeline.finish(batch)
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)

@@ -152,9 +152,9 @@ def test_decode_is_implied_and_changes_nothing_when_spelt_out():
         ([Decode("gray"), Resize((8, 8)), Normalize()], "got 3 means, wanted 1"),
         ([Resize((8, 8)), Normalize((0.5,), (0.5,))], "got 1 means, wanted 3"),
         ([Resize], "the class Resize, wanted an instance"),
-        ([Resize((8, 8)), "flip"], "got 'flip' of type str"),
-        ("imagenet", "wanted a list of operations"),
-        (3, "wanted a list of operations"),
+        ([Resize((8, 8)), "flip"], "got 'flip' at place 1"),
+        ("imagenet", "wanted operations in a list"),
+        (3, "wanted operations in a list"),
     ],
 )
 def test_what_does_not_fit_is_refused(recipe, message):

@@ -174,9 +174,8 @@ class PeerClient:
         *,
         tls: Callable[[], ssl.SSLContext] | None = None,
         limits: PeerLimits | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._secret, self._tls, self._clock = secret, tls, clock
+        self._secret, self._tls = secret, tls
         self._limits = limits = limits or PeerLimits()
         self._scheme = "http" if tls is None else "https"
         pool = ConnectionPool(
@@ -260,12 +259,12 @@ class PeerClient:
         reply.close()
         if now_s is None:
             raise RequestError("denied", "it doesn't know this job's token")
-        self._ahead_s[peer.address] = now_s - self._clock()
+        self._ahead_s[peer.address] = now_s - time.time()
         return self._request_once(peer, question, size_bytes)[0]
 
     def _request_once(self, peer: Peer, question: Question, size_bytes: int) -> tuple[Reply, str]:
         """Return an answer, which may be a redirect, and the token of its request."""
-        now_s = self._clock() + self._ahead_s.get(peer.address, 0.0)
+        now_s = time.time() + self._ahead_s.get(peer.address, 0.0)
         token = authorize(self._secret, question, now_s=now_s)
         reply = self._web.ask_once(
             Hop(f"{self._scheme}://{peer.address}{question.path}"),

@@ -161,10 +161,12 @@ _ADDRESSES_S = 15.0
 
 
 class PeerLink:
-    """The connection of one remote to the other nodes, from begin() to close().
+    """The connection of one remote to the other nodes, from the constructor to close().
 
     ranks: of this node. publishes: this process publishes the node's address. store: the part of
-    the job's store that belongs to the links of this dataset.
+    the job's store that belongs to the links of this dataset. secret_of: returns the job's secret.
+    planned: the plan's holders of blobs. held: returns a text about the blobs that this node holds,
+    for the other nodes' plans. Raises ConfigError for an invalid secret or certificates.
     """
 
     def __init__(
@@ -175,79 +177,60 @@ class PeerLink:
         ranks: NodeRanks,
         publishes: bool,
         store: JobStore | None,
-    ) -> None:
-        assert cache.peers is not None
-        self._upstream, self._cache, self._settings = upstream, cache, cache.peers
-        self._ranks, self._publishes, self._store = ranks, publishes, store
-        self._server: PeerServer | None = None
-        self._exchange: PeerExchange | None = None
-        self._held: Callable[[], str] = str
-        self._planned: PlannedHolders | None = None
-
-    @property
-    def is_needed(self) -> bool:
-        """True if the job has other nodes."""
-        return not self._ranks.is_alone or len(self._settings.nodes) > 1
-
-    def begin(
-        self,
         secret_of: Callable[[Peers], PeerSecret],
-        *,
         planned: PlannedHolders | None = None,
         held: Callable[[], str] = str,
     ) -> None:
-        """Serve the other nodes, and use their caches. secret_of: returns the job's secret.
-        planned: the plan's holders of blobs. held: returns a text about the blobs that this node
-        holds, for the other nodes' plans. Raises ConfigError for an invalid secret or
-        certificates."""
-        if not self.is_needed:
+        assert cache.peers is not None
+        self._upstream, self._cache, self._settings = upstream, cache, cache.peers
+        self._publishes, self._planned, self._held = publishes, planned, held
+        self._server: PeerServer | None = None
+        self._exchange: PeerExchange | None = None
+        nodes = self._settings.nodes
+        if ranks.is_alone and len(nodes) <= 1:
             # Warn of settings that would fail in a job of several nodes, before a cluster is used.
             try:
                 check_own_settings(self._settings)
             except ConfigError as error:
                 _warn(f"{error} This job has one node, so it continues without peers.")
-            return
-        if self._server is not None:
-            return
-        self._held, self._planned = held, planned
-        if self._store is None and not self._settings.nodes:
+        elif store is None and not nodes:
             _warn(
-                f"{self._cache.path}: this loader's {self._ranks.size} ranks aren't those of a "
-                "process group, through which their nodes could exchange addresses, so each node "
-                "fetches all data from the remote. Initialise torch.distributed first and leave "
-                "world= out, or list the nodes: Peers(…, nodes=[…])."
+                f"{cache.path}: this loader's {ranks.size} ranks aren't those of a process group, "
+                "through which their nodes could exchange addresses, so each node fetches all data "
+                "from the remote. Initialise torch.distributed first and leave world= out, or list "
+                "the nodes: Peers(…, nodes=[…])."
             )
-            return
-        try:
-            secret = secret_of(self._settings)
-            address = self._serve(secret)
-            if self._settings.nodes:
-                nodes = enumerate(self._settings.nodes)
-                peers = [Peer(n, node) for n, node in nodes if node != self._settings.address]
-            else:
-                assert self._store is not None
-                self._exchange = exchange = PeerExchange(self._store, self._ranks)
-                self._publish(address or _NO_SERVER)
-                peers = self._read_peers(exchange, _ADDRESSES_S)
-            credentials = credentials_of(self._settings, secret)
-        except JobStoreError as error:
-            _warn(f"{error} Each node fetches all data from the remote.")
-            return
-        except BaseException:  # such as an interrupt of the wait for others
-            self.close()
-            raise
-        tls = None if credentials is None else credentials.client_context
-        client = PeerClient(secret, tls=tls)
-        self._upstream.use_peers(self._others(peers), client, planned=planned, look=self._look)
+        else:
+            try:
+                self._begin(secret_of(self._settings), ranks, store)
+            except JobStoreError as error:
+                _warn(f"{error} Each node fetches all data from the remote.")
+            except BaseException:  # such as an interrupt of the wait for others
+                self.close()
+                raise
+
+    def _begin(self, secret: PeerSecret, ranks: NodeRanks, store: JobStore | None) -> None:
+        """Serve the other nodes, and use their caches."""
+        address = self._serve(secret)
+        if nodes := self._settings.nodes:
+            own = self._settings.address
+            peers = [Peer(number, node) for number, node in enumerate(nodes) if node != own]
+        else:
+            assert store is not None
+            self._exchange = exchange = PeerExchange(store, ranks)
+            self._publish(address)
+            peers = self._read_peers(exchange, _ADDRESSES_S)
+        credentials = credentials_of(self._settings, secret)
+        client = PeerClient(secret, tls=None if credentials is None else credentials.client_context)
+        self._upstream.use_peers(peers, client, planned=self._planned, look=self._look)
 
     def renew(self) -> None:
         """Update the holders and the list of nodes for a new epoch, without waiting."""
         self._upstream.renew()
 
     def _look(self) -> list[Peer] | None:
-        exchange = self._exchange
         try:
-            return None if exchange is None else self._others(self._read_peers(exchange, 0.0))
+            return None if self._exchange is None else self._read_peers(self._exchange, 0.0)
         except JobStoreError:  # the job is ending: keep the known nodes
             self._exchange = None
             return None
@@ -256,11 +239,7 @@ class PeerLink:
         peers = exchange.read_peers(timeout_s=timeout_s)
         if self._planned is not None and (texts := exchange.new_holdings()):
             self._planned.record_held(texts)
-        return peers
-
-    def _others(self, peers: list[Peer]) -> list[Peer]:
-        """Return the peers without this node's own server, which several entries name if the ranks
-        that share a node are unknown."""
+        # Several entries name this node's own server if the ranks that share a node are unknown.
         own = None if self._server is None else self._server.address
         return [peer for peer in peers if peer.address != own]
 
@@ -270,13 +249,13 @@ class PeerLink:
         if server is not None:
             server.close()
 
-    def _serve(self, secret: PeerSecret) -> str | None:
-        """Start or find this node's server; return its address, None if it can't be served."""
+    def _serve(self, secret: PeerSecret) -> str:
+        """Start or find this node's server; return its address."""
         try:
             self._server = PeerServer(self._cache, self._settings, secret, moved=self._publish)
         except (OSError, StalledError, WorkerError) as error:
             _warn(f"{error} The other nodes can't use this node's cache.")
-            return None
+            return _NO_SERVER
         return self._server.address
 
     def _publish(self, address: str) -> None:

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -185,7 +184,7 @@ class PeerServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: BinaryIO | None = None
         self._ended = threading.Event()
-        self._deaths: deque[float] = deque(maxlen=_MOST_DEATHS)
+        self._deaths: list[float] = []
         self._changing = threading.Lock()
         self._pid = os.getpid()
         self._line = self._find_or_start_patiently(peers.port)
@@ -223,9 +222,8 @@ class PeerServer:
         """Count a death, and pause before the next start. Raises WorkerError after too many deaths,
         and after `end`."""
         now_s = time.monotonic()
-        while self._deaths and now_s - self._deaths[0] > _DEATHS_WITHIN_S:
-            self._deaths.popleft()
-        self._deaths.append(now_s)
+        deaths = [at_s for at_s in self._deaths if now_s - at_s <= _DEATHS_WITHIN_S]
+        self._deaths = [*deaths, now_s]
         count = len(self._deaths)
         if count >= _MOST_DEATHS:
             raise WorkerError(
@@ -240,12 +238,12 @@ class PeerServer:
             return found
         locks = ByteLocks(self._folder.open_or_create(f"{self._name}.lock"))
         what = f"{self._root}: starting the server of the cache"
-        try:
-            with locks.holding(START_BYTE, timeout_s=START_TIMEOUT_S, what=what):
-                found = ServerLine.find(self._folder, self._name, self._secret)
-                return found or self._start(port)
-        finally:
-            locks.close()
+        with (
+            contextlib.closing(locks),
+            locks.holding(START_BYTE, timeout_s=START_TIMEOUT_S, what=what),
+        ):
+            found = ServerLine.find(self._folder, self._name, self._secret)
+            return found or self._start(port)
 
     def _start(self, port: int) -> ServerLine:
         """Start the process, which the new connection then keeps alive."""
@@ -272,6 +270,7 @@ class PeerServer:
             report = line.receive(timeout_s=START_TIMEOUT_S)
         except TimeoutError:
             process.kill()
+            line.close()
             self._reap()
             raise StalledError(
                 f"{self._root}: the server of the cache (pid {process.pid}) didn't begin within "

@@ -134,19 +134,18 @@ class PeerLinks:
         planned: PlannedNodes | None,
     ) -> PeerLink:
         world, (first, end) = self._world, node_ranks(self._world)
-        link = PeerLink(
+        return PeerLink(
             upstream,
             cache,
             ranks=NodeRanks(first, end, world.size),
             publishes=world.rank == first,
             store=store,
-        )
-        link.begin(
-            lambda settings: job_secret(settings, JobStore.of_group() or self._store, peer_token()),
+            secret_of=lambda settings: job_secret(
+                settings, JobStore.of_group() or self._store, peer_token()
+            ),
             planned=planned,
             held=str if planned is None else self._held_text,
         )
-        return link
 
     def _held_text(self) -> str:
         """Return what this node's caches hold, for the `PlannedNodes` of other nodes."""

@@ -54,7 +54,7 @@ class FakePeer:
             self._refuse(talk, more)
         elif protocol.group_of(asked.target) is not None:
             keys = list(self.blobs) if self.said is None else self.said
-            talk.answer(200, protocol.held_keys(keys))
+            talk.answer(200, protocol.held_keys(sorted(keys)))
         else:
             self._blob(talk, asked)
 

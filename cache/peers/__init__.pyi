@@ -5,7 +5,7 @@ from . import protocol as protocol
 from . import server_process as server_process
 from .answers import PeerRequest as PeerRequest, Responder as Responder
 from .answers import crc_of_file as crc_of_file, noted_crc as noted_crc, read_head as read_head
-from .peer_client import PeerClient as PeerClient, PeerConnection as PeerConnection
+from .peer_client import PeerClient as PeerClient
 from .peer_client import PeerLimits as PeerLimits, PeerStore as PeerStore
 from .peer_client import peer_ranges as peer_ranges
 from .peer_diagnosis import PROTOCOL_NAMES as PROTOCOL_NAMES, PeerFacts as PeerFacts

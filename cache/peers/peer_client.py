@@ -8,16 +8,11 @@ that it has, and the next one is asked for the others; what no peer has is left 
 Connections are reused. The bytes of an answer are used only if their length and checksum are right;
 status, ranges and size must match the request exactly. Streamed bytes are checked and passed on MiB
 by MiB, while they are in the processor's cache.
-
-On a plain connection the kernel waits, with its own time limit, so a MiB of an answer takes one
-system call and wakes its thread once. OpenSSL reads encrypted bytes as they arrive.
 """
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -33,15 +28,7 @@ from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_diagnosis import Fault, ProbeSettings, fault_of, probe
 from penstock.cache.peers.trust import PeerSecret, Question, authorize, server_time
-from penstock.cache.stores import (
-    Connection,
-    ConnectionPool,
-    Hop,
-    Proxies,
-    Timeouts,
-    WebClient,
-    WebRequest,
-)
+from penstock.cache.stores import ConnectionPool, Hop, Proxies, Timeouts, WebClient, WebRequest
 
 if TYPE_CHECKING:
     import ssl
@@ -54,69 +41,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs import BlobRange
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory
     from penstock.cache.peers.protocol import Span
-    from penstock.cache.stores import Reply, WebOrigin
-
-_LEAST_S = 0.001  # 0 would mean no limit
-_AT_ONCE = 2**18
-"""The number of received bytes that wakes a waiting thread. Measured with ranges of 1 MiB: a third
-less CPU time on both sides than if each packet wakes it."""
-
-
-class PeerConnection(Connection):
-    """A connection to a peer. If it is unencrypted, the deadline is checked only between system
-    calls, each of which the kernel ends after read_s without data."""
-
-    def __init__(
-        self, sock: socket.socket, origin: WebOrigin, *, is_public: bool, timeouts: Timeouts
-    ) -> None:
-        super().__init__(sock, origin, is_public=is_public, timeouts=timeouts)
-        self._is_plain = origin.scheme == "http"
-        self._at_once, self._patience_s = 1, 0.0
-
-    def watch(self) -> None:
-        """See `Connection.watch`; from now on the kernel enforces the time limit."""
-        super().watch()
-        if self._is_plain:
-            seconds = max(self.timeouts.read_s, _LEAST_S)
-            limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self.sock.setsockopt(socket.SOL_SOCKET, option, limit)
-            self.sock.settimeout(None)
-
-    def limit(self, deadline_s: float) -> None:
-        """See `Connection.limit`."""
-        if self._is_plain and time.monotonic() < deadline_s:
-            return
-        patience_s = self.timeouts.patience_s(deadline_s)
-        # Setting it is a system call, and encrypted bytes come 16 KiB a call.
-        if patience_s != self._patience_s:
-            self.sock.settimeout(patience_s)
-            self._patience_s = patience_s
-
-    def receive_all(self, view: memoryview, deadline_s: float, *, following: int = 0) -> int:
-        """See `Connection.receive_all`."""
-        if not self._is_plain:
-            return super().receive_all(view, deadline_s, following=following)
-        # For the answer's last bytes a thread would wait forever if it woke only for more bytes.
-        first = view[: max(0, len(view) + following - _AT_ONCE)]
-        received = self._receive(first, deadline_s, _AT_ONCE)
-        if received < len(first):
-            return received
-        return received + self._receive(view[received:], deadline_s, 1)
-
-    def _receive(self, view: memoryview, deadline_s: float, at_once: int) -> int:
-        """Fill a view; return the number of bytes. at_once: the number of bytes that wakes the
-        thread."""
-        if view and at_once != self._at_once:
-            with self.explaining():
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
-            self._at_once = at_once
-        received = 0
-        while received < len(view) and (
-            got := self.receive(view[received:], deadline_s, flags=socket.MSG_WAITALL)
-        ):
-            received += got
-        return received
+    from penstock.cache.stores import Reply
 
 
 class WrongAnswerError(RequestError):
@@ -184,7 +109,6 @@ class PeerClient:
             ),
             tls=tls or _no_tls,
             proxies=Proxies(),  # nodes of a job reach each other directly
-            make=PeerConnection,
         )
         self._web = WebClient(pool)
         self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 64 * 2**10
 _FIRST_READ = 16 * 2**10
 _STEP = 2**20
+_LEAST_S = 0.001  # 0 would mean no limit
+_AT_ONCE = 2**18
+"""The number of received bytes that wakes a thread that waits for a body. Measured with ranges of
+1 MiB between nodes: a third less CPU time on both sides than if each packet wakes it."""
 _IDLE_S = 60.0
 """Gateways drop connections that are idle for longer, and a request on such a connection hangs."""
 
@@ -60,6 +65,9 @@ class StaleError(RequestError):
 class Connection:
     """An open socket to one origin, with the bytes that were read ahead.
 
+    For http the kernel waits, with its own time limit, so a MiB of an answer takes one system call
+    and wakes its thread once. OpenSSL reads encrypted bytes as they arrive.
+
     is_public: True if its address is public. is_kept: True if it has served a request. prefix,
     proxy_headers: the beginning of targets and the headers of requests through a proxy. buffer: the
     bytes that were read ahead.
@@ -78,11 +86,17 @@ class Connection:
         self.timeouts = timeouts
         self._idle_since_s = 0.0
         self._is_aborted = False
+        self._is_plain = origin.scheme == "http"
+        self._at_once, self._patience_s = 1, 0.0
         self._poll = select.poll()
 
     def watch(self) -> None:
-        """Start to detect unrequested bytes; once, when the connection is open."""
+        """Start to detect unrequested bytes, and to wait in the kernel; once, when the connection
+        is open."""
         self._poll.register(self.sock, select.POLLIN)
+        if self._is_plain:
+            self.sock.settimeout(None)
+        self._patience_s = 0.0
 
     def is_fit(self, now_s: float) -> bool:
         """Return True if a kept connection can be used again: it is open, without unread bytes."""
@@ -139,7 +153,17 @@ class Connection:
 
     def limit(self, deadline_s: float) -> None:
         """Set the time limit of the next call. Raises RequestError after the deadline."""
-        self.sock.settimeout(self.timeouts.patience_s(deadline_s))
+        patience_s = self.timeouts.patience_s(deadline_s)
+        if patience_s == self._patience_s:  # setting it is a system call
+            return
+        self._patience_s = patience_s
+        if not self._is_plain:
+            self.sock.settimeout(patience_s)
+            return
+        seconds = max(patience_s, _LEAST_S)
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def receive(self, view: memoryview, deadline_s: float, *, flags: int = 0) -> int:
         """Receive bytes into a view; return their number, 0 at the end. flags: of recv. Raises
@@ -158,9 +182,27 @@ class Connection:
     def receive_all(self, view: memoryview, deadline_s: float, *, following: int = 0) -> int:
         """Fill a view; return the number of bytes, which is less than its size only at the end.
         following: bytes of the answer after these. Raises RequestError."""
-        del following
+        if not self._is_plain:
+            return self._fill(view, deadline_s)
+        # For the answer's last bytes a thread would wait forever if it woke only for more bytes.
+        first = view[: max(0, len(view) + following - _AT_ONCE)]
+        received = self._fill(first, deadline_s, at_once=_AT_ONCE, flags=socket.MSG_WAITALL)
+        if received < len(first):
+            return received
+        rest = view[received:]
+        return received + self._fill(rest, deadline_s, flags=socket.MSG_WAITALL)
+
+    def _fill(
+        self, view: memoryview, deadline_s: float, *, at_once: int = 1, flags: int = 0
+    ) -> int:
+        """Fill a view; return the number of bytes. at_once: the number of bytes that wakes the
+        thread."""
+        if view and at_once != self._at_once:
+            with self.explaining():
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
+            self._at_once = at_once
         total = 0
-        while total < len(view) and (got := self.receive(view[total:], deadline_s)):
+        while total < len(view) and (got := self.receive(view[total:], deadline_s, flags=flags)):
             total += got
         return total
 
@@ -218,9 +260,8 @@ class ConnectionPool:
     """The connections of a client: opened directly or through a proxy, and kept by origin. Safe for
     several threads.
 
-    tls: returns the context, called at the first https request. make: the class of connections.
-    resolve: looks up names, as (family, address). public: returns True for public addresses. Tests
-    replace the last two.
+    tls: returns the context, called at the first https request. resolve: looks up names, as
+    (family, address). public: returns True for public addresses. Tests replace the last two.
     """
 
     def __init__(
@@ -229,14 +270,12 @@ class ConnectionPool:
         timeouts: Timeouts,
         proxies: Proxies,
         tls: Callable[[], ssl.SSLContext],
-        make: type[Connection] = Connection,
         resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
         public: Callable[[str], bool] = is_public,
     ) -> None:
         self.timeouts = timeouts
         self._proxies = proxies
         self._make_tls = tls
-        self._make = make
         self._tls: ssl.SSLContext | None = None
         self._tls_lock = threading.Lock()
         self._resolve = resolve or _addresses
@@ -346,7 +385,7 @@ class ConnectionPool:
             if only_public and not public:
                 continue
             sock = socket.socket(family, socket.SOCK_STREAM)
-            connection = self._make(sock, origin, is_public=public, timeouts=self.timeouts)
+            connection = Connection(sock, origin, is_public=public, timeouts=self.timeouts)
             try:
                 self.add(connection)
                 left_s = deadline_s - time.monotonic()

@@ -22,14 +22,13 @@ from penstock.cache.fetch import Fetcher
 from penstock.cache.peers import (
     Peer,
     PeerClient,
-    PeerConnection,
     PeerDirectory,
     PeerUpstream,
     PlannedHolders,
     peer_ranges,
     protocol,
 )
-from penstock.cache.stores import Timeouts, request_origin
+from penstock.cache.stores import Connection, Timeouts, request_origin
 from tests.cache.blobs.remotes import single
 from tests.cache.blobs.upstream_contract import range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, fake_peer, head_of
@@ -235,7 +234,7 @@ def connected(*, silent_s: float = PATIENCE_S):
         sock = socket.create_connection((host, port))
         theirs, _ = listener.accept()
     limits = Timeouts(connect_s=1.0, read_s=silent_s, whole_s=PATIENCE_S)
-    mine = PeerConnection(sock, origin, is_public=False, timeouts=limits)
+    mine = Connection(sock, origin, is_public=False, timeouts=limits)
     mine.watch()
     with theirs, contextlib.closing(mine):
         yield mine, theirs

@@ -146,9 +146,9 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
     return on_folder(path, act)
 
 
-def look(path: str | os.PathLike[str]) -> CacheSummary:
-    """Return the limit, use and jobs of a cache, and what dead processes left there. Nothing is
-    repaired but a damaged catalogue, which is rebuilt.
+def inspect(path: str | os.PathLike[str]) -> CacheSummary:
+    """Return the limit, use and jobs of a cache without repairing it, and count what dead processes
+    left there. Only a damaged catalogue is rebuilt.
 
     Raises ConfigError for a newer format, StalledError, OSError, sqlite3.Error.
     """

@@ -5,12 +5,10 @@ The checks are rows of tables (`doctor_machine`, `doctor_network`), which `docto
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
@@ -18,6 +16,7 @@ from typer import Argument, Option
 from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import Json, StorageOption, parse_storage_options
 from penstock.pipeline.cli.commands import command
+from penstock.pipeline.cli.printing import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,10 +109,8 @@ def doctor(
         return
     found = list(_findings(folder, nodes, url, parse_storage_options(storage_option) or {}))
     failed = any(finding.status == "fail" for finding in found)
-    if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [each._asdict() for each in found]}))
-    else:
-        _print(found)
+    values = {"ok": not failed, "checks": [each._asdict() for each in found]}
+    report(values, [_table(found)], as_json=as_json)
     if failed:
         raise typer.Exit(1)
 
@@ -133,7 +130,7 @@ def _findings(
             yield from store_findings(url, options)
 
 
-def _print(found: list[Finding]) -> None:
+def _table(found: list[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for column in ("name", "status", "found"):
         table.add_column(column, no_wrap=column != "found", overflow="fold")
@@ -142,4 +139,4 @@ def _print(found: list[Finding]) -> None:
         table.add_row(finding.name, f"[{style}]{finding.status}[/]", escape(finding.found))
         if finding.remedy:
             table.add_row("", "", f"[{style}]→[/] {escape(finding.remedy)}")
-    Console().print(table)
+    return table

@@ -533,7 +533,7 @@ def cache_facts(path: Path) -> dict[str, Any]:
     folder = os.stat(root)
     found = {"owner": folder.st_uid, "user": os.geteuid(), "mode": folder.st_mode & 0o7777}
     try:
-        return {**found, "problem": None, **asdict(admin.look(root))}
+        return {**found, "problem": None, **asdict(admin.inspect(root))}
     except ConfigError as error:
         problem, remedy = str(error), "Use another folder, or a newer penstock."
     except StrangeFileError as error:

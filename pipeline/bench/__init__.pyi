@@ -33,10 +33,6 @@ from .settings_search import (
     LoaderSettings as LoaderSettings,
     MOST_NOISE as MOST_NOISE,
 )
-from .settings_search import (
-    SearchResult as SearchResult,
-    SettingsRuns as SettingsRuns,
-    axes_for as axes_for,
-)
+from .settings_search import SearchResult as SearchResult, axes_for as axes_for
 from .settings_search import tune as tune
 from .workload import Workload as Workload, step_of as step_of

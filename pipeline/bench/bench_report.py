@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,8 +101,8 @@ def as_json(result: BenchResult) -> dict[str, Any]:
     of_found = ("verdict", "limit", "cause", "of_ceiling", "advice", "assumes", "basis")
     has_step = result.stepped is not None
     tried = [
-        {**asdict(each.setup), "samples_per_s": each.samples_per_s, "runs": each.runs}
-        for each in (search.setups if search is not None else ())
+        {**asdict(setup), "samples_per_s": statistics.median(runs), "runs": runs}
+        for setup, runs in (search.runs.items() if search is not None else ())
     ]
     return {
         **{name: getattr(raw, name) for name in of_raw},
@@ -283,12 +284,12 @@ def _search_table(result: BenchResult) -> Table:
     assert result.search is not None
     settings = ("num_workers", "prefetch_factor", "batch_size", "read")
     table = _table(*settings, "samples/s", "runs", "")
-    for each in result.search.setups:
-        chosen = each.setup == result.setup
+    for setup, runs in result.search.runs.items():
+        chosen = setup == result.setup
         table.add_row(
-            *(str(getattr(each.setup, name)) for name in settings),
-            f"{each.samples_per_s:,.0f}",
-            str(len(each.runs)),
+            *(str(getattr(setup, name)) for name in settings),
+            f"{statistics.median(runs):,.0f}",
+            str(len(runs)),
             "chosen" if chosen else "",
             style="bold" if chosen else "",
         )

@@ -9,6 +9,7 @@ are consumed and not counted. CPU time covers all child processes, running worke
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
 import statistics
@@ -197,11 +198,10 @@ def play(
         _wait_for_batch(first)
         first_batch_s = clock.now_s() - began
         del first
-        most_s = _SETTLE_SHARE * seconds
-        _settle(batches, step_s, settle // 2, most_s / 2, clock)
+        _settle(batches, step_s, settle // 2, seconds, clock)
         # The first call may measure the cores: consume the batches that became ready meanwhile.
         loader.statistics()
-        _settle(batches, step_s, settle - settle // 2, most_s / 2, clock)
+        _settle(batches, step_s, settle - settle // 2, seconds, clock)
         before, cpu_s = loader.statistics(), tree_cpu_s()
         report = _ShareReporter(progress, seconds)
         steps = play_steps(
@@ -231,7 +231,11 @@ def play(
     return MeasuredRun(figures=figures, facts=facts, waits_s=tuple(steps.waits_s))
 
 
-def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float, clock: Clock) -> None:
+def _settle(
+    batches: Iterator[Any], step_s: float, count: int, seconds: float, clock: Clock
+) -> None:
+    """Consume up to `count` batches, for half of the time that all settling may take."""
+    most_s = _SETTLE_SHARE / 2 * seconds
     play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s), clock)
 
 
@@ -246,11 +250,10 @@ def floor_au(batch: Any, *, step_s: float, seconds: float, clock: Clock = _CLOCK
 
 def import_all() -> None:
     """Import the modules that a loader imports at its first use, so that no run measures that."""
-    import penstock.pipeline.loader
     from penstock.augment import dali_nodes, load_dali
     from penstock.cache import MissingDependencyError
 
-    assert penstock.pipeline.loader
+    importlib.import_module("penstock.pipeline.loader")
     try:
         load_dali()
         dali_nodes.is_compiled()

@@ -92,22 +92,10 @@ def bench(
     loaders: Sequence[str] = (),
 ) -> BenchResult:
     """Open the workload's dataset, search for settings if requested, and measure; then play other
-    loaders.
+    loaders. If one of these fails, the measurements before remain valid.
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
-    result = _alone(workload, progress=progress, search=search, loaders=loaders)
-    if not loaders:
-        return result
-    try:
-        return replace(result, loaders=_play_loaders(workload, result, loaders, progress))
-    except PenstockError as error:  # the measurements before remain valid
-        return replace(result, loaders_error=error)
-
-
-def _alone(
-    workload: Workload, *, progress: ProgressReport, search: bool, loaders: Sequence[str]
-) -> BenchResult:
     progress("importing")
     import_all()
     progress("opening (a dataset without an index is indexed once)")
@@ -131,7 +119,8 @@ def _alone(
         raw = _play(workload, dataset, setup, progress, what="without a step")
         progress("each stage on its own")
         ceilings = workload_ceilings(workload, dataset, setup)
-        return BenchResult(
+        facts = replace((stepped or raw).facts, ceilings=ceilings, trains=stepped is not None)
+        result = BenchResult(
             workload=workload,
             setup=setup,
             dataset=DatasetFacts(
@@ -143,12 +132,15 @@ def _alone(
             stepped=stepped,
             floor_au=floor,
             ceilings=ceilings,
-            diagnosis=diagnose(
-                replace((stepped or raw).facts, ceilings=ceilings, trains=stepped is not None)
-            ),
+            diagnosis=diagnose(facts),
             search=found,
             date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         )
+    try:
+        played = _play_loaders(result, loaders, progress) if loaders else None
+        return replace(result, loaders=played)
+    except PenstockError as error:
+        return replace(result, loaders_error=error)
 
 
 def _play(
@@ -231,17 +223,17 @@ def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSetting
 
 
 def _play_loaders(
-    workload: Workload, result: BenchResult, loaders: Sequence[str], progress: ProgressReport
+    result: BenchResult, loaders: Sequence[str], progress: ProgressReport
 ) -> LoaderComparison:
     """Play rounds in turns. All of Penstock's rounds take about as long as one measured run."""
     progress("other loaders", 0.0)
-    rate = result.raw.figures.samples_per_s / result.setup.batch_size
+    workload, rate = result.workload, result.raw.figures.samples_per_s / result.setup.batch_size
     timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
     with workload.dataset() as dataset:
         return compare_loaders(
             loaders,
             dataset,
-            recipe=result.workload.recipe.operations,
+            recipe=workload.recipe.operations,
             batch_size=result.setup.batch_size,
             workers=result.setup.num_workers,
             size=replace(ROUND, timed=timed),

@@ -9,13 +9,13 @@ of a per cent that the next day's noise hides.
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import READ_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from penstock.cache.base import ReadMode
 
@@ -54,25 +54,13 @@ class Axis:
     tie: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsRuns:
-    """One setup, and the samples/s of each of its runs."""
-
-    setup: LoaderSettings
-    runs: list[float] = field(default_factory=list)
-
-    @property
-    def samples_per_s(self) -> float:
-        return statistics.median(self.runs)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The result of a search. setups: the settings that were tried, in the order of their first
-    run; noise: as a share."""
+    """The result of a search. runs: the samples/s of each run, by the settings that were tried, in
+    the order of their first run; noise: as a share."""
 
     best: LoaderSettings
-    setups: tuple[SettingsRuns, ...]
+    runs: Mapping[LoaderSettings, Sequence[float]]
     noise: float
 
 
@@ -106,7 +94,7 @@ def tune(
     best = start
     for axis in axes:
         best = search.along(axis, best, noise)
-    return SearchResult(best=best, setups=tuple(search.setups.values()), noise=noise)
+    return SearchResult(best=best, runs=search.runs, noise=noise)
 
 
 class _SettingsSearch:
@@ -114,18 +102,18 @@ class _SettingsSearch:
 
     def __init__(self, measure: Callable[[LoaderSettings], float]) -> None:
         self._measure = measure
-        self.setups: dict[LoaderSettings, SettingsRuns] = {}
+        self.runs: dict[LoaderSettings, list[float]] = {}
 
     def run(self, setup: LoaderSettings) -> float:
         """Make one more run and return its samples/s."""
         rate = self._measure(setup)
-        self.setups.setdefault(setup, SettingsRuns(setup)).runs.append(rate)
+        self.runs.setdefault(setup, []).append(rate)
         return rate
 
     def beats(self, new: LoaderSettings, best: LoaderSettings, *, by: float) -> bool:
         """Return True if a setup is faster by that share (if negative: slower by no more), in a
         first run and in a second run of both: one lucky run is no reason to change."""
-        if self.run(new) <= (1 + by) * self.setups[best].samples_per_s:
+        if self.run(new) <= (1 + by) * statistics.median(self.runs[best]):
             return False
         return self.run(new) > (1 + by) * self.run(best)
 
@@ -141,7 +129,7 @@ class _SettingsSearch:
                 if not self.beats(new, peak, by=by):
                     break
                 best, place = new, place + step
-                peak = max(peak, new, key=lambda setup: self.setups[setup].samples_per_s)
+                peak = max(peak, new, key=lambda setup: statistics.median(self.runs[setup]))
             if place != begin:
                 break
         return best

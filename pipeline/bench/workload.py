@@ -74,20 +74,18 @@ def recipe_named(name: str) -> NamedRecipe:
     user's recipe has no operations."""
     from penstock.augment import imagenet_eval, imagenet_train
 
-    if name == "imagenet":
+    known = {
+        "imagenet": (imagenet_train(224), "imagenet_train(224)"),
+        "imagenet-eval": (imagenet_eval(), "imagenet_eval()"),
+    }
+    if name in known:
+        operations, line = known[name]
         return NamedRecipe(
             name=name,
-            operations=tuple(imagenet_train(224)),
-            line="imagenet_train(224)",
-            names=("imagenet_train",),
-        )
-    if name == "imagenet-eval":
-        return NamedRecipe(
-            name=name,
-            operations=tuple(imagenet_eval()),
-            shuffled=False,
-            line="imagenet_eval()",
-            names=("imagenet_eval",),
+            operations=tuple(operations),
+            shuffled=name == "imagenet",
+            line=line,
+            names=(line.partition("(")[0],),
         )
     if name in ("none", AUTO):
         return NamedRecipe(name=name, operations=(), reads_only=name == "none")

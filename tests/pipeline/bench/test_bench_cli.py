@@ -33,7 +33,6 @@ from penstock.pipeline.bench import (
     NotTheSameWorkError,
     RunFigures,
     SearchResult,
-    SettingsRuns,
     Workload,
     accelerator,
     as_json,
@@ -353,13 +352,10 @@ def with_a_step() -> BenchResult:
 
 def with_all() -> BenchResult:
     setup = LoaderSettings(batch_size=256, num_workers=2)
-    trials = (
-        SettingsRuns(setup, [850.0, 860.0]),
-        SettingsRuns(replace(setup, num_workers=1), [430.0]),
-    )
+    trials = {setup: [850.0, 860.0], replace(setup, num_workers=1): [430.0]}
     return replace(
         with_a_step(),
-        search=SearchResult(best=setup, setups=trials, noise=0.02),
+        search=SearchResult(best=setup, runs=trials, noise=0.02),
         loaders=LoaderComparison(
             results={"torch": LoaderFigures(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
             ours=LoaderFigures(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),

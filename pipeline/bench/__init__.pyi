@@ -16,7 +16,7 @@ from .measurement import BenchResult as BenchResult, DatasetFacts as DatasetFact
 from .measurement import reopened as reopened, bench as bench
 from .measured_run import Figure as Figure, MeasuredRun as MeasuredRun, RunFigures as RunFigures
 from .measured_run import SETTLE_BATCHES as SETTLE_BATCHES, floor_au as floor_au, play as play
-from .measured_run import Clock as Clock, endless as endless
+from .measured_run import Clock as Clock, StepTimes as StepTimes, endless as endless
 from .measured_run import samples_of as samples_of, tree_cpu_s as tree_cpu_s
 from .bench_plot import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
 from .bench_plot import plot as plot

@@ -29,7 +29,6 @@ def play(adapter: Adapter, work: Work, size: RoundSize) -> Round:
     """Play one round, from the constructor to close()."""
     began = time.perf_counter()
     loader = adapter.build(replace(work, seed=size.seed))
-    built = time.perf_counter()
     batches = loader.batches()
     try:
         looked = [_copied(next(batches))]
@@ -52,17 +51,7 @@ def play(adapter: Adapter, work: Work, size: RoundSize) -> Round:
     finally:
         batches.close()  # type: ignore[attr-defined]
         loader.close()
-    return Round(
-        build_s=built - began,
-        first_batch_s=first - built,
-        images=timed.samples,
-        wall_s=timed.elapsed_s,
-        cpu_s=cpu_s,
-        stepped=size.stepped,
-        wait_s=sum(fed.waits_s),
-        step_s=sum(fed.computes_s),
-        pixels=pixels,
-    )
+    return Round.of(timed, fed, cpu_s=cpu_s, first_batch_s=first - began, pixels=pixels)
 
 
 def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

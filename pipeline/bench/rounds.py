@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.pipeline.bench.adapters import Work
+    from penstock.pipeline.bench.measured_run import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,41 +78,41 @@ class RoundSize:
 class Round:
     """The figures of one round.
 
-    build_s: time of the constructor; first_batch_s: from its return to the first batch.
-    images, wall_s, cpu_s: of the timed batches; cpu_s includes child processes.
-    stepped: batches that were followed by a step; wait_s, step_s: their time in the loader and in
-    the step.
+    images_per_s, cpu_s_per_1000: of the timed batches; CPU-seconds per 1,000 images, workers
+    included. first_batch_s: from the constructor to the first batch. wait_share: waiting time over
+    the time with a training step; 0 without a step. batch_wait_ms, batch_step_ms: the two parts of
+    a batch's time with a step.
     """
 
-    build_s: float
+    images_per_s: float
+    cpu_s_per_1000: float
     first_batch_s: float
-    images: int
-    wall_s: float
-    cpu_s: float
-    stepped: int
-    wait_s: float
-    step_s: float
+    wait_share: float
+    batch_wait_ms: float
+    batch_step_ms: float
     pixels: TensorFacts
 
-    @property
-    def images_per_s(self) -> float:
-        return self.images / self.wall_s
-
-    @property
-    def cpu_s_per_1000(self) -> float:
-        return 1000 * self.cpu_s / self.images
-
-    @property
-    def batch_wait_ms(self) -> float:
-        return 1000 * self.wait_s / max(1, self.stepped)
-
-    @property
-    def batch_step_ms(self) -> float:
-        return 1000 * self.step_s / max(1, self.stepped)
-
-    @property
-    def wait_share(self) -> float:
-        return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
+    @classmethod
+    def of(
+        cls,
+        timed: StepTimes,
+        fed: StepTimes,
+        *,
+        cpu_s: float,
+        first_batch_s: float,
+        pixels: TensorFacts,
+    ) -> Round:
+        """Return the figures of timed batches and of batches with a step."""
+        wait_s, step_s, steps = sum(fed.waits_s), sum(fed.computes_s), max(1, len(fed.waits_s))
+        return cls(
+            images_per_s=timed.samples / timed.elapsed_s,
+            cpu_s_per_1000=1000 * cpu_s / timed.samples,
+            first_batch_s=first_batch_s,
+            wait_share=wait_s / (wait_s + step_s) if step_s else 0.0,
+            batch_wait_ms=1000 * wait_s / steps,
+            batch_step_ms=1000 * step_s / steps,
+            pixels=pixels,
+        )
 
 
 # On top of the random error. A missing or doubled normalisation moves a mean by 0.5 or more.
@@ -220,11 +221,8 @@ class Player(Child):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of one loader over all rounds.
+    """The figures of one loader over all rounds, as in `Round`.
 
-    cpu_s_per_1000: CPU-seconds per 1,000 images, workers included. first_batch_s: from the
-    constructor to the first batch. wait_share: waiting time over the time with a training step; 0
-    without a step. batch_wait_ms, batch_step_ms: the two parts of a batch's time with a step.
     speed_ratio, cpu_ratio: the first loader against this one in the same round; above 1 if the
     first is better.
     """
@@ -320,10 +318,9 @@ def _pixels(played: Mapping[str, Sequence[Round]]) -> dict[str, list[TensorFacts
 def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
     """Compute the medians of a loader's rounds, with ratios to the first loader's rounds."""
     pairs = list(zip(first, rounds, strict=True))
-    names = ("images_per_s", "cpu_s_per_1000", "wait_share", "batch_wait_ms", "batch_step_ms")
+    names = [field.name for field in fields(Round) if field.name != "pixels"]
     return Summary(
         **{name: Figure.of([getattr(one, name) for one in rounds]) for name in names},
-        first_batch_s=Figure.of([r.build_s + r.first_batch_s for r in rounds]),
         speed_ratio=Figure.of([a.images_per_s / b.images_per_s for a, b in pairs]),
         cpu_ratio=Figure.of([b.cpu_s_per_1000 / a.cpu_s_per_1000 for a, b in pairs]),
     )

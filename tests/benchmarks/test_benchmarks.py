@@ -42,6 +42,7 @@ from penstock.pipeline.bench import (
     NotTheSameWorkError,
     Round,
     RoundSize,
+    StepTimes,
     TensorFacts,
     check_same_work,
     machine,
@@ -178,17 +179,9 @@ def test_tree_cpu_counts_children_that_still_run() -> None:
 
 
 def a_round(pixels: TensorFacts) -> Round:
-    return Round(
-        build_s=0.1,
-        first_batch_s=0.1,
-        images=10,
-        wall_s=1.0,
-        cpu_s=2.0,
-        stepped=2,
-        wait_s=1.0,
-        step_s=3.0,
-        pixels=pixels,
-    )
+    timed = StepTimes(samples=10, elapsed_s=1.0)
+    fed = StepTimes(waits_s=[0.4, 0.6], computes_s=[1.0, 2.0])
+    return Round.of(timed, fed, cpu_s=2.0, first_batch_s=0.2, pixels=pixels)
 
 
 PIXELS = TensorFacts(

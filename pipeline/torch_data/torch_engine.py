@@ -280,7 +280,7 @@ class Pass:
         self.is_over = False
         self._delivered_at: float | None = None
         self._pending: list[WorkerMessage] = []  # received before the next batch, without one
-        self._decoding: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
+        self._decoding: deque[list[WorkerMessage]] = deque()  # each ends with a batch
         self._tracks_workers = self._order.tracks_workers
         self._is_of_this_process = (
             self._order.options.num_workers > 0 or self._order.augmenter is not None
@@ -367,33 +367,30 @@ class Pass:
             self._delivered_at = None
         began = time.perf_counter()
         try:
-            message = self._fetch()
+            messages = self._fetch()
         except StopIteration:
             if not self._restart():
                 raise
             return self._next()
-        batch = self._deliver(message)
-        now = time.perf_counter()
-        meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
+        batch = self._deliver(messages)
+        now, samples = time.perf_counter(), messages[-1].samples
+        meter.count_batch(samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
         self._delivered_at = now
         self._ranks.count_batch(ended=self._epoch if self.is_over else None)
         return batch
 
-    def _fetch(self) -> WorkerMessage:
-        """Return the next batch from torch's iterator, decoded and augmented if there is a
-        recipe."""
+    def _fetch(self) -> list[WorkerMessage]:
+        """Return the next batch from torch's iterator, decoded and augmented if there is a recipe,
+        behind the messages without one that came before it."""
         augmenter = self._order.augmenter
         if augmenter is None:
-            message = self._receive()
-            self._apply_pending()
-            return message
+            return self._receive()
         self._feed(augmenter)
         if not self._decoding:
             failure, self._failure = self._failure, None
             raise failure or StopIteration
-        messages, message = self._decoding.popleft()
-        self._apply(messages)
-        return replace(message, batch=augmenter.outputs(message.batch))
+        *before, message = self._decoding.popleft()
+        return [*before, replace(message, batch=augmenter.outputs(message.batch))]
 
     def _feed(self, augmenter: Augmenter) -> None:
         """Start decoding the next batches."""
@@ -404,34 +401,33 @@ class Pass:
         ahead = 1 if order.options.num_workers == 0 and keeps else _FED_AHEAD
         while len(self._decoding) < ahead and not self._is_drained and self._failure is None:
             try:
-                message = self._receive()
+                messages = self._receive()
             except StopIteration:
                 self._is_drained = True
                 return
             except Exception as error:  # kept, and raised when its batch is due
                 self._failure = error
                 return
+            message = messages[-1]
             ids = np.asarray(message.ids, np.int64)
             occurrences, rank = message.occurrences, order.options.world.rank
             if order.is_stream and rank:  # each rank numbers its own stream
                 occurrences = np.full(len(ids), rank)
             augmenter.feed(message.batch, ids=ids, epoch=self._mark.epoch, occurrences=occurrences)
-            self._decoding.append((self._pending, message))
-            self._pending = []
+            self._decoding.append(messages)
 
-    def _receive(self) -> WorkerMessage:
-        """Receive the next batch, and keep the messages without one that come before it."""
-        message = self._iterator.next_message(self._mark)
-        while message.void:
-            self._pending.append(message)
-            message = self._iterator.next_message(self._mark)
-        return message
+    def _receive(self) -> list[WorkerMessage]:
+        """Receive the next batch, behind the messages without one that come before it."""
+        while not self._pending or self._pending[-1].void:
+            self._pending.append(self._iterator.next_message(self._mark))
+        messages, self._pending = self._pending, []
+        return messages
 
-    def _apply(self, messages: list[WorkerMessage]) -> None:
-        """Update the mark with the workers' positions behind messages that are delivered now."""
+    def _behind(self, messages: list[WorkerMessage], mark: Mark) -> Mark:
+        """Return the mark with the workers' positions behind messages that are delivered now."""
         if not messages or not self._tracks_workers:
-            return
-        workers, following = list(self._mark.workers), self._mark.next_worker
+            return mark
+        workers, following = list(mark.workers), mark.next_worker
         for message in messages:
             worker, position = message.worker, message.position
             if position is not None and not self._order.is_stream:
@@ -439,14 +435,11 @@ class Pass:
             workers[worker] = position or workers[worker]
             if not message.void:
                 following = (worker + 1) % len(workers)
-        self._mark = replace(self._mark, workers=tuple(workers), next_worker=following)
+        return replace(mark, workers=tuple(workers), next_worker=following)
 
-    def _apply_pending(self) -> None:
-        pending, self._pending = self._pending, []
-        self._apply(pending)
-
-    def _deliver(self, message: WorkerMessage) -> Any:
-        order, mark, batch = self._order, self._mark, message.batch
+    def _deliver(self, messages: list[WorkerMessage]) -> Any:
+        order, mark, message = self._order, self._mark, messages[-1]
+        batch = message.batch
         for _ in range(self._iterator.failed):  # requests whose batches never came
             mark = self._requests.after_batch(mark)
         self._iterator.failed = 0
@@ -460,10 +453,7 @@ class Pass:
             valid = valid.copy()
             valid[list(message.bad)] = False
             batch = with_valid(batch, torch.from_numpy(valid))
-        mark = self._requests.after_batch(mark)
-        self._mark = mark
-        self._apply([message])
-        mark = self._mark
+        self._mark = mark = self._behind(messages, self._requests.after_batch(mark))
         self._fresh_restore = False
         if isinstance(order, StreamOrder):
             order.check_length(mark.batches)
@@ -479,8 +469,8 @@ class Pass:
 
         It continues if the pass was restored at the end of an epoch whose length was unknown.
         """
-        self._apply_pending()
-        mark, order = self._mark, self._order
+        self._mark = mark = self._behind(self._pending, self._mark)
+        self._pending, order = [], self._order
         if self._fresh_restore:
             self._engine.dataset_epoch.advance(mark.epoch)
             self._start(order.after(mark), restored=False)

@@ -359,8 +359,9 @@ class Pass:
             check_process(self._pid, "This iterator")
         meter = self._meter
         self._ranks.meet()
-        self._ranks.check(self._epoch)
-        if self._bad_count is not None:
+        if self._bad_count is None:  # each of the two checks sends a request
+            self._ranks.check(self._epoch)
+        else:
             self._bad_count.check(self._mark.cursor)
         if self._delivered_at is not None:
             meter.step_s += time.perf_counter() - self._delivered_at

@@ -173,7 +173,7 @@ class WorkerProcesses:
                     generation.idle.put(worker)
                 self._generation = generation
                 if self._closed:  # close() was called before these processes were recorded
-                    self._close(leave_s=0.0)
+                    self.end()
                     raise self._closed_error()
             return self._generation
 
@@ -202,20 +202,17 @@ class WorkerProcesses:
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             self._check(generation)
-            with contextlib.suppress(queue.Empty):
-                worker = (
-                    generation.idle.get(timeout=LONGEST_WAIT_S)
-                    if is_wanted
-                    else generation.idle.get_nowait()
-                )
+            try:
+                worker = generation.idle.get(is_wanted, LONGEST_WAIT_S)
+            except queue.Empty:
+                if not is_wanted:
+                    return None
+                if time.monotonic() > deadline_s:
+                    raise self._stalled("have all been busy") from None
+            else:
                 if worker is not None:
                     return worker
                 generation.idle.put(None)  # for the other threads: the generation has ended
-                continue
-            if not is_wanted:
-                return None
-            if time.monotonic() > deadline_s:
-                raise self._stalled("have all been busy")
 
     def _answering(
         self, generation: _Generation, busy: list[_Worker], since: float
@@ -232,25 +229,22 @@ class WorkerProcesses:
                 raise self._stalled(f"have run {busy[0].task}")
 
     def _answer_of(self, generation: _Generation, worker: _Worker) -> Any:
-        kind, value = self._received(generation, worker)
-        if kind == "ready":
+        while True:
+            self._answering(generation, [worker], time.monotonic())
+            try:
+                kind, value = pickle.loads(worker.pipe.recv_bytes())
+            except (EOFError, OSError):
+                raise self._death(generation, worker) from None
+            if kind == "done":
+                return value
+            if kind != "ready":
+                break
             worker.is_ready = True
-            kind, value = self._received(generation, worker)
-        if kind == "done":
-            return value
         if kind == "unusable":
             raise WorkerError(
                 f"A worker process of {self._name} can't load its function: {value} {_START_REMEDY}"
             )
         raise WorkerError(f"A worker process of {self._name} failed at {worker.task}: {value}")
-
-    def _received(self, generation: _Generation, worker: _Worker) -> Answer:
-        self._answering(generation, [worker], time.monotonic())
-        try:
-            answer: Answer = pickle.loads(worker.pipe.recv_bytes())
-        except (EOFError, OSError):
-            raise self._death(generation, worker) from None
-        return answer
 
     def _death(self, generation: _Generation, worker: _Worker) -> Exception:
         """Return the error for a process that has ended, by itself or after another one failed."""
@@ -299,14 +293,11 @@ class WorkerProcesses:
 
     def end(self) -> None:
         """Kill the processes, so that all waits for them end."""
-        self._close(leave_s=0.0)
+        self.close(leave_s=0.0)
 
-    def close(self) -> None:
-        """Let the processes end, and kill those that take longer than a short time. Safe to call
-        twice, and in a forked child, which has none."""
-        self._close(leave_s=LEAVE_S)
-
-    def _close(self, *, leave_s: float) -> None:
+    def close(self, *, leave_s: float = LEAVE_S) -> None:
+        """Let the processes end, and kill those that take longer than leave_s. Safe to call twice,
+        and in a forked child, which has none."""
         self._closed = True
         generation, self._generation = self._generation, None
         if generation is not None and os.getpid() == self._pid:

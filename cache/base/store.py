@@ -9,6 +9,7 @@ other URL and the file system objects that users pass. One request for data fetc
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -109,24 +110,27 @@ class Store(Protocol):
     url: the root's URL in messages, without credentials. scope: hex digits that distinguish stores
     of one URL (an endpoint, an account). secrets: texts that must not be shown.
 
-    Every method makes its requests once and raises RequestError. In a forked child the parent's
-    store never hangs; it raises RequestError("refused") with the remedy.
+    Every method makes its requests once and raises RequestError.
     """
 
     url: str
     scope: str
     secrets: tuple[str, ...]
 
+    @abstractmethod
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects below the folder `prefix` ("" or "a/b"), in any order."""
 
+    @abstractmethod
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects directly in a folder, and the names (last parts) of its subfolders;
         both are empty if the folder is missing."""
 
+    @abstractmethod
     def info(self, path: str) -> ObjectInfo | None:
         """Return the size and version of an object; None if it is missing or a folder."""
 
+    @abstractmethod
     def read(
         self,
         path: str,
@@ -144,9 +148,11 @@ class Store(Protocol):
         possible, the store reads at most one byte more than requested.
         """
 
+    @abstractmethod
     def put(self, local: str, path: str) -> None:
         """Upload a local file."""
 
+    @abstractmethod
     def close(self) -> None:
         """End all requests, at once if possible, and close the connections. Safe to call twice, and
         from any thread."""

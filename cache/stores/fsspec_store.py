@@ -65,15 +65,17 @@ class FsspecStore(RemoteStore):
         self._is_local = bool({"file", "local"} & names)
         self._lock: Any = threading.Lock() if _ONE_AT_A_TIME & names else contextlib.nullcontext()
 
-    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """List all objects by one call of fsspec if possible."""
         if self._is_local:  # fsspec's own walk ignores folders that it can't list (stale, denied)
-            yield from super()._walk(prefix)
+            yield from super().walk(prefix)
             return
         for path, info in self._entries("find", prefix):
             if info.get("type") != "directory":
                 yield self._measured(path, info)
 
-    def _folder(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """List a folder by fsspec."""
         objects: list[ObjectInfo] = []
         folders: list[str] = []
         for path, info in self._entries("ls", prefix):
@@ -100,17 +102,12 @@ class FsspecStore(RemoteStore):
             if path not in ("", prefix) and not (self._is_http and "?" in name):
                 yield path, info
 
-    def _info(self, path: str) -> ObjectInfo | None:
+    def _info(self, path: str) -> ObjectInfo:
         # fsspec's cached listings would hide that an object changed.
         self._forget(path)
-        try:
-            info = self._call("info", self._full(path))
-        except RequestError as error:
-            if error.kind == "missing":
-                return None
-            raise
+        info = self._call("info", self._full(path))
         if info.get("type") == "directory":
-            return None
+            raise RequestError("missing", "it doesn't exist")
         return ObjectInfo(
             path=path, size_bytes=int(info.get("size") or 0), version=object_version(info)
         )
@@ -119,7 +116,7 @@ class FsspecStore(RemoteStore):
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         if version is None or most_bytes is not None:
-            seen = self._seen(path)
+            seen = self._info(path)
             check_size(seen.size_bytes, most_bytes)
             version = seen.version if version is None else version
         start, end = span or (None, None)
@@ -128,28 +125,23 @@ class FsspecStore(RemoteStore):
         except RequestError as error:
             # Some back ends refuse a range beyond the object's new end.
             if error.kind != "missing":
-                check_version(self._seen(path).version, version)
+                check_version(self._info(path).version, version)
             raise
-        after = self._seen(path)
+        after = self._info(path)
         check_version(after.version, version)
         return Answer(data=data, version=after.version, object_bytes=after.size_bytes)
 
-    def _put(self, local: str, path: str) -> None:
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file, and create its folder."""
         full = self._full(path)
         self._call("makedirs", full.rpartition("/")[0], exist_ok=True)
         self._call("put_file", local, full)
         self._forget(path)
 
-    def _seen(self, path: str) -> ObjectInfo:
-        info = self._info(path)
-        if info is None:
-            raise RequestError("missing", "it doesn't exist")
-        return info
-
     def _measured(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
         """Return a listed object's info; request it if the listing has no sizes."""
         if info.get("size") is None:
-            return self._seen(path)
+            return self._info(path)
         return ObjectInfo(path=path, size_bytes=int(info["size"]), version=object_version(info))
 
     def _full(self, path: str) -> str:

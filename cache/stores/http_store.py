@@ -28,7 +28,7 @@ from penstock.cache.stores.web_objects import WebObjects
 from penstock.cache.threads import ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from urllib.parse import SplitResult
 
     from penstock.cache.base import Store
@@ -95,7 +95,8 @@ class HttpStore(RemoteStore):
             client, lambda _method, key: url(key), headers=headers, secrets=self.secrets
         )
 
-    def _folder(self, prefix: str) -> tuple[Iterable[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """List a folder by the links of its index page, and request the sizes of its files."""
         try:
             url = self._url(_join(prefix, ""))
             page = self._objects.page(url, most_bytes=_PAGE_BYTES)
@@ -112,18 +113,21 @@ class HttpStore(RemoteStore):
         folder = f"{self._folder_path}/{prefix}"
         files, folders = page_links(page.decode("utf-8", "replace"), folder)
         paths = [_join(prefix, name) for name in files]
-        found = ordered(self._info, paths, workers=_HEADS, ahead=2 * _HEADS, name="list")
-        return (info for info in found if info is not None), folders
+        found = ordered(self.info, paths, workers=_HEADS, ahead=2 * _HEADS, name="list")
+        return [info for info in found if info is not None], folders
 
-    def _info(self, path: str) -> ObjectInfo | None:
-        return self._objects.info(path, path) if path else None  # a folder's page is no object
+    def _info(self, path: str) -> ObjectInfo:
+        if not path:
+            raise RequestError("missing", "a folder's page is no object")
+        return self._objects.info(path, path)
 
     def _read(
         self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         return self._objects.read(path, span, version, most_bytes)
 
-    def _put(self, local: str, path: str) -> None:
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file by a PUT request."""
         with open(os.fsencode(local), "rb") as file:
             self._objects.put(path, file.read())
 

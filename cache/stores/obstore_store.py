@@ -61,6 +61,16 @@ _user: dict[None, int] = {}
 
 
 @contextlib.contextmanager
+def requesting() -> Iterator[None]:
+    """Record that this process uses obstore for the calls inside the with statement. Raises
+    RequestError in a forked child of a process that used it, in which obstore would hang."""
+    if _user.setdefault(None, os.getpid()) != os.getpid():
+        raise RequestError("refused", _FORKED)
+    with rust_errors():
+        yield
+
+
+@contextlib.contextmanager
 def rust_errors() -> Iterator[None]:
     """Convert a Rust panic, a BaseException that would pass every handler, to an Exception."""
     try:
@@ -88,7 +98,7 @@ def signer(store: Any, *, anonymous: bool) -> Callable[[str, str], str]:
         import obstore
 
         try:
-            with rust_errors():
+            with requesting():
                 url = str(obstore.sign(store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
         except Exception as error:  # any error of obstore, whose own requests will explain it
             raise RequestError("denied", type(error).__name__, code="none") from None
@@ -152,17 +162,11 @@ class ObstoreStore(RemoteStore):
         self._web = web
         self._unsigned = 0
 
-    def _check_process(self) -> None:
-        """Record that this process uses obstore; raise RequestError if obstore would hang: in any
-        process except the store's own, and in a forked child of a process that used it."""
-        if os.getpid() != self._pid or _user.setdefault(None, self._pid) != self._pid:
-            raise RequestError("refused", _FORKED)
-
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
         """Raise the errors of obstore inside the with statement as RequestErrors."""
         try:
-            with rust_errors():
+            with requesting():
                 yield
         except RequestError:
             raise
@@ -179,25 +183,26 @@ class ObstoreStore(RemoteStore):
 
     # -- names
 
-    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """List all objects in pages."""
         import obstore
 
         key = self._key(prefix) or None
-        # Without retries: the first page shows errors at once.
-        page = self._page(iter(obstore.list(self._store, key, chunk_size=_PAGE)))
+        with self._explaining():
+            # Without retries: the first page shows errors at once.
+            page = list(next(iter(obstore.list(self._store, key, chunk_size=_PAGE)), ()))
         yield from without_markers([self._listed(meta) for meta in page], prefix)
         if len(page) < _PAGE:
             return
         after = str(page[-1]["path"])
         rest = iter(obstore.list(self._retrying, key, offset=after, chunk_size=_PAGE))
-        while page := self._page(rest):
+        while page:
+            with self._explaining():
+                page = list(next(rest, ()))
             yield from without_markers([self._listed(meta) for meta in page], prefix)
 
-    def _page(self, listing: Iterator[Any]) -> list[Any]:
-        with self._explaining():
-            return list(next(listing, ()))
-
-    def _folder(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """List a folder in one request."""
         import obstore
 
         with self._explaining():
@@ -211,24 +216,19 @@ class ObstoreStore(RemoteStore):
         path = str(meta["path"])
         return _info(path.removeprefix(self._root).lstrip("/") if self._root else path, meta)
 
-    def _info(self, path: str) -> ObjectInfo | None:
+    def _info(self, path: str) -> ObjectInfo:
         key = self._key(path)
-        if not key:  # a bucket is no object
-            return None
+        if not key:
+            raise RequestError("missing", "a bucket is no object")
         return self._either(
             lambda web: web.info(key, path), lambda: self._info_by_obstore(path, key)
         )
 
-    def _info_by_obstore(self, path: str, key: str) -> ObjectInfo | None:
+    def _info_by_obstore(self, path: str, key: str) -> ObjectInfo:
         import obstore
 
-        try:
-            with self._explaining():
-                return _info(path, obstore.head(self._store, key))
-        except RequestError as error:
-            if error.kind == "missing":
-                return None
-            raise
+        with self._explaining():
+            return _info(path, obstore.head(self._store, key))
 
     # -- bytes
 
@@ -280,7 +280,8 @@ class ObstoreStore(RemoteStore):
             data = _read_at_most(result, end - start)
         return Answer(data=data, version=_info(key, meta).version, object_bytes=size_bytes)
 
-    def _put(self, local: str, path: str) -> None:
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file by obstore, in parts if it is large."""
         import obstore
 
         with self._explaining(), open(os.fsencode(local), "rb") as file:

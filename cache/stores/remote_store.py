@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base import FORKED, Answer, ObjectInfo, RequestError
+from penstock.cache.base import RequestError, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
+    from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.stores.storage_options import StoreAddress
     from penstock.cache.stores.web_client import WebClient
 
 
-class RemoteStore(ABC):
+class RemoteStore(Store):
     """The parts of a store that don't depend on its kind; see `cache.base.Store`.
 
-    A subclass makes the requests: `_folder` lists a folder, and the other methods with an
-    underscore do what those without do. `_read` reads at most the requested range, as far as the
-    object has it, and this class compares the answer with the request. client: the store's
-    connections, which it owns, or None.
+    A subclass makes the requests. `_read` reads at most the requested range, as far as the object
+    has it, and this class compares the answer with the request. client: the store's connections,
+    which it owns, or None.
     """
 
     def __init__(
@@ -32,27 +31,18 @@ class RemoteStore(ABC):
         self.scope = scope
         self.secrets = address.secrets
         self._client = client
-        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield all objects below a folder; none if it is missing. Raises RequestError."""
-        self._check_process()
-        yield from self._walk(prefix)
-
-    def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Return the objects directly in a folder, and the names of its subfolders. Raises
-        RequestError."""
-        self._check_process()
-        objects, folders = self._folder(prefix)
-        return list(objects), folders
-
-    def info(self, path: str) -> ObjectInfo | None:
-        """Return the size and version of an object; None if it is missing. Raises RequestError."""
-        self._check_process()
-        return self._info(path)
+        """List folder by folder."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            objects, folders = self.list_folder(folder)
+            yield from objects
+            waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
     def read(
         self,
@@ -63,7 +53,6 @@ class RemoteStore(ABC):
         most_bytes: int | None = None,
     ) -> Answer:
         """Read bytes of an object. Raises RequestError."""
-        self._check_process()
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
         answer = self._read(path, span, version, most_bytes)
@@ -77,36 +66,18 @@ class RemoteStore(ABC):
             raise RequestError("transient", f"{answer.size_bytes} bytes came, wanted {start}-{end}")
         return answer
 
-    def put(self, local: str, path: str) -> None:
-        """Upload a local file. Raises RequestError."""
-        self._check_process()
-        self._put(local, path)
-
-    def close(self) -> None:
-        """End the client's requests at once; others end by their timeouts. Safe to call twice."""
-        if self._client is not None and os.getpid() == self._pid:
-            self._client.abort()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RequestError("refused", FORKED)
-
-    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        """List folder by folder."""
-        waiting = [prefix]
-        while waiting:
-            folder = waiting.pop()
-            objects, folders = self._folder(folder)
-            yield from objects
-            waiting += [f"{folder}/{name}" if folder else name for name in folders]
+    def info(self, path: str) -> ObjectInfo | None:
+        """Return the size and version of an object; None if it is missing. Raises RequestError."""
+        try:
+            return self._info(path)
+        except RequestError as error:
+            if error.kind == "missing":
+                return None
+            raise
 
     @abstractmethod
-    def _folder(self, prefix: str) -> tuple[Iterable[ObjectInfo], list[str]]:
-        """Return what `list_folder` returns."""
-
-    @abstractmethod
-    def _info(self, path: str) -> ObjectInfo | None:
-        """Return what `info` returns."""
+    def _info(self, path: str) -> ObjectInfo:
+        """Return the size and version of an object. Raises RequestError, also if it is missing."""
 
     @abstractmethod
     def _read(
@@ -114,9 +85,10 @@ class RemoteStore(ABC):
     ) -> Answer:
         """Return what is there of the span, and the object's size and version."""
 
-    @abstractmethod
-    def _put(self, local: str, path: str) -> None:
-        """Upload a local file."""
+    def close(self) -> None:
+        """End the client's requests at once; others end by their timeouts. Safe to call twice."""
+        if self._client is not None:
+            self._client.abort()
 
 
 # -- sizes and versions

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import time
 from functools import partial
 from http.client import HTTPException, HTTPResponse
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from penstock.cache.base import RequestError
+from penstock.cache.base import FORKED, RequestError
 from penstock.cache.stores.storage_options import parse_seconds
 from penstock.cache.stores.tls import tls_context
 from penstock.cache.stores.web_address import (
@@ -208,7 +209,7 @@ class WebClient:
 
     def __init__(self, pool: ConnectionPool, *, agent: str = "penstock") -> None:
         """pool: the client's connections. agent: its name in requests."""
-        self._pool, self._agent = pool, agent
+        self._pool, self._agent, self._pid = pool, agent, os.getpid()
 
     def ask(self, hop: Hop, request: WebRequest) -> Reply:
         """Send a request, follow redirects, and return the reply, which the caller closes. Raises
@@ -240,6 +241,8 @@ class WebClient:
 
     def ask_once(self, hop: Hop, request: WebRequest, deadline_s: float) -> Reply:
         """Send a request and return the reply, which may be a redirect; see `ask`."""
+        if os.getpid() != self._pid:
+            raise RequestError("refused", FORKED)
         origin, only_public = request_origin(hop.url), hop.from_public
         connection = self._pool.take(origin, only_public=only_public)
         if connection is not None:

@@ -63,21 +63,18 @@ class WebObjects:
         self._useless_redirects = 0
         self._ranges = RangeSupport()
 
-    def info(self, key: str, path: str) -> ObjectInfo | None:
-        """Return the size and version of an object; None if it is missing. path: of the result.
-        Raises RequestError."""
+    def info(self, key: str, path: str) -> ObjectInfo:
+        """Return the size and version of an object. path: of the result. Raises RequestError, also
+        if it is missing."""
         self._redirects.pop(key, None)
         with self._reply("HEAD", key, {}) as reply:
-            if reply.status == 404:
-                return None
             if reply.status == 200 and reply.length is not None and not _encoding_of(reply):
                 return _info(path, reply, reply.length)
             # For a URL signed for GET, a server without HEAD, or one that compresses.
-            if reply.hop.is_origin and reply.status not in (200, 405, 501):
+            is_final = reply.hop.is_origin and reply.status not in (200, 405, 501)
+            if is_final or reply.status == 404:
                 raise self._failure(reply)
         with self._reply("GET", key, {"Range": "bytes=0-0"}) as reply:
-            if reply.status == 404:
-                return None
             content_range = reply.headers.get("content-range", "")
             if reply.status == 206 and (found := _CONTENT_RANGE.fullmatch(content_range)):
                 return _info(path, reply, int(found[3]))

@@ -1,7 +1,7 @@
 from .fsspec_store import FsspecStore as FsspecStore, object_version as object_version
 from .http_store import HttpStore as HttpStore, page_links as page_links
 from .obstore_store import ObstoreStore as ObstoreStore, without_markers as without_markers
-from .request_failures import RangeSupport as RangeSupport, bucket_failure as bucket_failure
+from .request_failures import bucket_failure as bucket_failure
 from .request_failures import failed_request as failed_request, retry_after_s as retry_after_s
 from .request_failures import request_failure as request_failure, xml_fields as xml_fields
 from .schemes import STORES as STORES, open_store as open_store

@@ -28,8 +28,7 @@ from penstock.cache.stores.web_objects import WebObjects
 from penstock.cache.threads import ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from urllib.parse import SplitResult
+    from collections.abc import Mapping
 
     from penstock.cache.base import Store
     from penstock.cache.stores.storage_options import StoreAddress
@@ -90,15 +89,17 @@ class HttpStore(RemoteStore):
         super().__init__(address, scope=scope, client=client)
         root = urlsplit(address.url)
         self._folder_path = unquote(root.path, errors="surrogateescape")
-        self._url = url = _url_maker(root)
-        self._objects = WebObjects(
-            client, lambda _method, key: url(key), headers=headers, secrets=self.secrets
-        )
+        self._begin = root._replace(query="").geturl().rstrip("/")
+        self._query = f"?{root.query}" if root.query else ""
+        self._objects = WebObjects(client, self._url, headers=headers, secrets=self.secrets)
+
+    def _url(self, _method: str, key: str) -> str:
+        return f"{self._begin}/{_quoted(key)}{self._query}"
 
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """List a folder by the links of its index page, and request the sizes of its files."""
         try:
-            url = self._url(_join(prefix, ""))
+            url = self._url("GET", _join(prefix, ""))
             page = self._objects.page(url, most_bytes=_PAGE_BYTES)
         except RequestError as error:
             if error.kind == "missing":
@@ -130,12 +131,6 @@ class HttpStore(RemoteStore):
         """Upload a local file by a PUT request."""
         with open(os.fsencode(local), "rb") as file:
             self._objects.put(path, file.read())
-
-
-def _url_maker(root: SplitResult) -> Callable[[str], str]:
-    """Return the function that returns the URL of a key below a root."""
-    before, query = root._replace(query="").geturl(), f"?{root.query}" if root.query else ""
-    return lambda key: f"{before.rstrip('/')}/{_quoted(key)}{query}"
 
 
 def _join(folder: str, name: str) -> str:

@@ -6,14 +6,12 @@ table of statuses and that of codes are the same for all stores.
 
 from __future__ import annotations
 
-import contextlib
 import email.utils
 import errno
 import os
 import re
 import socket
 import time
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import Failure, RequestError
@@ -39,7 +37,7 @@ _KINDS: dict[int, Failure] = {
 }
 
 
-def _kind_of(status: int) -> Failure | None:
+def kind_of_status(status: int) -> Failure | None:
     """Return the failure that a status states; None for a success and for 0, no status."""
     if status < 300:
         return None
@@ -57,39 +55,10 @@ def retry_after_s(headers: Mapping[str, Any]) -> float | None:
         return None
 
 
-_WHOLE = "the server answered a range with the whole object"
-_RANGES_UNSUPPORTED = 4
-"""After this many consecutive answers with the entire object, and none with a range, a server
-counts as one that doesn't support ranges."""
-
-
-class RangeSupport:
-    """The answers of a server to ranges, which show if it supports ranges."""
-
-    def __init__(self) -> None:
-        self._was_answered = False
-        self._wholes = 0
-
-    def note_range(self) -> None:
-        """Record a correct answer to a range."""
-        self._was_answered = True
-
-    def failure(self) -> RequestError:
-        """Return the error for an answer with the entire object, which is final if the server never
-        sent a range."""
-        self._wholes += 1
-        if self._was_answered or self._wholes < _RANGES_UNSUPPORTED:
-            return RequestError("transient", _WHOLE)
-        return RequestError(
-            "refused",
-            f"{_WHOLE}; it doesn't support ranges: serve the files with one that does (nginx)",
-        )
-
+WHOLE = "the server answered a range with the whole object"
 
 # -- answers of web servers and buckets
 
-ALL_OF = re.compile(r"bytes \*/(\d+)")
-"""The Content-Range of an answer that has only the object's length."""
 _XML = re.compile(r"<(Code|Message|Region|BucketName)>([^<]{0,300})</")
 _LOG_IN = "log in again, and use the new one."
 _CODES: dict[str, tuple[Failure, str | None]] = {
@@ -118,58 +87,6 @@ _CODES: dict[str, tuple[Failure, str | None]] = {
     "SlowDown": ("throttled", None),
 }
 """The failure that a code of a bucket's store states, and its remedy."""
-_LOGIN = (
-    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
-    "client_kwargs={'auth': ...}."
-)
-_REGION = (
-    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
-    "valid."
-)
-
-
-def reply_failure(
-    status: int,
-    headers: Mapping[str, str],
-    body: str,
-    *,
-    span: tuple[int, int] | None,
-    bucket: str | None,
-    secrets: tuple[str, ...],
-) -> RequestError:
-    """Return the RequestError of an answer without success.
-
-    body: its beginning. span: the requested range, if any. bucket: the name of the object's bucket,
-    if any.
-    """
-    kind = _kind_of(status) or "refused"
-    text, remedy, code = _status_text(status), None, ""
-    is_redirect = 300 <= status < 400
-    if bucket is not None:
-        code = xml_fields(body).get("Code", "")
-        stated, shown, remedy = bucket_failure(body, bucket)
-        kind, text = stated or kind, shown or text
-    elif kind == "denied":
-        remedy = _LOGIN
-    if remedy is None and (is_redirect or (status == 400 and bucket is not None)):
-        # The answer to a HEAD has no text, but S3 names the region in a header.
-        region = headers.get("x-amz-bucket-region")
-        if region is not None:
-            text, remedy = _other_region(printable(region))
-        else:
-            remedy = _REGION if bucket is not None else "Give the object's current URL."
-            if is_redirect:
-                text = f"the server redirects ({text}) without a target"
-    if status == 416 and span is not None:
-        size = ALL_OF.fullmatch(headers.get("content-range", ""))
-        text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
-    return RequestError(
-        kind,
-        hide(text, secrets),
-        retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
-        remedy=remedy,
-        code=code or ("" if body else "none"),
-    )
 
 
 def xml_fields(text: str) -> dict[str, str]:
@@ -190,12 +107,13 @@ def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, 
     if code == "NoSuchBucket":
         return kind, f"there is no bucket {bucket!r} at this endpoint", remedy
     if region := fields.get("Region"):
-        text, remedy = _other_region(region)
+        text, remedy = other_region(region)
         return "refused", text, remedy
     return kind, f"{code}: {fields.get('Message', '')}".rstrip(": "), remedy
 
 
-def _other_region(region: str) -> tuple[str, str]:
+def other_region(region: str) -> tuple[str, str]:
+    """Return the text and the remedy for a bucket that is in another region than the request's."""
     return (
         f"the bucket is in the region {region!r}",
         f"Give region={region!r} in storage_options.",
@@ -206,12 +124,6 @@ def printable(text: str) -> str:
     """Return a remote's text for a message: one line of 200 characters, without control codes."""
     kept = "".join(each if each.isprintable() else " " for each in text)
     return " ".join(kept.split())[:200]
-
-
-def _status_text(status: int) -> str:
-    with contextlib.suppress(ValueError):
-        return f"status {status} {HTTPStatus(status).phrase}"
-    return f"status {status}"
 
 
 # -- errors of sockets
@@ -265,7 +177,7 @@ def obstore_failure(error: Exception, *, bucket: str, secrets: tuple[str, ...]) 
     if (fault := certificate_fault_of(whole)) is not None:
         return RequestError("refused", fault, remedy=CERTIFICATE_REMEDY)
     if "RangeNotSupported" in whole:
-        return RequestError("transient", _WHOLE)
+        return RequestError("transient", WHOLE)
     kind, text = _obstore_kind(error, whole), whole.partition("\n")[0]
     stated, shown, remedy = bucket_failure(whole, bucket)
     if shown:
@@ -288,7 +200,7 @@ def _obstore_kind(error: Exception, text: str) -> Failure:
     if name != "GenericError" and not isinstance(error, TimeoutError):
         return _OBSTORE_KINDS.get(name, "refused")
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
-    if (kind := _kind_of(status)) is not None:
+    if (kind := kind_of_status(status)) is not None:
         return kind
     if "builder error" in text or "without LOCATION" in text:
         return "refused"
@@ -339,7 +251,7 @@ def _fsspec_kind(error: Exception, status: int) -> Failure:
         return "missing"
     if isinstance(error, PermissionError):
         return "denied"
-    if (kind := _kind_of(status)) is not None:
+    if (kind := kind_of_status(status)) is not None:
         return kind
     code = error.errno if isinstance(error, OSError) else None
     if code in _UNREACHABLE:

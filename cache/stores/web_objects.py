@@ -11,11 +11,21 @@ import contextlib
 import email.utils
 import re
 import time
+from http.client import responses
 from typing import TYPE_CHECKING
 
 from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.secrets import hide
 from penstock.cache.stores.remote_store import check_size, is_strong, version_text
-from penstock.cache.stores.request_failures import ALL_OF, RangeSupport, printable, reply_failure
+from penstock.cache.stores.request_failures import (
+    WHOLE,
+    bucket_failure,
+    kind_of_status,
+    other_region,
+    printable,
+    retry_after_s,
+    xml_fields,
+)
 from penstock.cache.stores.web_address import Hop
 from penstock.cache.stores.web_client import WebRequest
 
@@ -34,7 +44,21 @@ _LARGEST_OBJECT = 2**31
 """The limit for an object whose size neither the caller nor the server states."""
 _STALE = (400, 401, 403, 404, 410)
 
+_RANGES_UNSUPPORTED = 4
+"""After this many consecutive answers with the entire object, and none with a range, a server
+counts as one that doesn't support ranges."""
+
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_ALL_OF = re.compile(r"bytes \*/(\d+)")
+"""The Content-Range of an answer that has only the object's length."""
+_LOGIN = (
+    "Check the URL, and the login in storage_options: headers={'Authorization': ...}, or "
+    "client_kwargs={'auth': ...}."
+)
+_REGION = (
+    "Check region= and endpoint_url= in storage_options, and whether the session's token is still "
+    "valid."
+)
 
 
 class WebObjects:
@@ -61,7 +85,7 @@ class WebObjects:
         self._bucket = bucket
         self._redirects: dict[str, tuple[Hop, float]] = {}  # by key, with the ends of their times
         self._useless_redirects = 0
-        self._ranges = RangeSupport()
+        self._serves_ranges, self._wholes = False, 0  # answers to ranges with entire objects
 
     def info(self, key: str, path: str) -> ObjectInfo:
         """Return the size and version of an object. path: of the result. Raises RequestError, also
@@ -78,7 +102,7 @@ class WebObjects:
             content_range = reply.headers.get("content-range", "")
             if reply.status == 206 and (found := _CONTENT_RANGE.fullmatch(content_range)):
                 return _info(path, reply, int(found[3]))
-            if reply.status == 416 and (empty := ALL_OF.fullmatch(content_range)):
+            if reply.status == 416 and (empty := _ALL_OF.fullmatch(content_range)):
                 return _info(path, reply, int(empty[1]))
             if reply.status != 200:
                 raise self._failure(reply)
@@ -129,7 +153,14 @@ class WebObjects:
         if reply.status == 200:
             _refuse_compressed(reply)
             if span[0] or reply.length != wanted:
-                raise self._ranges.failure()
+                self._wholes += 1
+                if self._serves_ranges or self._wholes < _RANGES_UNSUPPORTED:
+                    raise RequestError("transient", WHOLE)
+                raise RequestError(
+                    "refused",
+                    f"{WHOLE}; it doesn't support ranges: serve the files with one that does "
+                    "(nginx)",
+                )
             size_bytes = wanted
         else:
             found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
@@ -146,7 +177,7 @@ class WebObjects:
             if reply.length != end - start:
                 _refuse_compressed(reply)
         data = reply.read(wanted)
-        self._ranges.note_range()
+        self._serves_ranges = True
         return data, size_bytes
 
     def _read_whole(self, reply: Reply, most_bytes: int | None) -> memoryview:
@@ -161,13 +192,36 @@ class WebObjects:
         return reply.read(_LARGEST_OBJECT if most_bytes is None else most_bytes)
 
     def _failure(self, reply: Reply, span: tuple[int, int] | None = None) -> RequestError:
-        return reply_failure(
-            reply.status,
-            reply.headers,
-            reply.error_body().decode("utf-8", "replace"),
-            span=span,
-            bucket=self._bucket,
-            secrets=self._secrets,
+        """Return the error of an answer without success. span: the requested range, if any."""
+        status, headers = reply.status, reply.headers
+        body = reply.error_body().decode("utf-8", "replace")
+        kind = kind_of_status(status) or "refused"
+        text, remedy, code = f"status {status} {responses.get(status, '')}".rstrip(), None, ""
+        is_redirect = 300 <= status < 400
+        if self._bucket is not None:
+            code = xml_fields(body).get("Code", "")
+            stated, shown, remedy = bucket_failure(body, self._bucket)
+            kind, text = stated or kind, shown or text
+        elif kind == "denied":
+            remedy = _LOGIN
+        if remedy is None and (is_redirect or (status == 400 and self._bucket is not None)):
+            # The answer to a HEAD has no text, but S3 names the region in a header.
+            region = headers.get("x-amz-bucket-region")
+            if region is not None:
+                text, remedy = other_region(printable(region))
+            else:
+                remedy = "Give the object's current URL." if self._bucket is None else _REGION
+                if is_redirect:
+                    text = f"the server redirects ({text}) without a target"
+        if status == 416 and span is not None:
+            size = _ALL_OF.fullmatch(headers.get("content-range", ""))
+            text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
+        return RequestError(
+            kind,
+            hide(text, self._secrets),
+            retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
+            remedy=remedy,
+            code=code or ("" if body else "none"),
         )
 
     # -- redirects

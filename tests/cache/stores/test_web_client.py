@@ -225,6 +225,31 @@ def test_abort_ends_requests_that_hang_in_any_phase() -> None:
             store.read("x", (0, 5))
 
 
+@pytest.mark.parametrize("served", [False, True])
+def test_a_server_that_never_answered_a_range_is_given_up(served: bool) -> None:
+    """One that did may send a whole object now and then."""
+    ranges = served
+
+    def act(talk: Talk, asked: Asked) -> None:
+        if ranges:
+            talk.serve(DATA, asked)
+        else:
+            talk.answer(200, DATA)
+
+    with scripted(act) as server:
+        store = store_of(server, "http")
+        if served:
+            store.read("x", (1, 5))
+        ranges = False
+        kinds = []
+        for _ in range(5):
+            with pytest.raises(RequestError, match="the whole object") as caught:
+                store.read("x", (1, 5))
+            kinds.append(caught.value.kind)
+        store.close()
+    assert kinds == (5 * ["transient"] if served else 3 * ["transient"] + 2 * ["refused"])
+
+
 # -- what is named at once -------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ from penstock.cache.stores import (
     Connection,
     ConnectionPool,
     Proxies,
-    RangeSupport,
     StaleError,
     Timeouts,
     WebOrigin,
@@ -162,14 +161,6 @@ def test_an_aborted_pool_ends_all_and_takes_no_more(pair: tuple[Connection, sock
 
 
 # -- what is learnt from answers
-
-
-def test_a_server_that_never_answered_a_range_is_given_up() -> None:
-    ranges = RangeSupport()
-    assert [ranges.failure().kind for _ in range(5)] == 3 * ["transient"] + 2 * ["refused"]
-    knows = RangeSupport()
-    knows.note_range()
-    assert {knows.failure().kind for _ in range(9)} == {"transient"}
 
 
 def test_a_proxy_is_chosen_by_scheme_and_host() -> None:

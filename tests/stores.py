@@ -7,19 +7,19 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import Answer, ObjectInfo, RequestError, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """A store in memory. objects: bytes by path. before: called with (path, span)
     before each read."""
 
     def __init__(self, objects: dict[str, bytes], *, url: str = "mem://bucket/set") -> None:
         self.objects = objects
-        self.url, self.scope, self.secrets = url, "00", ()
+        super().__init__(url=url, scope="00")
         self.reads: list[tuple[str, int, int]] = []
         self.asked = 0
         self.before: Callable[[str, tuple[int, int] | None], None] = lambda _path, _span: None
@@ -51,13 +51,8 @@ class MemoryStore:
         self.before(path, None)
         return self._info(path) if path in self.objects else None
 
-    def read(
-        self,
-        path: str,
-        span: tuple[int, int] | None = None,
-        *,
-        version: str | None = None,
-        most_bytes: int | None = None,
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         del most_bytes
         self.before(path, span)

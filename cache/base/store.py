@@ -9,16 +9,16 @@ other URL and the file system objects that users pass. One request for data fetc
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from typing import Any
 
 Failure = Literal[
     "transient", "unreachable", "throttled", "missing", "denied", "changed", "refused"
@@ -104,33 +104,49 @@ class StreamedAnswer(Answer):
         return self.passed_bytes
 
 
-class Store(Protocol):
+class Store(ABC):
     """The objects below one root of a remote store. Safe for several threads; not across fork.
 
     url: the root's URL in messages, without credentials. scope: hex digits that distinguish stores
     of one URL (an endpoint, an account). secrets: texts that must not be shown.
 
-    Every method makes its requests once and raises RequestError.
+    Every method makes its requests once and raises RequestError. A subclass makes the requests, and
+    this class compares the answers with them.
     """
 
-    url: str
-    scope: str
-    secrets: tuple[str, ...]
+    def __init__(self, *, url: str, scope: str = "", secrets: tuple[str, ...] = ()) -> None:
+        self.url, self.scope, self.secrets = url, scope, secrets
 
-    @abstractmethod
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Yield all objects below the folder `prefix` ("" or "a/b"), in any order."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            objects, folders = self.list_folder(folder)
+            yield from objects
+            waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
     @abstractmethod
     def list_folder(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Return the objects directly in a folder, and the names (last parts) of its subfolders;
         both are empty if the folder is missing."""
 
-    @abstractmethod
     def info(self, path: str) -> ObjectInfo | None:
         """Return the size and version of an object; None if it is missing or a folder."""
+        try:
+            return self._info(path)
+        except RequestError as error:
+            if error.kind == "missing":
+                return None
+            raise
 
     @abstractmethod
+    def _info(self, path: str) -> ObjectInfo:
+        """Return the size and version of an object. Raises RequestError, also if it is missing."""
+
     def read(
         self,
         path: str,
@@ -147,6 +163,24 @@ class Store(Protocol):
         that is too short or of another range raises "transient", one that is too long "refused". If
         possible, the store reads at most one byte more than requested.
         """
+        if span is not None and span[0] >= span[1]:
+            raise RequestError("refused", f"an empty range {span}")
+        answer = self._read(path, span, version, most_bytes)
+        check_version(answer.version, version)
+        start, end = span or (0, answer.object_bytes)
+        if end > answer.object_bytes:
+            raise RequestError(
+                "changed", f"it has {answer.object_bytes} bytes, wanted {start}-{end}"
+            )
+        if answer.size_bytes != end - start:
+            raise RequestError("transient", f"{answer.size_bytes} bytes came, wanted {start}-{end}")
+        return answer
+
+    @abstractmethod
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
+    ) -> Answer:
+        """Return what is there of the span, and the object's size and version."""
 
     @abstractmethod
     def put(self, local: str, path: str) -> None:
@@ -156,6 +190,43 @@ class Store(Protocol):
     def close(self) -> None:
         """End all requests, at once if possible, and close the connections. Safe to call twice, and
         from any thread."""
+
+
+# -- sizes and versions
+
+_SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
+
+
+def check_version(version: str, wanted: str | None) -> None:
+    """Raise RequestError if an object doesn't have the wanted version; None wants any."""
+    if wanted is not None and version != wanted:
+        raise RequestError("changed", f"its version is {version!r}, wanted {wanted!r}")
+
+
+def check_size(size_bytes: int, most_bytes: int | None) -> None:
+    """Raise RequestError if an object is larger than expected; None expects any size."""
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise RequestError("changed", f"it has {size_bytes} bytes, wanted {most_bytes}")
+
+
+def version_text(etag: Any, size_bytes: Any, time: Any) -> str:
+    """Return an object's version: its etag without quotes, else its size and time; "" with neither.
+
+    time: a datetime, seconds, a text, or None."""
+    if etag:
+        return str(etag).replace('"', "")
+    if hasattr(time, "timestamp"):
+        time = time.timestamp()
+    if isinstance(time, int | float):
+        time = f"{time:.6f}"
+    return f"{size_bytes}-{time}" if time else ""
+
+
+def is_strong(version: str | None) -> bool:
+    """Return True if a version is a strong etag, as If-Match requires (RFC 9110, 13.1.1)."""
+    if not version or version.startswith("W/") or not version.isascii():
+        return False
+    return version.isprintable() and not _SIZE_AND_TIME.fullmatch(version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.cache.base import Answer, FetchPolicy, ObjectInfo, RequestError
+from penstock.cache.base import (
+    Answer,
+    FetchPolicy,
+    ObjectInfo,
+    RequestError,
+    Store,
+    check_size,
+    check_version,
+    version_text,
+)
 from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.secrets import clean_message, find_secrets, redact, store_scope
-from penstock.cache.stores.remote_store import RemoteStore, check_size, check_version, version_text
 from penstock.cache.stores.request_failures import failed_request
 from penstock.cache.stores.storage_options import FETCH_OPTIONS, StoreAddress, fetch_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from penstock.cache.base import Store
 
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "checksum")
 _TIME_KEYS = (
@@ -48,14 +54,14 @@ def object_version(info: Mapping[str, Any]) -> str:
     return version_text(etag, info.get("size"), time)
 
 
-class FsspecStore(RemoteStore):
+class FsspecStore(Store):
     """The objects below `root` of an fsspec file system, which fsspec keeps and shares.
 
     Requests of an asynchronous file system have a time limit; other file systems need their own.
     """
 
     def __init__(self, fs: Any, root: str, address: StoreAddress, *, scope: str) -> None:
-        super().__init__(address, scope=scope)
+        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
         self._fs = fs
         self._root = root.rstrip("/")
         policy = address.policy
@@ -152,6 +158,9 @@ class FsspecStore(RemoteStore):
     def _path(self, name: str) -> str:
         path = name.removeprefix(self._root).lstrip("/")
         return unquote(path, errors="surrogateescape") if self._is_http else path
+
+    def close(self) -> None:
+        """Do nothing, because fsspec keeps and shares the file system."""
 
     def _forget(self, path: str) -> None:
         """Drop fsspec's cached listings."""

@@ -17,10 +17,9 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import Answer, ObjectInfo, RequestError, Store
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import plain_query, redact
-from penstock.cache.stores.remote_store import RemoteStore
 from penstock.cache.stores.storage_options import HTTP_OPTIONS, scope_of
 from penstock.cache.stores.web_address import basic_auth, origin_of
 from penstock.cache.stores.web_client import open_client
@@ -30,7 +29,6 @@ from penstock.cache.threads import ordered
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.cache.base import Store
     from penstock.cache.stores.storage_options import StoreAddress
     from penstock.cache.stores.web_client import WebClient
 
@@ -77,7 +75,7 @@ class _Links(HTMLParser):
             self.found += [value for name, value in attrs if name == "href" and value]
 
 
-class HttpStore(RemoteStore):
+class HttpStore(Store):
     """The objects below a URL of a web server.
 
     address: its URL is quoted and has no login. headers: the user's, for the origin only.
@@ -86,7 +84,8 @@ class HttpStore(RemoteStore):
     def __init__(
         self, address: StoreAddress, client: WebClient, *, headers: Mapping[str, str], scope: str
     ) -> None:
-        super().__init__(address, scope=scope, client=client)
+        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
+        self._client = client
         root = urlsplit(address.url)
         self._folder_path = unquote(root.path, errors="surrogateescape")
         self._begin = root._replace(query="").geturl().rstrip("/")
@@ -131,6 +130,10 @@ class HttpStore(RemoteStore):
         """Upload a local file by a PUT request."""
         with open(os.fsencode(local), "rb") as file:
             self._objects.put(path, file.read())
+
+    def close(self) -> None:
+        """End all requests at once."""
+        self._client.abort()
 
 
 def _join(folder: str, name: str) -> str:

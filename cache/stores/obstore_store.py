@@ -25,10 +25,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import (
+    Answer,
+    ObjectInfo,
+    RequestError,
+    Store,
+    check_size,
+    is_strong,
+    version_text,
+)
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.secrets import clean_message, redact
-from penstock.cache.stores.remote_store import RemoteStore, check_size, is_strong, version_text
 from penstock.cache.stores.request_failures import obstore_failure
 from penstock.cache.stores.storage_options import (
     AZURE_OPTIONS,
@@ -46,7 +53,6 @@ if TYPE_CHECKING:
 
     from obstore import GetOptions
 
-    from penstock.cache.base import Store
     from penstock.cache.stores.storage_options import StoreAddress
     from penstock.cache.stores.web_client import WebClient
 
@@ -134,7 +140,7 @@ more."""
 _STEP_BYTES = 2**20
 
 
-class ObstoreStore(RemoteStore):
+class ObstoreStore(Store):
     """The objects of a bucket below a root.
 
     store, retrying: obstore's stores without and with retries: only obstore can repeat one of a
@@ -155,7 +161,8 @@ class ObstoreStore(RemoteStore):
         client: WebClient,
         web: WebObjects | None,
     ) -> None:
-        super().__init__(address, scope=scope, client=client)
+        super().__init__(url=address.display_url, scope=scope, secrets=address.secrets)
+        self._client = client
         self._store, self._retrying = store, retrying
         self._root = root
         self._bucket = bucket
@@ -286,6 +293,10 @@ class ObstoreStore(RemoteStore):
 
         with self._explaining(), open(os.fsencode(local), "rb") as file:
             obstore.put(self._store, self._key(path), file)
+
+    def close(self) -> None:
+        """End the web client's requests at once; obstore's end by their timeouts."""
+        self._client.abort()
 
 
 def _info(path: str, meta: Any) -> ObjectInfo:

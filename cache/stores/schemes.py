@@ -1,6 +1,6 @@
 """Choose and open the store behind a URL by its scheme.
 
-To add a store: write a module with a subclass of RemoteStore and a function that opens it from a
+To add a store: write a module with a subclass of Store and a function that opens it from a
 StoreAddress, add its schemes to STORES, and add a subclass of StoreTests to
 tests/cache/stores/test_stores.py. fsspec serves all other schemes. The module of a store is
 imported when such a store is opened.

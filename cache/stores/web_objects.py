@@ -14,9 +14,15 @@ import time
 from http.client import responses
 from typing import TYPE_CHECKING
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import (
+    Answer,
+    ObjectInfo,
+    RequestError,
+    check_size,
+    is_strong,
+    version_text,
+)
 from penstock.cache.secrets import hide
-from penstock.cache.stores.remote_store import check_size, is_strong, version_text
 from penstock.cache.stores.request_failures import (
     WHOLE,
     bucket_failure,

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base import Answer, FetchPolicy, ObjectInfo, ObjectRange
+from penstock.cache.base import Answer, FetchPolicy, ObjectInfo, ObjectRange, RequestError, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,26 +34,18 @@ def collect(fetcher: Fetcher, spans: list[ObjectRange], *, urgent: bool = True) 
     return [found[number] for number in range(len(spans))]
 
 
-class Scripted:
+class Scripted(Store):
     """A store whose answers come from a function."""
 
-    url = "test://store"
-    scope = ""
-    secrets: tuple[str, ...] = ()
-
     def __init__(self, act: Callable[[str, tuple[int, int] | None], Answer]) -> None:
+        super().__init__(url="test://store")
         self.act = act
         self.calls: Counter[Any] = Counter()
         self.lock = threading.Lock()
         self.closed = 0
 
-    def read(
-        self,
-        path: str,
-        span: tuple[int, int] | None = None,
-        *,
-        version: str | None = None,
-        most_bytes: int | None = None,
+    def _read(
+        self, path: str, span: tuple[int, int] | None, version: str | None, most_bytes: int | None
     ) -> Answer:
         del most_bytes
         del version
@@ -61,9 +53,9 @@ class Scripted:
             self.calls[path] += 1
         return self.act(path, span)
 
-    def info(self, path: str) -> ObjectInfo | None:
+    def _info(self, path: str) -> ObjectInfo:
         self.act(path, None)
-        return None
+        raise RequestError("missing", "it doesn't exist")
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         for number in range(2500):

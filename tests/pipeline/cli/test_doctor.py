@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base import Answer, ObjectInfo, RequestError
+from penstock.cache.base import Answer, ObjectInfo, RequestError, Store
 from penstock.pipeline.cli import (
     CACHE,
     FOLDER,
@@ -300,12 +300,14 @@ def test_each_fault_of_a_store_is_reported_with_its_remedy(
     assert (status == "ok") == (found[name].remedy == "")
 
 
-class Shelf:
+class Shelf(Store):
     """A store in memory. broken: the methods that fail, and how."""
 
-    url, scope, secrets = "shelf://set", "", ()
+    _info: Any = None  # replaced with the methods that call them
+    _read: Any = None
 
     def __init__(self, objects: dict[str, bytes], **broken: str) -> None:
+        super().__init__(url="shelf://set")
         self.objects, self.broken = objects, broken
 
     def _ask(self, what: str) -> None:

@@ -105,7 +105,8 @@ class StreamedAnswer(Answer):
 
 
 class Store(ABC):
-    """The objects below one root of a remote store. Safe for several threads; not across fork.
+    """The objects below one root of a remote store. Safe for several threads; not across fork: a
+    `Fetcher` refuses requests in a forked child.
 
     url: the root's URL in messages, without credentials. scope: hex digits that distinguish stores
     of one URL (an endpoint, an account). secrets: texts that must not be shown.

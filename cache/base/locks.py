@@ -36,15 +36,14 @@ class ByteLocks:
     in the same process.
     """
 
-    def __init__(self, path: str | int, *, create: bool = True) -> None:
-        """path: the file's path, or a descriptor that this object then owns."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_NOFOLLOW if create else 0)
-        self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
+    def __init__(self, fd: int) -> None:
+        """fd: a descriptor, which this object then owns."""
+        self._fd = fd
 
     @classmethod
     def on_open_file(cls, fd: int) -> Self:
         """Open the locks of a descriptor's file, which may have been renamed or removed."""
-        return cls(f"/proc/self/fd/{fd}", create=False)
+        return cls(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
 
     def lock(self, start: int, length: int = 1, *, shared: bool = False) -> bool:
         """Lock [start, start + length); return False if another holder has a conflicting lock."""
@@ -83,7 +82,7 @@ class ByteLocks:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit modules may be unloaded, and the kernel closes all descriptors.
-        if getattr(self, "_fd", -1) >= 0 and not is_finalizing():
+        if self._fd >= 0 and not is_finalizing():
             self.close()
 
     @contextlib.contextmanager
@@ -129,9 +128,9 @@ class ReaderLocks:
     completes the release.
     """
 
-    def __init__(self, path: str | int) -> None:
-        """path: the lock file's path, or a descriptor that this object then owns."""
-        self._locks = ByteLocks(path)
+    def __init__(self, fd: int) -> None:
+        """fd: a descriptor of the lock file, which this object then owns."""
+        self._locks = ByteLocks(fd)
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()
         self._released: deque[int] = deque()

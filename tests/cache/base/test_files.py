@@ -60,9 +60,13 @@ def test_a_cached_blob_that_lives_to_the_exit_prints_nothing(tmp_path: Path, kee
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def opened(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
 def test_two_opens_exclude_each_other_where_ranges_meet(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
-    one, two = ByteLocks(path), ByteLocks(path)
+    one, two = ByteLocks(opened(path)), ByteLocks(opened(path))
     assert one.lock(10, 5)
     assert not two.lock(14)
     assert two.lock(15, 10)
@@ -78,7 +82,11 @@ def test_two_opens_exclude_each_other_where_ranges_meet(tmp_path: Path) -> None:
 
 def test_readers_share_and_keep_an_evictor_out(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
-    readers, others, evictor = ReaderLocks(path), ReaderLocks(path), ByteLocks(path)
+    readers, others, evictor = (
+        ReaderLocks(opened(path)),
+        ReaderLocks(opened(path)),
+        ByteLocks(opened(path)),
+    )
     inode = 2**40 + 7
     assert readers.acquire(inode)
     assert readers.acquire(inode)
@@ -99,11 +107,12 @@ def test_readers_share_and_keep_an_evictor_out(tmp_path: Path) -> None:
 
 def test_a_killed_holder_lets_go_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "locks")
+    mine = ByteLocks(opened(path))
     code = textwrap.dedent(
         f"""
-        import sys
+        import os, sys
         from penstock.cache.base.locks import ByteLocks
-        locks = ByteLocks({path!r})
+        locks = ByteLocks(os.open({path!r}, os.O_RDWR))
         assert locks.lock(3)
         print("held", flush=True)
         sys.stdin.read()
@@ -114,7 +123,6 @@ def test_a_killed_holder_lets_go_at_once(tmp_path: Path) -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        mine = ByteLocks(path)
         assert not mine.lock(3)
         child.kill()
         child.wait(PATIENCE_S)
@@ -129,7 +137,8 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
     stop.set()
     with pytest.raises(StalledError):
         wait_for(lambda: False, timeout_s=60, what="the blob", stop=stop)
-    locks, others = ByteLocks(str(tmp_path / "x")), ByteLocks(str(tmp_path / "x"))
+    path = str(tmp_path / "x")
+    locks, others = ByteLocks(opened(path)), ByteLocks(opened(path))
     with locks.holding(1, timeout_s=1, what="one"):
         assert not others.lock(1)
     assert others.lock(1)
@@ -139,7 +148,7 @@ def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
 
 def test_a_forked_child_lets_nothing_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "locks")
-    readers, evictor = ReaderLocks(path), ByteLocks(path)
+    readers, evictor = ReaderLocks(opened(path)), ByteLocks(opened(path))
     assert readers.acquire(5)
     child = os.getpid() + 1
     with monkeypatch.context() as forked:

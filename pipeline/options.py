@@ -666,13 +666,10 @@ class LoaderOptions:
         """
         if state.plan.buckets is not None:
             return replace(self, plan_seed=state.plan.seed)
-        # Imported here, because a job that starts without a state doesn't need it.
-        from penstock.pipeline.plan import resumed_schedule
-
         wanted = None if self.batch_is_default else self.schedule
-        schedule = resumed_schedule(state, wanted, drop_last=self.drop_last)
+        schedule = state.resumed_schedule(wanted, drop_last=self.drop_last)
         if warns:
-            planned = resumed_schedule(state, None, drop_last=self.drop_last)
+            planned = state.resumed_schedule(None, drop_last=self.drop_last)
             self._warn_of_other_batches(planned, schedule)
             rest = state.samples % schedule.size
             if rest and self.drop_last != state.drop_last:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import BucketSettings, LaneOrder, LoaderState, PlanSettings
+    from penstock.pipeline.plan import BucketSettings, LaneOrder, PlanSettings
     from penstock.readers import Contents, Source
 
 
@@ -101,34 +101,6 @@ def _first_settings(
         window=given.window,
         reshuffle=float(given.reshuffle),
     )
-
-
-def check_state(
-    source: Source, state: LoaderState, *, wanted: dict[str, int | float] | None = None
-) -> LaneOrder | None:
-    """Raise ResumeError unless a state continues this order of the source; return its lane order.
-
-    wanted: plan settings that the user passed explicitly.
-    """
-    from penstock.pipeline.plan import check_resumable, order_fingerprint, other_order
-
-    contents = source.contents
-    check_resumable(
-        state, dataset=contents.fingerprint, samples=contents.samples, wanted=wanted or {}
-    )
-    fingerprint = order_fingerprint(contents, state.plan)
-    if fingerprint != state.fingerprint:
-        raise other_order(state.fingerprint, fingerprint)
-    return lane_order_of(state)
-
-
-def lane_order_of(state: LoaderState | None) -> LaneOrder | None:
-    """Return the lane order of a state; None is the identity. Raises ResumeError."""
-    if state is None or state.lane_order is None:
-        return None
-    from penstock.pipeline.plan import LaneOrder
-
-    return LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
 
 
 def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.cache import ClosedError, NotPicklableError, PenstockError, PlanError, check_process
 from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_order
-from penstock.pipeline.feed.frozen_order import check_state, freeze_order, lane_order_of
+from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.options import check_count, check_epoch
 from penstock.pipeline.plan import Cursor, first_slot
@@ -164,7 +164,7 @@ class NativeEngine:
         begun = walk.schedule.entries[walk.schedule.history][0]
         if state is None or self._assembly is None or walk.sample(start) >= begun:
             return
-        state = _moved(state, start)
+        state = state.moved(start)
         options = self._user_options.resumed(state, warns=False)
         self._rebuild(options, state.plan, lane_order=self.order.lane_order)
         self._state = state
@@ -214,7 +214,7 @@ class NativeEngine:
         Raises ResumeError for a state of another dataset, seed or plan, and the errors of building;
         the engine is then unchanged.
         """
-        lane_order = check_state(self.dataset, state, wanted=self.options.wanted())
+        lane_order = state.check(self.dataset.contents, wanted=self.options.wanted())
         if self._assembly is not None:
             self._assembly.membership.compare_state(_describe(state))
             options = self._user_options.resumed(state)
@@ -232,7 +232,7 @@ class NativeEngine:
         """
         cursor, order = self._position.cursor, self.order
         if self._assembly is None and self._state is not None:  # the world isn't known yet
-            return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
+            return self._state if cursor == self._state.cursor else self._state.moved(cursor)
         bad, fingerprint = 0, None
         if self._assembly is not None:
             counted = self._assembly.pipeline.bad_count
@@ -313,7 +313,7 @@ class NativeEngine:
         self._check_open()
         state = self._state_at(step)
         options = user_options.resumed(state, warns=False)
-        lane_order = lane_order_of(state)
+        lane_order = state.parsed_lane_order()
         order = freeze_order(self.dataset, options, state.plan, lane_order)
         old = None if self._assembly is None else self._assembly.membership
         from penstock.pipeline.members import agreed_lane_order, rejoin_ranks
@@ -376,7 +376,8 @@ class NativeEngine:
         ):
             settings = self.order.settings  # a plan doesn't change once it is made
         old = self._assembly
-        kept = self.order.lane_order if old is not None else lane_order_of(state)
+        kept = None if state is None else state.parsed_lane_order()
+        kept = kept if old is None else self.order.lane_order
         options = user_options if state is None else user_options.resumed(state)
         self._rebuild(options, settings, lane_order=None if settings is None else kept)
         if state is not None and self._position.is_restored:
@@ -464,12 +465,6 @@ def _describe(state: LoaderState) -> str:
     kept = {name: value for name, value in state.to_dict().items() if name != "bad"}
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
     return f"epoch {state.epoch}, position {state.position} ({digest[:8]})"
-
-
-def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:
-    from penstock.pipeline.plan import moved_state  # not needed at a job's first start
-
-    return moved_state(state, cursor)
 
 
 class _PassIterator:

@@ -40,7 +40,7 @@ from penstock.cache import (
     run_tasks,
     worker_name,
 )
-from penstock.pipeline.feed.frozen_order import bucket_order, check_state, freeze_order
+from penstock.pipeline.feed.frozen_order import bucket_order, freeze_order
 from penstock.pipeline.feed.prefetch import NodeShare
 from penstock.pipeline.options import (
     DEFAULT_ORDER,
@@ -125,7 +125,7 @@ class WarmRequest:
         ).at(world, device=no_device)
         if state is None:
             return freeze_order(source, options), Cursor(self.epoch, 0)
-        lane_order = check_state(source, state)
+        lane_order = state.check(source.contents)
         if state.plan.buckets is None:
             options = options.resumed(state, warns=False)
             job = freeze_order(source, options, state.plan, lane_order)

@@ -42,9 +42,7 @@ from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as Ra
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
 from .job_order import partners as partners, with_partners as with_partners
 from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
-from .state import check_resumable as check_resumable, moved_state as moved_state
-from .state import not_a_torch_state as not_a_torch_state, other_order as other_order
-from .state import resumed_schedule as resumed_schedule
+from .state import not_a_torch_state as not_a_torch_state
 from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
 from .substitutes import substitutes as substitutes
 from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES

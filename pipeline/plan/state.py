@@ -6,11 +6,15 @@ A state is JSON of less than 10 kB.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PlanError, ResumeError
-from penstock.pipeline.plan.job_order import PlanSettings
+from penstock.pipeline.plan.job_order import PlanSettings, order_fingerprint
+from penstock.pipeline.plan.lanes import LaneOrder
 from penstock.pipeline.plan.walk import MOST_KEPT, BatchSchedule, Cursor, Walk
+
+if TYPE_CHECKING:
+    from penstock.readers import Contents
 
 STATE_VERSION = 3
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
@@ -130,6 +134,72 @@ class LoaderState:
         self._check_step()
         return self
 
+    def check(
+        self, contents: Contents, *, wanted: dict[str, int | float] | None = None
+    ) -> LaneOrder | None:
+        """Raise ResumeError unless the state continues an order of the dataset; return the state's
+        lane order.
+
+        wanted: plan settings that the user passed explicitly.
+        """
+        if self.dataset != contents.fingerprint:
+            raise ResumeError(
+                f"State was saved for dataset {self.dataset[:12]} ({self.samples:,} samples); this "
+                f"run's is {contents.fingerprint[:12]} ({contents.samples:,} samples). A subset, a "
+                "split or a concatenation is a dataset of its own. Point at the old dataset, or "
+                "start without a state."
+            )
+        for name, value in (wanted or {}).items():
+            saved = getattr(self.plan, name)
+            if saved != value:
+                raise ResumeError(
+                    f"State was saved with {name}={saved!r}, this loader was built with "
+                    f"{name}={value!r}, which gives another order. Pass {name}={saved!r} to "
+                    "continue exactly, or start without a state."
+                )
+        rebuilt = order_fingerprint(contents, self.plan)
+        if rebuilt != self.fingerprint:
+            raise ResumeError(
+                f"State was saved for plan {self.fingerprint[:12]}; the same settings give "
+                f"{rebuilt[:12]} here, so this release orders samples differently. Resume with the "
+                "release that wrote the state, or start without one."
+            )
+        return self.parsed_lane_order()
+
+    def parsed_lane_order(self) -> LaneOrder | None:
+        """Return the lane order; None is the identity. Raises ResumeError."""
+        if self.lane_order is None:
+            return None
+        return LaneOrder.parse(self.lane_order, lanes=self.plan.lanes)
+
+    def resumed_schedule(self, wanted: BatchSchedule | None, *, drop_last: bool) -> BatchSchedule:
+        """Return the schedule up to the position, then `wanted`; None: this state's schedule.
+
+        Past sizes are kept to number steps, up to `MOST_KEPT` entries. If drop_last differs from
+        this state's, past epochs ended in another way and can't be numbered by the same rule: then
+        the numbers continue, and the record of earlier steps is dropped.
+        """
+        walk, cursor = self.walk, self.cursor
+        at = walk.sample(cursor)
+        schedule = self.schedule.continued(at, wanted)
+        if drop_last != self.drop_last:
+            return schedule.forgotten_before(at, walk.step_number(cursor))
+        if len(schedule.entries) <= MOST_KEPT:
+            return schedule
+        walk = Walk(samples=self.samples, schedule=schedule, drop_last=drop_last)
+        oldest = schedule.entries[-MOST_KEPT][0]
+        step = walk.step_number(Cursor(*divmod(oldest, self.samples)))
+        return schedule.forgotten_before(walk.sample(walk.cursor_of(step)), step)
+
+    def moved(self, cursor: Cursor) -> LoaderState:
+        """Return the state of the same job at another cursor, the start of a batch."""
+        at = self.walk.sample(cursor)
+        moved = replace(self, epoch=cursor.epoch, position=cursor.position, bad=0)
+        if self.plan.buckets is not None:
+            return replace(moved, step=None)
+        moved = replace(moved, schedule=self.schedule.continued(at))
+        return replace(moved, step=moved.walk.step_number(cursor))
+
     def _check_step(self) -> None:
         """Raise ResumeError unless the number of the step fits its position."""
         if self.plan.buckets is not None:
@@ -197,67 +267,3 @@ def _schedule(batches: Any, first_step: int) -> BatchSchedule:
     largest = max(first_step, *schedule.entries[-1], schedule.largest)
     _check(largest < _MOST, f"{schedule.entries[-1]} is beyond a job")
     return schedule
-
-
-def check_resumable(
-    state: LoaderState, *, dataset: str, samples: int, wanted: dict[str, int | float]
-) -> None:
-    """Raise ResumeError for a state of another dataset, seed or plan; the message names both.
-
-    dataset, samples: of this run's index. wanted: plan settings that the user passed explicitly.
-    """
-    if state.dataset != dataset:
-        raise ResumeError(
-            f"State was saved for dataset {state.dataset[:12]} ({state.samples:,} samples); this "
-            f"run's is {dataset[:12]} ({samples:,} samples). A subset, a split or a concatenation "
-            "is a dataset of its own. Point at the old dataset, or start without a state."
-        )
-    for name, value in wanted.items():
-        saved = getattr(state.plan, name)
-        if saved != value:
-            raise ResumeError(
-                f"State was saved with {name}={saved!r}, this loader was built with "
-                f"{name}={value!r}, which gives another order. Pass {name}={saved!r} to continue "
-                "exactly, or start without a state."
-            )
-
-
-def other_order(saved: str, rebuilt: str) -> ResumeError:
-    """Return the error for a state whose plan gives another order in this release."""
-    return ResumeError(
-        f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so "
-        "this release orders samples differently. Resume with the release that wrote the state, or "
-        "start without one."
-    )
-
-
-def resumed_schedule(
-    state: LoaderState, wanted: BatchSchedule | None, *, drop_last: bool
-) -> BatchSchedule:
-    """Return the state's schedule up to its position, then `wanted`; None: the state's schedule.
-
-    Past sizes are kept to number steps, up to `MOST_KEPT` entries. If drop_last differs from the
-    state's, past epochs ended in another way and can't be numbered by the same rule: then the
-    numbers continue, and the record of earlier steps is dropped.
-    """
-    walk, cursor = state.walk, state.cursor
-    at = walk.sample(cursor)
-    schedule = state.schedule.continued(at, wanted)
-    if drop_last != state.drop_last:
-        return schedule.forgotten_before(at, walk.step_number(cursor))
-    if len(schedule.entries) <= MOST_KEPT:
-        return schedule
-    walk = Walk(samples=state.samples, schedule=schedule, drop_last=drop_last)
-    oldest = schedule.entries[-MOST_KEPT][0]
-    step = walk.step_number(Cursor(*divmod(oldest, state.samples)))
-    return schedule.forgotten_before(walk.sample(walk.cursor_of(step)), step)
-
-
-def moved_state(state: LoaderState, cursor: Cursor) -> LoaderState:
-    """Return the state of the same job at another cursor, the start of a batch."""
-    at = state.walk.sample(cursor)
-    moved = replace(state, epoch=cursor.epoch, position=cursor.position, bad=0)
-    if state.plan.buckets is not None:
-        return replace(moved, step=None)
-    moved = replace(moved, schedule=state.schedule.continued(at))
-    return replace(moved, step=moved.walk.step_number(cursor))

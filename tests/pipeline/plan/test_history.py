@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan import (
-    BatchSchedule,
-    Cursor,
-    LoaderState,
-    PlanSettings,
-    Step,
-    Walk,
-    moved_state,
-    resumed_schedule,
-)
+from penstock.pipeline.plan import BatchSchedule, Cursor, LoaderState, PlanSettings, Step, Walk
 from penstock.pipeline.plan import state as history
 
 SAMPLES = 50
@@ -72,7 +63,7 @@ def test_every_step_keeps_its_number(
     state, steps = START, list[Step]()
     with mock.patch.object(history, "MOST_KEPT", most):
         for wanted, count in resumes:
-            schedule = resumed_schedule(state, wanted, drop_last=True)
+            schedule = state.resumed_schedule(wanted, drop_last=True)
             assert len(schedule.entries) <= most
             more, walk = walked(state, schedule, count)
             if wanted is not None:
@@ -107,8 +98,8 @@ def test_a_state_that_moves_is_one_of_that_place(
     state = saved(walk, at)
     forgetful = replace(state, schedule=state.schedule.forgotten_before(walk.sample(at), count))
     for each in (state, forgetful):
-        moved = moved_state(each, Cursor(epoch, 0))
+        moved = each.moved(Cursor(epoch, 0))
         assert moved.cursor == Cursor(epoch, 0)
         assert LoaderState.from_dict(moved.to_dict()).to_dict() == moved.to_dict()
         assert moved.schedule.size_at(SAMPLES * epoch) in {size for _, size in wanted.entries}
-    assert moved_state(state, Cursor(epoch, 0)).step == walk.step_number(Cursor(epoch, 0))
+    assert state.moved(Cursor(epoch, 0)).step == walk.step_number(Cursor(epoch, 0))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import PlanError
 from penstock.pipeline.plan import Holders, Plan
 from tests.pipeline.plan.plans import order_of_lanes
 
@@ -90,20 +88,3 @@ def test_owners_are_shared_out() -> None:
     holders = Holders(plan, nodes=[1] * 8)
     owners = np.array([holders.owner(shard, 0) for shard in range(800)])
     assert np.bincount(owners, minlength=8).min() > 60
-
-
-@pytest.mark.parametrize("nodes", [[], [1, 0]])
-def test_a_node_without_ranks_is_refused(nodes: list[int]) -> None:
-    plan = Plan([10] * 64, seed=1, lanes=4, window=2)
-    with pytest.raises(PlanError, match="got nodes of"):
-        Holders(plan, nodes=nodes)
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [((2, 4), "one row for each of the 1 nodes"), ((1, 3), "one column for each of 4 groups")],
-)
-def test_held_bytes_of_another_shape_are_refused(shape: tuple[int, int], words: str) -> None:
-    holders = Holders(Plan([10] * 64, seed=1, lanes=4, window=2), nodes=[1])
-    with pytest.raises(PlanError, match=words):
-        holders.set_held(np.zeros(shape, np.int64))

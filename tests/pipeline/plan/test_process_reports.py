@@ -77,3 +77,9 @@ def test_words_are_short() -> None:
     assert found.tolist() == (3 * (held > 0)).tolist()
     worst = np.random.default_rng(0).integers(0, 4, 2048)
     assert len(level_text(worst, np.full(2048, 3))) < 1_600
+
+
+def test_bytes_beyond_any_disk_are_refused() -> None:
+    text = word("a", [2**60] * GROUPS).text()
+    with pytest.raises(PlanError):
+        ProcessReport.parse(text, groups=GROUPS)

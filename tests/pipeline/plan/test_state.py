@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from penstock.pipeline.plan import (
     BatchSchedule,
     LoaderState,
     PlanSettings,
-    check_resumable,
+    order_fingerprint,
 )
 
 STATE = LoaderState(
@@ -116,8 +117,12 @@ def test_an_invalid_state_is_refused(state: object) -> None:
 
 
 def test_another_dataset_or_seed_is_refused_with_both_sides() -> None:
-    with pytest.raises(ResumeError, match=r"dddddddddddd.*eeeeeeeeeeee"):
-        check_resumable(STATE, dataset="e" * 64, samples=7, wanted={})
+    contents: Any = SimpleNamespace(fingerprint="d" * 64, samples=100, sizes=[100], units=None)
+    state = replace(STATE, lane_order=None, fingerprint=order_fingerprint(contents, STATE.plan))
+    with pytest.raises(ResumeError, match=r"eeeeeeeeeeee.*dddddddddddd"):
+        replace(state, dataset="e" * 64).check(contents)
     with pytest.raises(ResumeError, match=r"seed=1208925819614629174706176.*seed=7"):
-        check_resumable(STATE, dataset="d" * 64, samples=100, wanted={"seed": 7})
-    check_resumable(STATE, dataset="d" * 64, samples=100, wanted={"seed": 2**80, "lanes": 8})
+        state.check(contents, wanted={"seed": 7})
+    with pytest.raises(ResumeError, match="orders samples differently"):
+        STATE.check(contents)
+    state.check(contents, wanted={"seed": 2**80, "lanes": 8})

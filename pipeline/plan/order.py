@@ -198,7 +198,6 @@ class Plan:
         self._lane_at = np.arange(self.lanes, dtype=np.int64)
         if self.lane_order is not None:
             self._lane_at = self.lane_order.lanes_of(self.lanes)
-        self._first_id = np.cumsum(self.sizes) - self.sizes
         self._cut = self._cut_shards(None)
         self._epochs: dict[int, _Epoch] = {}
         self._lock = threading.Lock()
@@ -297,14 +296,6 @@ class Plan:
             return None
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
-
-    def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
-        """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
-
-        int64, shape (slots,). Raises the same errors as `batch`.
-        """
-        rows = self.batch(epoch, position, size, rank=rank, world=world)
-        return self._first_id[rows[:, 0]] + rows[:, 1]
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) of a world read in global batches of that size.

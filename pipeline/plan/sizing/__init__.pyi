@@ -13,7 +13,7 @@ from .forecast import (
 from .shard_geometry import LEAST_SHARD_BYTES as LEAST_SHARD_BYTES, MOST_READERS as MOST_READERS
 from .shard_geometry import SHARD_BYTES as SHARD_BYTES, readers_warning as readers_warning
 from .shard_geometry import geometry_of as geometry_of, shard_bytes_for as shard_bytes_for
-from .shard_geometry import shard_readers as shard_readers, shards_for as shards_for
+from .shard_geometry import shards_for as shards_for
 from .shard_geometry import small_cache_warning as small_cache_warning
 from .shard_geometry import ShardGeometry as ShardGeometry
 from .traffic import EARLY_BATCHES as EARLY_BATCHES, block_samples as block_samples

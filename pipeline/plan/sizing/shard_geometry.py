@@ -90,13 +90,8 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
         lanes=lanes,
         window=window,
         open_shards=min(shards, shards / window_count(setup.samples // strands, rows)),
-        readers=shard_readers(shards, lanes, nodes=setup.nodes),
+        readers=readers_of(shards, lanes=lanes, nodes=setup.nodes),
     )
-
-
-def shard_readers(shards: int, lanes: int, *, nodes: int) -> float:
-    """Return the mean number of nodes that read a shard, at most `nodes`."""
-    return min(readers_of(shards, lanes=lanes, nodes=nodes), float(nodes))
 
 
 def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_batch: int) -> int:
@@ -115,7 +110,7 @@ def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_bat
     readers = []
     for size in sizes:
         shards = _shards_of(samples, sample_bytes, size)
-        mean = shard_readers(shards, default_lanes(global_batch, shards), nodes=nodes)
+        mean = readers_of(shards, lanes=default_lanes(global_batch, shards), nodes=nodes)
         readers.append((round(mean, 3), -size))
     enough = [pair for pair in readers if pair[0] <= MOST_READERS]
     chosen = -(enough[0] if enough else min(readers))[1]
@@ -171,13 +166,13 @@ def readers_warning(
     shards: those with samples. total_bytes: of the dataset, if each node must fetch its part; else
     0. step: other batches may differ by multiples of it; None if lanes don't follow from the batch.
     """
-    readers = shard_readers(shards, lanes, nodes=nodes)
+    readers = readers_of(shards, lanes=lanes, nodes=nodes)
     is_costly = nodes >= _MANY_NODES and readers > _SOME_READERS
     remedies = []
     better = step and better_batch(global_batch, shards, nodes=nodes, step=step)
     if better:
         most = default_lanes(better, shards)
-        then = shard_readers(shards, most, nodes=nodes)
+        then = readers_of(shards, lanes=most, nodes=nodes)
         remedies.append(
             f"a batch of {better:,} has more divisors: {most} lanes, {then:.2f} readers"
         )
@@ -185,15 +180,15 @@ def readers_warning(
         divisors = (
             n for n in range(1, most_lanes(global_batch, shards) + 1) if not global_batch % n
         )
-        best = min(divisors, key=lambda n: (shard_readers(shards, n, nodes=nodes), -n))
-        then = shard_readers(shards, best, nodes=nodes)
+        best = min(divisors, key=lambda n: (readers_of(shards, lanes=n, nodes=nodes), -n))
+        then = readers_of(shards, lanes=best, nodes=nodes)
         if then < readers / 1.05:
             remedies.append(f"with order=Order(lanes={best}) it would be {then:.2f}")
     if step and samples and (is_costly or readers >= _MANY_READERS):
         mean = max(1.0, total_bytes / samples)
         size = shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
         smaller = _shards_of(samples, mean, size)
-        then = shard_readers(smaller, default_lanes(global_batch, smaller), nodes=nodes)
+        then = readers_of(smaller, lanes=default_lanes(global_batch, smaller), nodes=nodes)
         is_better = then <= max(MOST_READERS, readers / _FEWER)
         if is_better and (readers - 1) * total_bytes >= LEAST_BYTES:
             remedies.append(

@@ -14,6 +14,7 @@ from penstock.cache import ClosedError, ConfigError, PlanError, RankFailedError,
 from penstock.pipeline import DataLoader, Order, World
 from penstock.readers import Dataset
 from tests.pipeline.feed.many_nodes import Node, order_of, shards_of
+from tests.pipeline.plan.plans import ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -233,7 +234,7 @@ class TestWithAStore:
         new = loader(nodes[3], 0, 3)
         state = job.loaders[0].state_dict()
         new.load_state_dict(state)
-        wanted = [sorted(order_of(new).plan().ids(0, 0, B).tolist())]
+        wanted = [sorted(ids_of(order_of(new).plan(), 0, 0, B).tolist())]
         first, second, _ = job.loaders
         job.rejoin([second, new, first], step=0, store=dist.HashStore())  # type: ignore[attr-defined]
         assert len({order_of(one).lane_order for one in job.loaders}) == 1

@@ -42,6 +42,13 @@ def order_of_lanes(places: Sequence[int]) -> LaneOrder:
     return LaneOrder(tuple(places), len(places))
 
 
+def ids_of(plan: Plan, epoch: int, position: int, size: int, **ranks: int) -> NDArray[np.int64]:
+    """The ids of a batch: samples of the preceding shards, plus row."""
+    rows = plan.batch(epoch, position, size, **ranks)
+    ids: NDArray[np.int64] = (np.cumsum(plan.sizes) - plan.sizes)[rows[:, 0]] + rows[:, 1]
+    return ids
+
+
 def fresh(plan: Plan) -> Plan:
     """An equal plan without anything cached."""
     return Plan(
@@ -59,5 +66,5 @@ def batch_of(
 
 def whole(plan: Plan, epoch: int, size: int) -> NDArray[np.int64]:
     """Ids of an epoch walked in global batches of `size`."""
-    steps = [plan.ids(epoch, p, size) for p in range(0, plan.samples, size)]
+    steps = [ids_of(plan, epoch, p, size) for p in range(0, plan.samples, size)]
     return np.concatenate([*steps, np.empty(0, dtype=np.int64)])

@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan import Plan
-from tests.pipeline.plan.plans import PRIMES_AND_POWERS, fresh, plans, seeds, sizes_lists, whole
+from tests.pipeline.plan.plans import (
+    PRIMES_AND_POWERS,
+    fresh,
+    ids_of,
+    plans,
+    seeds,
+    sizes_lists,
+    whole,
+)
 
 # -- what is visited
 
@@ -37,7 +45,7 @@ def test_ids_agree_with_rows(plan, epoch, size, data):
     assert np.all(rows[:, 1] >= 0)
     assert np.all(rows[:, 1] < plan.sizes[rows[:, 0]])
     before = np.concatenate([[0], np.cumsum(plan.sizes)])
-    ids = plan.ids(epoch, position, size)
+    ids = ids_of(plan, epoch, position, size)
     assert ids.dtype == np.int64
     np.testing.assert_array_equal(ids, before[rows[:, 0]] + rows[:, 1])
 
@@ -88,7 +96,7 @@ def test_batch_size_may_change_at_any_position(plan, epoch, data):
     position = 0
     while position < plan.samples:
         size = data.draw(st.integers(1, 90))
-        ids = plan.ids(epoch, position, size)
+        ids = ids_of(plan, epoch, position, size)
         assert set(ids) == set(one_by_one[position : position + size])
         position += size
 
@@ -119,9 +127,9 @@ def test_calls_in_any_order_agree(plan, data):
 def test_threads_agree():
     plan = Plan([50] * 40, seed=3, lanes=8, window=2)
     calls = [(epoch, p, 16) for p in range(0, 2000, 16) for epoch in (0, 1, 2)]
-    expected = [fresh(plan).ids(*call) for call in calls[:60]]
+    expected = [ids_of(fresh(plan), *call) for call in calls[:60]]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda call: plan.ids(*call), calls))
+        found = list(pool.map(lambda call: ids_of(plan, *call), calls))
     np.testing.assert_array_equal(np.array(found[:60]), np.array(expected))
     assert sorted(np.concatenate(found)) == sorted(list(range(2000)) * 3)
 
@@ -134,11 +142,11 @@ def test_threads_agree():
 def test_epochs_and_seeds_differ(seed, epoch):
     plan = Plan([9, 11, 10, 12] * 5, seed=seed, lanes=4, window=2)
     other = Plan(plan.sizes, seed=seed + 1, lanes=4, window=2)
-    here = plan.ids(epoch, 0, 100)
-    assert not np.array_equal(here, plan.ids(epoch + 1, 0, 100))
-    assert not np.array_equal(here, other.ids(epoch, 0, 100))
+    here = ids_of(plan, epoch, 0, 100)
+    assert not np.array_equal(here, ids_of(plan, epoch + 1, 0, 100))
+    assert not np.array_equal(here, ids_of(other, epoch, 0, 100))
     # seed + epoch must not be all that counts
-    assert not np.array_equal(plan.ids(epoch + 1, 0, 100), other.ids(epoch, 0, 100))
+    assert not np.array_equal(ids_of(plan, epoch + 1, 0, 100), ids_of(other, epoch, 0, 100))
 
 
 GOLDEN: list[tuple[dict[str, Any], list[list[int]]]] = [
@@ -273,9 +281,9 @@ def test_the_fingerprint_stays_and_distinguishes_plans():
 def test_the_end_of_an_epoch_clips_and_may_leave_ranks_without():
     plan = Plan([4, 3], seed=0, lanes=2, window=1)
     assert plan.batch(0, 7, 5).shape == (0, 2)
-    assert plan.ids(0, 7, 5).shape == (0,)
-    assert len(plan.ids(0, 5, 5)) == 2
-    shares = [len(plan.ids(0, 5, 5, rank=r, world=5)) for r in range(5)]
+    assert ids_of(plan, 0, 7, 5).shape == (0,)
+    assert len(ids_of(plan, 0, 5, 5)) == 2
+    shares = [len(ids_of(plan, 0, 5, 5, rank=r, world=5)) for r in range(5)]
     assert sorted(shares) == [0, 0, 0, 1, 1]
 
 
@@ -304,9 +312,8 @@ def test_nothing_is_an_epoch_of_no_batches(sizes):
 )
 def test_calls_out_of_range_are_refused(call, keywords, message):
     plan = Plan([4, 3], seed=0, lanes=2, window=1)
-    for method in (plan.batch, plan.ids):
-        with pytest.raises(PlanError, match=message):
-            method(*call, **keywords)
+    with pytest.raises(PlanError, match=message):
+        plan.batch(*call, **keywords)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +351,11 @@ def test_a_window_beyond_32_bits_is_refused_with_what_to_do():
 def test_what_callers_hold_is_theirs():
     sizes = np.array([4, 3])
     plan = Plan(sizes, seed=0, lanes=2, window=1)
-    before = plan.ids(0, 0, 7)
+    before = ids_of(plan, 0, 0, 7)
     sizes[:] = 0
     before_copy = before.copy()
     before[:] = -1
-    np.testing.assert_array_equal(plan.ids(0, 0, 7), before_copy)
+    np.testing.assert_array_equal(ids_of(plan, 0, 0, 7), before_copy)
     with pytest.raises(ValueError, match="read-only"):
         plan.sizes[0] = 9
 

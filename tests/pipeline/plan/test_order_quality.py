@@ -12,7 +12,7 @@ import pytest
 from benchmarks.order_large import in_a_child
 from penstock.cache.base import keyed_hash, splitmix64
 from penstock.pipeline.plan import Plan, default_lanes, default_window, label_spread, partners
-from tests.pipeline.plan.plans import whole
+from tests.pipeline.plan.plans import ids_of, whole
 
 # -- how well it mixes, measured
 
@@ -21,7 +21,7 @@ def label_variance(plan, labels, size):
     """Variance of the labels' counts in a batch, over that of a full shuffle; and how often
     partners are of one label, over how often two samples are by chance."""
     places = range(0, plan.samples // size * size, size)
-    batches = [plan.ids(epoch, p, size) for epoch in range(2) for p in places]
+    batches = [ids_of(plan, epoch, p, size) for epoch in range(2) for p in places]
     shares = np.bincount(labels) / plan.samples
     spread = wanted = alike = 0.0
     for ids in batches:
@@ -91,7 +91,7 @@ def meet_again(plan, size, *, rank=None, world=1):
     where = np.full((2, plan.samples), -1)
     for epoch in (0, 1):
         for step, position in enumerate(range(0, plan.samples, size)):
-            ids = plan.ids(epoch, position, size, rank=rank or 0, world=world)
+            ids = ids_of(plan, epoch, position, size, rank=rank or 0, world=world)
             where[epoch, ids] = step
     steps = where.max() + 1
     seen = where[:, (where >= 0).all(axis=0)]

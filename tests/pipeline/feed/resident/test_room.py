@@ -178,13 +178,12 @@ class TestRoom:
         walk = Walk(samples=samples, schedule=BatchSchedule.constant(batch), drop_last=False)
         share = share_of_rank(frozen, global_batch=batch, world=World(0, ranks))
         for rank in range(ranks):
-            seen: set[int] = set()
+            seen: set[tuple[int, int]] = set()
             for epoch in range(3):
                 for step in walk.steps(Cursor(epoch, 0), endless=False):
                     at = step.start
-                    seen |= set(
-                        plan.ids(at.epoch, at.position, batch, rank=rank, world=ranks).tolist()
-                    )
+                    rows = plan.batch(at.epoch, at.position, batch, rank=rank, world=ranks)
+                    seen |= set(map(tuple, rows.tolist()))
             # Lanes differ by one sample, and the last batch of an epoch is cut anew.
             assert len(seen) <= share * samples + 3 * batch
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.pipeline.plan import Plan, default_lanes
+from penstock.pipeline.plan import Plan, default_lanes, readers_of
 from penstock.pipeline.plan.sizing import (
     LEAST_SHARD_BYTES,
     MOST_READERS,
@@ -15,7 +15,6 @@ from penstock.pipeline.plan.sizing import (
     geometry_of,
     readers_warning,
     shard_bytes_for,
-    shard_readers,
     small_cache_warning,
 )
 from tests.pipeline.plan.sizing.setups import setup
@@ -31,7 +30,7 @@ WALKED = {
 @pytest.mark.parametrize("shards", WALKED)
 def test_readers_are_those_that_were_walked(shards: int) -> None:
     for nodes, readers in WALKED[shards].items():
-        found = shard_readers(shards, default_lanes(256 * nodes, shards), nodes=nodes)
+        found = readers_of(shards, lanes=default_lanes(256 * nodes, shards), nodes=nodes)
         assert found == pytest.approx(readers, rel=0.02)
 
 
@@ -72,7 +71,7 @@ def test_shards_leave_each_node_its_own(nodes: int) -> None:
     assert LEAST_SHARD_BYTES * 0.99 <= chosen <= SHARD_BYTES
     assert shards >= 4 * lanes
     assert lanes >= nodes
-    assert shard_readers(shards, lanes, nodes=nodes) <= MOST_READERS
+    assert readers_of(shards, lanes=lanes, nodes=nodes) <= MOST_READERS
 
 
 def test_a_small_set_gets_the_shards_with_the_fewest_readers() -> None:

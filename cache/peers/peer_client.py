@@ -13,6 +13,7 @@ by MiB, while they are in the processor's cache.
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +32,6 @@ from penstock.cache.peers.trust import PeerSecret, Question, authorize, server_t
 from penstock.cache.stores import ConnectionPool, Hop, Proxies, Timeouts, WebClient, WebRequest
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
@@ -82,10 +82,6 @@ class _StretchBuffer(threading.local):
 _stretch_buffer = _StretchBuffer()
 
 
-def _no_tls() -> ssl.SSLContext:
-    raise RequestError("refused", "peers are asked without TLS")
-
-
 class PeerClient:
     """A client that requests ranges of blobs and lists of blobs from peers.
 
@@ -107,7 +103,7 @@ class PeerClient:
             timeouts=Timeouts(
                 connect_s=limits.connect_s, read_s=limits.silent_s, whole_s=limits.whole_s(0)
             ),
-            tls=tls or _no_tls,
+            tls=tls or ssl.create_default_context,  # without it none is needed
             proxies=Proxies(),  # nodes of a job reach each other directly
         )
         self._web = WebClient(pool)

@@ -87,7 +87,7 @@ def probe(address: str, settings: ProbeSettings, *, measures: bool = True) -> Pe
     facts = PeerFacts(address=address, wants_tls=settings.tls is not None)
     began = time.monotonic()
     try:
-        connection = _ProbeConnection(address)
+        connection = _ProbeConnection(address, settings.secret)
     except OSError as error:
         return replace(facts, failure=error)
     facts = replace(facts, connect_s=time.monotonic() - began)
@@ -95,23 +95,28 @@ def probe(address: str, settings: ProbeSettings, *, measures: bool = True) -> Pe
         try:
             if settings.tls is not None:
                 facts = replace(facts, tls=connection.secure(settings.tls()))
-            facts = _identify(connection, facts, settings)
+            facts = _identify(connection, facts)
         except ssl.SSLCertVerificationError as error:
             return replace(facts, speaks="tls", identity=_untrusted(error, settings))
         except (OSError, RequestError) as error:
             return _protocol(facts, error)
         if measures and facts.identity == "same":
             with contextlib.suppress(OSError, RequestError):
-                facts = _measure(connection, facts, settings)
+                facts = _measure(connection, facts)
     return facts
 
 
 class _ProbeConnection:
-    """A connection with time limits for each operation and for all of them. Raises OSError."""
+    """A connection with time limits for each operation and for all of them.
 
-    def __init__(self, address: str) -> None:
+    secret: signs the requests, if it isn't None. token: of the last request. ahead_s: seconds by
+    which the server's clock is ahead, as far as is known. Raises OSError.
+    """
+
+    def __init__(self, address: str, secret: PeerSecret | None = None) -> None:
         host, _, port = address.rpartition(":")
-        self.address, self._host = address, host.strip("[]")
+        self.secret, self.token, self.ahead_s = secret, "", 0.0
+        self._address, self._host = address, host.strip("[]")
         self._end_s = time.monotonic() + _WHOLE_S
         self._sock = socket.create_connection((self._host, int(port)), timeout=_CONNECT_S)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -125,13 +130,14 @@ class _ProbeConnection:
         sock.do_handshake()
         return sock.version() or "TLS"
 
-    def request(
-        self, question: Question, token: str, *, most: int = 0
-    ) -> tuple[int, dict[str, str], bytearray]:
+    def request(self, path: str, *, most: int = 0) -> tuple[int, dict[str, str], bytearray]:
         """Send a request; return the answer's status, its headers by lower-case name, and its body.
         most: the longest body that is accepted, in bytes. Raises OSError, RequestError."""
-        lines = [f"{name}: {value}\r\n" for name, value in question.headers(token).items()]
-        head = f"GET {question.path} HTTP/1.1\r\nHost: {self.address}\r\n{''.join(lines)}\r\n"
+        self.token, question = "", Question("GET", path)
+        if self.secret is not None:
+            self.token = authorize(self.secret, question, now_s=time.time() + self.ahead_s)
+        lines = [f"{name}: {value}\r\n" for name, value in question.headers(self.token).items()]
+        head = f"GET {path} HTTP/1.1\r\nHost: {self._address}\r\n{''.join(lines)}\r\n"
         deadline_s = min(self._end_s, time.monotonic() + (_RANGE_S if most else _ANSWER_S))
         self._sock.settimeout(_left_s(deadline_s))
         self._sock.sendall(head.encode("ascii"))
@@ -199,7 +205,7 @@ def _speaks_plain(address: str) -> bool:
     """Return True if the server answers an unencrypted request without a token as a peer does."""
     try:
         with contextlib.closing(_ProbeConnection(address)) as connection:
-            return connection.request(Question("GET", protocol.ALIVE), "")[0] == 401
+            return connection.request(protocol.ALIVE)[0] == 401
     except (OSError, RequestError):
         return False
 
@@ -212,47 +218,38 @@ def _untrusted(error: ssl.SSLCertVerificationError, settings: ProbeSettings) -> 
     return "clock" if error.verify_code in (_NOT_YET, _EXPIRED) else "another"
 
 
-def _identify(connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings) -> PeerFacts:
+def _identify(connection: _ProbeConnection, facts: PeerFacts) -> PeerFacts:
     """Compare the secrets by a signed request. Raises OSError, RequestError."""
-    question, secret = Question("GET", protocol.ALIVE), settings.secret
+    secret = connection.secret
     facts = replace(facts, speaks="tls" if facts.wants_tls else "plain")
-    ahead_s = 0.0
     for _ in range(2):
         now_s = time.time()
-        token = "" if secret is None else authorize(secret, question, now_s=now_s + ahead_s)
-        status, headers, body = connection.request(question, token)
+        status, headers, body = connection.request(protocol.ALIVE)
         if status not in (200, 401) or body:
             raise RequestError("refused", f"status {status}")
-        server_s = None if secret is None else server_time(secret, token, headers)
+        server_s = None if secret is None else server_time(secret, connection.token, headers)
         if server_s is None:
             if status == 200:
                 raise RequestError("refused", "the answer has no proof")
             return replace(facts, identity="unchecked" if secret is None else "another")
-        ahead_s = server_s + 0.5 - (now_s + time.time()) / 2  # a Date has whole seconds
+        # A Date has whole seconds.
+        connection.ahead_s = server_s + 0.5 - (now_s + time.time()) / 2
         if status == 200:
-            return replace(facts, identity="same", ahead_s=ahead_s)
+            return replace(facts, identity="same", ahead_s=connection.ahead_s)
     raise RequestError("refused", "the server refuses a token of its own time")
 
 
-def _measure(connection: _ProbeConnection, facts: PeerFacts, settings: ProbeSettings) -> PeerFacts:
+def _measure(connection: _ProbeConnection, facts: PeerFacts) -> PeerFacts:
     """Measure the time of small requests, and of a large one. Raises OSError, RequestError."""
-    secret = settings.secret
-    assert secret is not None
-
-    def ask(path: str, most: int = 0) -> tuple[int, dict[str, str], bytearray]:
-        question = Question("GET", path)
-        token = authorize(secret, question, now_s=time.time() + facts.ahead_s)
-        return connection.request(question, token, most=most)
-
     times_s: list[float] = []
     while len(times_s) < _REQUESTS and sum(times_s) < _REQUESTS_S:
         began = time.perf_counter()
-        ask(protocol.ALIVE)
+        connection.request(protocol.ALIVE)
         times_s.append(time.perf_counter() - began)
     facts = replace(facts, request_s=sorted(times_s)[len(times_s) // 2])
     began = time.perf_counter()
     try:
-        status, headers, found = ask(protocol.ANY, protocol.RANGE_BYTES)
+        status, headers, found = connection.request(protocol.ANY, most=protocol.RANGE_BYTES)
     except (OSError, RequestError):
         return facts
     range_s = time.perf_counter() - began

@@ -22,8 +22,7 @@ import itertools
 import json
 import time
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.base import check_address
 from penstock.cache.errors import (
@@ -52,23 +51,12 @@ _NO_SERVER = ""
 """The address that a node publishes if its cache can't be served, such as on a full disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRanks:
+class NodeRanks(NamedTuple):
     """The ranks [first, end) of a node. size: the number of ranks of the job."""
 
     first: int
     end: int
     size: int
-
-    @property
-    def leads(self) -> bool:
-        """True for the job's first node."""
-        return self.first == 0
-
-    @property
-    def is_alone(self) -> bool:
-        """True if the job has no other node."""
-        return self.end - self.first == self.size
 
 
 class PeerExchange:
@@ -94,7 +82,7 @@ class PeerExchange:
     def read_peers(self, *, timeout_s: float) -> list[Peer]:
         """Return the other nodes that have published an address, after waiting up to timeout_s for
         all of them, or for the first node's list."""
-        if self._ranks.leads:
+        if self._ranks.first == 0:
             listed = json.dumps(self._gather(time.monotonic() + timeout_s))
             self._store.set("all", listed)
             return self._others(listed)
@@ -187,7 +175,7 @@ class PeerLink:
         self._server: PeerServer | None = None
         self._exchange: PeerExchange | None = None
         nodes = self._settings.nodes
-        if ranks.is_alone and len(nodes) <= 1:
+        if ranks.end - ranks.first == ranks.size and len(nodes) <= 1:
             # Warn of settings that would fail in a job of several nodes, before a cluster is used.
             try:
                 check_own_settings(self._settings)

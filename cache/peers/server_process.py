@@ -26,7 +26,7 @@ from penstock.cache.base import ByteLocks, TlsFiles
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.protocol import ALIVE
-from penstock.cache.peers.server import SERVERS_FOLDER, START_BYTE, socket_path
+from penstock.cache.peers.server import SERVERS_FOLDER, START_BYTE, listen, socket_path
 from penstock.cache.peers.trust import SECRET_VARIABLE, PeerSecret, credentials_of, prove_server
 from penstock.cache.processes import describe_exit
 from penstock.cache.threads import Workers, end_at_exit
@@ -67,11 +67,7 @@ def check_own_settings(settings: Peers) -> None:
     if isinstance(settings.tls, TlsFiles):
         credentials_of(settings, PeerSecret.draw())
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            settings.host, 0, type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(place)  # any port; it doesn't listen
+        listen(settings.host, 0)[0].close()
     except OSError as error:
         raise address_error(settings, error.strerror or str(error)) from None
 

@@ -27,7 +27,7 @@ from penstock.pipeline.plan import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cache.disk import DiskCache
+    from penstock.cache.blobs import Remote
     from penstock.pipeline.plan import JobOrder, World
     from penstock.readers import RemoteShards
 
@@ -35,32 +35,36 @@ if TYPE_CHECKING:
 class PlannedNodes(PlannedHolders):
     """The nodes that may hold the blobs of one remote, by the plan.
 
-    node: this node. shard_of: returns a blob's shard. epoch: the current epoch, kept up to date by
-    the owner.
+    node: this node. shard_of: returns a blob's shard. epoch_of: returns the current epoch.
     """
 
     def __init__(
-        self, holders: Holders, *, node: int, shard_of: Callable[[str], int | None], epoch: int
+        self,
+        holders: Holders,
+        *,
+        node: int,
+        shard_of: Callable[[str], int | None],
+        epoch_of: Callable[[], int],
     ) -> None:
         self._holders, self._node, self._shard_of = holders, node, shard_of
         self._held = np.zeros(holders.held_shape, dtype=np.int64)
-        self.epoch = epoch
+        self._epoch_of = epoch_of
 
     def likely(self, key: str) -> Sequence[int]:
         """Return nodes that may hold a blob, the best first."""
         shard = self._shard_of(key)
-        return () if shard is None else self._holders.nodes_of(shard, self.epoch)
+        return () if shard is None else self._holders.nodes_of(shard, self._epoch_of())
 
     def owner(self, key: str) -> int | None:
         """Return the other node that fetches a blob for this one, too; None if there is none."""
         shard = self._shard_of(key)
-        owner = None if shard is None else self._holders.owner(shard, self.epoch)
+        owner = None if shard is None else self._holders.owner(shard, self._epoch_of())
         return None if owner == self._node else owner
 
     def is_needed(self, key: str) -> bool:
         """Return True if this node reads a blob in the current epoch."""
         shard = self._shard_of(key)
-        return shard is None or self._node in self._holders.readers(shard, self.epoch)
+        return shard is None or self._node in self._holders.readers(shard, self._epoch_of())
 
     def record_held(self, texts: dict[int, str]) -> None:
         """Record what nodes hold, as `level_text` by node; texts in other formats are ignored."""
@@ -85,7 +89,6 @@ class PeerLinks:
     ) -> None:
         self._remote, self._order, self._world, self._store = remote, order, world, store
         self._links: list[PeerLink] | None = None
-        self._planned: list[PlannedNodes] = []
         self._epoch = 0
 
     def begin(self, epoch: int) -> None:
@@ -100,14 +103,11 @@ class PeerLinks:
         self._epoch = epoch
         try:
             for number, remote in enumerate(self._remote.remotes):
-                if remote.cache is not None and isinstance(remote.upstream, PeerUpstream):
-                    store = None if self._store is None else self._store.under(f"peers/{number}")
-                    planned = self._plan(self._remote.shard_of(remote))
-                    links.append(self._link(remote.upstream, remote.cache, store, planned))
+                if isinstance(remote.upstream, PeerUpstream):
+                    links.append(self._link(number, remote, remote.upstream))
         except BaseException:  # the next pass tries again
             for link in links:
                 link.close()
-            self._planned.clear()
             raise
         self._links = links
 
@@ -116,8 +116,6 @@ class PeerLinks:
         if epoch == self._epoch and not renews:
             return
         self._epoch = epoch
-        for planned in self._planned:
-            planned.epoch = epoch
         for link in self._links or ():
             link.renew()
 
@@ -126,20 +124,16 @@ class PeerLinks:
         for link in self._links or ():
             link.close()
 
-    def _link(
-        self,
-        upstream: PeerUpstream,
-        cache: DiskCache,
-        store: JobStore | None,
-        planned: PlannedNodes | None,
-    ) -> PeerLink:
+    def _link(self, number: int, remote: Remote, upstream: PeerUpstream) -> PeerLink:
         world, (first, end) = self._world, node_ranks(self._world)
+        planned = self._plan(self._remote.shard_of(remote))
+        assert remote.cache is not None
         return PeerLink(
             upstream,
-            cache,
+            remote.cache,
             ranks=NodeRanks(first, end, world.size),
             publishes=world.rank == first,
-            store=store,
+            store=None if self._store is None else self._store.under(f"peers/{number}"),
             secret_of=lambda settings: job_secret(
                 settings, JobStore.of_group() or self._store, peer_token()
             ),
@@ -166,8 +160,6 @@ class PeerLinks:
         if rest or first % (end - first) or not isinstance(plan, Plan):
             return None
         holders = Holders(plan, nodes=[end - first] * nodes, start_epoch=self._epoch)
-        planned = PlannedNodes(
-            holders, node=first // (end - first), shard_of=shard_of, epoch=self._epoch
+        return PlannedNodes(
+            holders, node=first // (end - first), shard_of=shard_of, epoch_of=lambda: self._epoch
         )
-        self._planned.append(planned)
-        return planned

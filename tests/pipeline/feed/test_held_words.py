@@ -57,7 +57,9 @@ def test_ranks_that_were_dealt_anew_ask_who_held_their_lanes(tmp_path: Path) -> 
                 links = PeerLinks(remote, order, world=world, store=store)
                 links.begin(0)
                 try:
-                    (planned,) = links._planned
+                    (link,) = links._links or ()
+                    planned = link._planned
+                    assert planned is not None
                     keys = {
                         found[1].key
                         for n in range(len(contents.sizes))

@@ -51,7 +51,7 @@ from .augment.pixel_operations import (
 from .cache.base.peer_settings import Peers as Peers, TlsFiles as TlsFiles
 from .cache.disk.disk_cache import DiskCache as DiskCache
 from .cache.errors import BadSampleError as BadSampleError, PenstockError as PenstockError
-from .pipeline.feed.ragged import Ragged as Ragged
+from .pipeline.feed.tensors import Ragged as Ragged
 from .pipeline.feed.warm_up import warm as warm
 from .pipeline.loader import DataLoader as DataLoader
 from .pipeline.options import Order as Order

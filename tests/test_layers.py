@@ -64,7 +64,6 @@ NOT_FOR_ARRAYS = (
     "penstock.pipeline.cli",
     "penstock.pipeline.feed.image_decoding",
     "penstock.pipeline.feed.prefetch",
-    "penstock.pipeline.feed.ragged",
     "penstock.pipeline.members.comparison",
     "penstock.pipeline.members.first_process",
     "penstock.pipeline.members.job_membership",

@@ -12,7 +12,6 @@ from .native_engine import NativeEngine as NativeEngine
 from .peer_links import PeerLinks as PeerLinks
 from .position import Position as Position
 from .prefetch import FillQueue as FillQueue, Filler as Filler, wanted_share as wanted_share
-from .ragged import Ragged as Ragged
 from .resident_images import ASKED_SHARE as ASKED_SHARE, AUTO_MAX_BYTES_CPU as AUTO_MAX_BYTES_CPU
 from .resident_images import AUTO_SHARE_CPU as AUTO_SHARE_CPU, KeptColumns as KeptColumns
 from .resident_images import MemoryBudget as MemoryBudget, ResidentImages as ResidentImages
@@ -24,7 +23,7 @@ from .resident_images import share_of_rank as share_of_rank
 from .runner import MAPPED_READ_THREADS as MAPPED_READ_THREADS, PipelineRunner as PipelineRunner
 from .runner import READ_AHEAD as READ_AHEAD, READ_THREADS as READ_THREADS, ReadAhead as ReadAhead
 from .runner import ReadScale as ReadScale, sample_bytes_of as sample_bytes_of
-from .tensors import Finisher as Finisher, PageLocked as PageLocked, in_storage as in_storage
-from .tensors import tensor_of as tensor_of
+from .tensors import Finisher as Finisher, PageLocked as PageLocked, Ragged as Ragged
+from .tensors import in_storage as in_storage, tensor_of as tensor_of
 from .warm_up import WarmResult as WarmResult, WarmState as WarmState
 from .warm_up import worker_per_host as worker_per_host, node_world as node_world, warm as warm

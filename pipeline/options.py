@@ -13,7 +13,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -149,17 +149,6 @@ def refuse_torch_arguments(arguments: dict[str, Any]) -> None:
                 f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}. "
                 "If you didn't pass it, a framework rebuilt this loader (Lightning's predict() "
                 "does): see docs/trainers.md."
-            )
-
-
-def refuse_with_seed(arguments: dict[str, Any]) -> None:
-    """Raise ConfigError for arguments that order samples in another way than the seed."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name if '=' in name else name + '='} and seed= contradict each other: with a "
-                "seed, Penstock orders the samples and shares them out. Drop seed= to keep torch's "
-                "order, or drop the other."
             )
 
 
@@ -330,14 +319,9 @@ DEFAULT_ORDER = Order()
 
 def shuffle_settings(order: Order) -> dict[str, int | float]:
     """Return the settings by name that differ from the defaults and need a shuffled order."""
-    given: dict[str, int | float] = {}
-    if order.lanes is not None:
-        given["lanes"] = order.lanes
-    if order.window is not None:
-        given["window"] = order.window
-    if order.reshuffle:
-        given["reshuffle"] = float(order.reshuffle)
-    return given
+    reshuffle = float(order.reshuffle) or None
+    given = {"lanes": order.lanes, "window": order.window, "reshuffle": reshuffle}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_shuffles(order: Order, *, shuffle: bool) -> None:
@@ -349,30 +333,36 @@ def check_shuffles(order: Order, *, shuffle: bool) -> None:
         )
 
 
-WORKER_ARGUMENTS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
-"""torch's arguments about workers and pinning."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerArguments:
+    """torch's arguments about workers and pinning."""
 
-TORCH_ARGUMENTS = (
-    *WORKER_ARGUMENTS,
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "collate_fn",
-    "drop_last",
-    "generator",
-)
-"""All arguments of torch's DataLoader except its dataset."""
+    num_workers: int = 0
+    pin_memory: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchArguments(WorkerArguments):
+    """All arguments of torch's DataLoader except its dataset."""
+
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    collate_fn: Callable[..., Any] | None = None
+    drop_last: bool = False
+    generator: torch.Generator | None = None
+
+
+WORKER_ARGUMENTS = tuple(each.name for each in fields(WorkerArguments))
+"""The names of torch's arguments about workers and pinning."""
 
 ResidentMode = bool | Literal["auto"]
 DatasetKind = Literal["native", "map", "stream"]
@@ -385,7 +375,7 @@ MAX_BAD = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderOptions:
+class LoaderOptions(TorchArguments):
     """The arguments of a DataLoader, and what follows from them in one world.
 
     Arguments have the names and meanings of `DataLoader` and are as the user passed or set them.
@@ -399,23 +389,6 @@ class LoaderOptions:
     """
 
     kind: DatasetKind
-
-    num_workers: int = 0
-    pin_memory: bool = False
-    timeout: float = 0
-    worker_init_fn: Callable[[int], None] | None = None
-    multiprocessing_context: Any = None
-    prefetch_factor: int | None = None
-    persistent_workers: bool = False
-    pin_memory_device: str = ""
-    in_order: bool = True
-    batch_size: int | None = 1
-    shuffle: bool | None = None
-    sampler: Any = None
-    batch_sampler: Any = None
-    collate_fn: Callable[..., Any] | None = None
-    drop_last: bool = False
-    generator: torch.Generator | None = None
 
     seed: int | None = None
     augment: Recipes | None = None
@@ -465,14 +438,17 @@ class LoaderOptions:
         if not self.is_planned:
             self._refuse_what_is_planned()
             return
-        refuse_with_seed(
-            {
-                "sampler": self.sampler,
-                "batch_sampler": self.batch_sampler,
-                "generator": self.generator,
-                "in_order=False": None if self.in_order else True,
-            }
-        )
+        other_orders = {
+            "sampler=": self.sampler,
+            "batch_sampler=": self.batch_sampler,
+            "generator=": self.generator,
+            "in_order=False": None if self.in_order else False,
+        }
+        for name in (name for name, value in other_orders.items() if value is not None):
+            raise ConfigError(
+                f"{name} and seed= contradict each other: with a seed, Penstock orders the samples "
+                "and shares them out. Drop seed= to keep torch's order, or drop the other."
+            )
 
     def _refuse_what_is_native(self) -> None:
         """Raise ConfigError for arguments that only native datasets can use."""
@@ -552,7 +528,7 @@ class LoaderOptions:
 
     def torch_arguments(self) -> dict[str, Any]:
         """Return the arguments for torch's constructor."""
-        return {name: getattr(self, name) for name in TORCH_ARGUMENTS}
+        return {each.name: getattr(self, each.name) for each in fields(TorchArguments)}
 
     def worker_arguments(self) -> dict[str, Any]:
         """Return torch's arguments about workers, without those that mean nothing without workers.

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from penstock.cache import ConfigError, PenstockError, WriteError
+from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
 from penstock.pipeline.cli.commands import command, root_app
@@ -58,10 +58,8 @@ def list_(
 
     label: List only datasets whose URL contains this text.
     """
-    from penstock.cache.disk import admin
-
     with _errors(folder):
-        found = admin.list_blobs(folder)
+        found = disk.admin.list_blobs(folder)
     blobs = [b for b in found if label is None or label in b.label]
     report({"blobs": [asdict(blob) for blob in blobs]}, _listing(blobs), as_json=as_json)
 
@@ -87,10 +85,8 @@ def _listing(blobs: list[BlobRecord]) -> Iterator[str | Table]:
 @command("cache stat", "penstock cache stat cached", to=cache_app)
 def stat(folder: Folder, as_json: Json = False) -> None:
     """Show the limit, the used space, the datasets and the jobs that share the folder now."""
-    from penstock.cache.disk import admin
-
     with _errors(folder):
-        summary = admin.stat(folder)
+        summary = disk.admin.stat(folder)
     report(asdict(summary), [_summary_table(summary)], as_json=as_json)
 
 
@@ -100,11 +96,9 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 
     The exit code is 1 if a blob was bad.
     """
-    from penstock.cache.disk import admin
-
     begun_s = time.monotonic()
     with ByteProgress("verify") as progress, _errors(folder):
-        result = admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
+        result = disk.admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
     seconds = time.monotonic() - begun_s
     values = {**asdict(result), "seconds": round(seconds, 3)}
     report(values, _verification(result, seconds), as_json=as_json)
@@ -145,8 +139,6 @@ def evict(
     to: Evict until blobs use at most this, such as 500GB or 0.
     label: Evict only blobs of this dataset, as `cache ls` names it.
     """
-    from penstock.cache.disk import admin
-
     if to is None and label is None:
         raise ConfigError(
             "cache evict: got neither --to nor --dataset, wanted at least one: --to SIZE frees "
@@ -154,7 +146,7 @@ def evict(
         )
     to_bytes = None if to is None else _size_or_zero(to)
     with _errors(folder):
-        blobs, freed_bytes, left_bytes = admin.evict(folder, to_bytes=to_bytes, label=label)
+        blobs, freed_bytes, left_bytes = disk.admin.evict(folder, to_bytes=to_bytes, label=label)
     done = f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
     report(values, [f"{done}, {format_size(left_bytes)} left"], as_json=as_json)
@@ -175,14 +167,12 @@ def clear(
 
     yes: Don't ask for confirmation.
     """
-    from penstock.cache.disk import admin
-
     with _errors(folder):
-        before = admin.stat(folder)
+        before = disk.admin.stat(folder)
         total = f"{count(before.blobs, 'blob')}, {format_size(before.used_bytes)}"
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
-        blobs, freed_bytes, left_bytes = admin.evict(folder)
+        blobs, freed_bytes, left_bytes = disk.admin.evict(folder)
     shown = [
         f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     ]
@@ -201,10 +191,8 @@ def gc(folder: Folder, as_json: Json = False) -> None:
 
     A job does the same when it starts and when the cache is full.
     """
-    from penstock.cache.disk import admin
-
     with _errors(folder):
-        mended, freed_bytes = admin.gc(folder)
+        mended, freed_bytes = disk.admin.gc(folder)
     done = (
         f"[bold green]done[/] {count(mended, 'leftover')} removed, {format_size(freed_bytes)} freed"
     )

@@ -14,6 +14,7 @@ from rich.table import Table
 from typer import Argument, Option
 
 from penstock.cache import ConfigError
+from penstock.cache.base import Peers, TlsFiles
 from penstock.pipeline.cli.command_options import Json, StorageOption, parse_storage_options
 from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.printing import report
@@ -21,7 +22,6 @@ from penstock.pipeline.cli.printing import report
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cache.base import Peers
     from penstock.pipeline.cli.doctor_table import Finding
 
 
@@ -39,8 +39,6 @@ def nodes_of(
                 "--serve-peer HOST:PORT, but got neither."
             )
         return []
-    from penstock.cache.base import Peers, TlsFiles
-
     if certificates is not None and not tls:
         raise ConfigError("--peer-certificates: can't be used together with --no-tls.")
     files = None if certificates is None else TlsFiles(*certificates)

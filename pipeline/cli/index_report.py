@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 _CLASSES = 3
 
 
-def field_values(found: Index) -> dict[str, dict[str, Any]]:
-    """Return the fields of an index as JSON values, by name and in order."""
-    return {
-        name: _values(type, found.summary(name), samples=found.samples)
-        for name, type in found.schema.items()
-    }
-
-
 def _values(type: FieldType, summary: FieldSummary, *, samples: int) -> dict[str, Any]:
     values = {**type.to_json(), **asdict(summary)}
     del values["storage"]
@@ -129,7 +121,10 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "shards": shards,
         "bytes": int(found.shard_bytes.sum()),
         "largest_shard_bytes": int(found.shard_bytes.max()),
-        "fields": field_values(found),
+        "fields": {
+            name: _values(type, found.summary(name), samples=found.samples)
+            for name, type in found.schema.items()
+        },
         "shuffled": found.about.shuffled,
         "icc": found.about.icc,
         "quarantined": found.about.quarantined,

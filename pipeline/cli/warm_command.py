@@ -6,7 +6,7 @@ typer reads the options at run time.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,8 @@ from rich.markup import escape
 from typer import Option
 
 from penstock.cache import ConfigError, PlanError, ResumeError
-from penstock.cache.base import format_size
+from penstock.cache.base import Peers, format_size
+from penstock.pipeline import feed
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Source
 from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.doctor_table import count
@@ -29,9 +30,7 @@ from penstock.pipeline.plan import World, pod_index
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cache.base import Peers
     from penstock.cache.disk import DiskCache
-    from penstock.pipeline.feed import WarmResult, WarmState
 
 _job = partial(Option, rich_help_panel="The job")
 _peer = partial(Option, rich_help_panel="Other nodes")
@@ -124,8 +123,10 @@ def warm(
         "dry_run": dry_run,
     }
     result = _fetched(url, place, order, if_empty=if_empty)
-    if isinstance(result, str):
-        _report_nothing(result, as_json=as_json, dry_run=dry_run)
+    if isinstance(result, str):  # no error, for scripts that warm any data
+        Console(stderr=True).print(result, highlight=False, markup=False, soft_wrap=True)
+        nothing = {**asdict(feed.WarmResult()), "dry_run": dry_run, "share": ""}
+        report(nothing, (), as_json=as_json)
         return
     share = _share_words(order["world"], order["process"])
     values = {**asdict(result), "dry_run": dry_run, "share": share}
@@ -151,8 +152,6 @@ def peers_of(
             f"--peers {address}: got no --peer-nodes, wanted the addresses of all nodes, the same "
             "on each: --peer-nodes 10.0.0.7:7077,10.0.0.8:7077."
         )
-    from penstock.cache.base import Peers
-
     listed = [node.strip() for node in nodes.split(",")]
     return Peers(address, token_file=token_file, tls=None if tls else False, nodes=listed)
 
@@ -163,12 +162,11 @@ _MOST_STATE_BYTES = 2**20  # they have less than 10 kB
 
 def _fetched(
     url: str, place: dict[str, Any], order: dict[str, Any], *, if_empty: bool
-) -> WarmResult | str:
+) -> feed.WarmResult | str:
     """Fetch, and return the result or the reason why there is nothing to fetch.
 
     place: arguments of `Dataset`; order: arguments of `feed.warm`. Raises ConfigError.
     """
-    from penstock.pipeline.feed import warm as warm_dataset
     from penstock.readers import Dataset
 
     if if_empty and order["process"][1] > 1:  # a process would see what another has just fetched
@@ -185,7 +183,7 @@ def _fetched(
                 f"{place['cache'].path}: the cache already holds {count(held, 'shard')} of "
                 f"{dataset.url}, so nothing is fetched (--if-empty)."
             )
-        return warm_dataset(dataset, **order, progress=lambda state: _show_progress(bar, state))
+        return feed.warm(dataset, **order, progress=lambda state: _show_progress(bar, state))
 
 
 def _read_state(file: Path) -> object:
@@ -211,7 +209,7 @@ def _cache(folder: Path, max_bytes: str | None, peers: Peers | None) -> DiskCach
     return DiskCache(folder, max_bytes=max_bytes, peers=peers)
 
 
-def _show_progress(bar: ByteProgress, state: WarmState) -> None:
+def _show_progress(bar: ByteProgress, state: feed.WarmState) -> None:
     left_out = f", {format_size(state.left_out_bytes)} don't fit" if state.left_out_bytes else ""
     bar(
         state.fetched_bytes + state.there_bytes,
@@ -253,8 +251,6 @@ def _node(
     launched: World, *, world_size: int | None, nodes: int | None, node_rank: int | None
 ) -> World:
     """Return the world of this node's first rank: the options, else the launcher's values."""
-    from penstock.pipeline.feed import node_world
-
     if world_size is None and nodes is None and node_rank is None:
         return launched
     nodes = nodes or max(1, launched.size // launched.local_size)
@@ -269,21 +265,10 @@ def _node(
         node_rank = launched.rank // launched.local_size if pod is None else pod
         if pod is not None and nodes == 1:  # each pod is a job of its own
             node_rank = 0
-    return node_world(world_size, nodes=nodes, node_rank=node_rank)
+    return feed.node_world(world_size, nodes=nodes, node_rank=node_rank)
 
 
-def _report_nothing(reason: str, *, as_json: bool, dry_run: bool) -> None:
-    """Report that there was nothing to fetch, without an error, for scripts that warm any data."""
-    if as_json:
-        from penstock.pipeline.feed import WarmResult
-
-        nothing: dict[str, Any] = {each.name: 0 for each in fields(WarmResult)}
-        nothing |= {"seconds": 0.0, "failed": [], "dry_run": dry_run, "share": ""}
-        report(nothing, (), as_json=True)
-    Console(stderr=True).print(reason, highlight=False, markup=False, soft_wrap=True)
-
-
-def _lines(result: WarmResult, *, dry_run: bool, share: str) -> Iterator[str]:
+def _lines(result: feed.WarmResult, *, dry_run: bool, share: str) -> Iterator[str]:
     rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
     time = "" if dry_run else f" in {result.seconds:.1f} s{rate}"
     head = "would fetch" if dry_run else "[bold green]done[/] fetched"

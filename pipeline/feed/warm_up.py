@@ -165,14 +165,14 @@ class WarmResult:
     keeps for the job; left_out: objects that it doesn't keep, which are fetched in each epoch.
     """
 
-    bytes: int
-    objects: int
-    seconds: float
-    skipped: int
-    failed: tuple[tuple[str, str], ...]
-    node_bytes: int
-    kept_bytes: int
-    left_out: int
+    bytes: int = 0
+    objects: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    failed: tuple[tuple[str, str], ...] = ()
+    node_bytes: int = 0
+    kept_bytes: int = 0
+    left_out: int = 0
 
 
 class ShareFills:

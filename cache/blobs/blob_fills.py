@@ -1,33 +1,63 @@
-"""Fill cached blobs: the pieces that batches wait for, and whole blobs in the background.
+"""Open, fill and read the blobs that the node's cache keeps for one dataset.
+
+Blobs belong to the dataset's group in the folder. The jobs of this process that read the dataset
+decide which blobs are kept. A cached blob is read through a map of its file, which is complete or
+being filled.
 
 For a batch exactly the missing pieces are fetched, each byte once per node; the batch waits for
 pieces that another process is fetching. Background fills fetch large ranges with the connections
-that batches don't use. Both write into the same file."""
+that batches don't use. Both write into the same file.
+
+`BlockSums` checks each block of a whole blob at its first read. It serves samples without checksums
+of their own: the bytes as they were received are trusted, and later damage by the disk is detected.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from crc32c import crc32c
 
 from penstock.cache.base import StreamedAnswer, wait_for
 from penstock.cache.blobs.upstream import BlobRange, BlobRequest, object_changed
-from penstock.cache.disk import DISK_ERRORS, OBJECTS_AT_ONCE, PIECE_BYTES, bridge_gaps, merge_spans
-from penstock.cache.errors import ObjectChangedError, StalledError
+from penstock.cache.disk import (
+    BLOCK_BYTES,
+    DISK_ERRORS,
+    OBJECTS_AT_ONCE,
+    PIECE_BYTES,
+    PinnedShare,
+    bridge_gaps,
+    merge_spans,
+)
+from penstock.cache.errors import ClosedError, ObjectChangedError, PenstockError, StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from penstock.cache.base import Answer, BlobSource, TrafficMeter
-    from penstock.cache.blobs.dataset_cache import CachedBlob, DatasetCache
-    from penstock.cache.blobs.upstream import Requester, Upstream
-    from penstock.cache.disk import Claims, Fill, PieceSpan
+    from numpy.typing import NDArray
+
+    from penstock.cache.base import Answer, BlobSource, ByteLocks, FileMap, ReadMode, TrafficMeter
+    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.disk import (
+        CacheFolder,
+        DiskCache,
+        Fill,
+        FolderLayout,
+        PieceSpan,
+        ReadableFolder,
+    )
+
+    Bytes = NDArray[np.uint8]
+    Spans = Sequence[tuple[int, int]]
+    Ints = NDArray[np.int64]
 
 # The share of a blob that may be fetched twice to join ranges across gaps.
 _WASTE_SHARE = 0.01
@@ -36,6 +66,213 @@ _WORTH_SHARE = 0.9
 # The most full ranges that one fill claims at a time, so that other processes of the node can claim
 # the rest.
 _FULL_RANGES_AT_ONCE = 8
+
+
+class DatasetCache:
+    """The blobs of a dataset in the node's cache, and the dataset's live jobs.
+
+    cache: the cache; without one nothing is cached. group: the id of the dataset in the folder.
+    label: the dataset's name in listings. jobs: those that have joined and not left. Safe for
+    several threads.
+    """
+
+    def __init__(self, cache: DiskCache | None, *, group: str, label: str) -> None:
+        self.cache = cache
+        self.group, self.label = group, label
+        self._lock = threading.Lock()
+        self.jobs: tuple[PinnedShare, ...] = ()
+        self._closed = False
+
+    def use(self, act: Callable[[CacheFolder], Any]) -> Any:
+        """Return DiskCache.use(act); None without a folder. Raises ClosedError."""
+        cache = self._open_cache()
+        return cache.use(act) if cache is not None else None
+
+    def look(self, act: Callable[[ReadableFolder], Any]) -> Any:
+        """Return DiskCache.look(act); None without a folder. Raises ClosedError."""
+        cache = self._open_cache()
+        return cache.look(act) if cache is not None else None
+
+    def _open_cache(self) -> DiskCache | None:
+        if self._closed:
+            raise ClosedError(f"{self.label}: closed; create a new dataset.")
+        return self.cache
+
+    def remove(self, source: BlobSource, *, inode: int | None = None) -> bool:
+        """Remove a blob; return False if there was none. inode: remove only the file with this
+        inode, not a newer one."""
+        return bool(self.use(lambda folder: folder.space.drop(source.key, inode=inode)))
+
+    def give_up(self, error: Exception) -> None:
+        """Stop using the folder for a while after one of DISK_ERRORS. Raises the error again if it
+        isn't the disk's, or there is no folder."""
+        if isinstance(error, PenstockError) or self.cache is None:
+            raise error
+        self.cache.give_up(error)
+
+    # -- jobs
+
+    def keeps(self, key: str) -> bool:
+        """Return True if the cache would keep a blob: a job pins it, or there is no job."""
+        jobs = self.jobs
+        return self.cache is not None and (not jobs or any(job.pins(key) for job in jobs))
+
+    def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
+        """Begin a job that reads these blobs in each epoch, and compute its pinned share; None
+        without a cache. The job lasts until `leave`; a dataset may have several jobs."""
+        if self.cache is None:
+            return None
+        use, group, label = self.cache.use, self.group, self.label
+        job = PinnedShare(use, group=group, label=label, keys=keys, sizes=sizes)
+        with self._lock:
+            self.jobs = (*self.jobs, job)
+        return job
+
+    def leave(self, job: PinnedShare) -> None:
+        """End a job. Safe to call twice."""
+        with self._lock:
+            self.jobs = tuple(other for other in self.jobs if other is not job)
+        job.leave()
+
+    def close(self) -> None:
+        """End all jobs, and refuse all later calls. Safe to call twice."""
+        for job in self.jobs:
+            self.leave(job)
+        self._closed = True
+
+
+class CachedBlob:
+    """A blob on the local disk, whole or being filled. Its map protects the file from eviction.
+
+    fills: fetches missing spans before the buffer is read. fill: the blob's fill, None if the blob
+    is whole.
+    """
+
+    is_cached = True
+
+    def __init__(
+        self,
+        fills: BlobFills,
+        layout: FolderLayout,
+        source: BlobSource,
+        mapped: FileMap,
+        fill: Fill | None,
+    ) -> None:
+        self.source, self.fill = source, fill
+        self.inode = mapped.inode
+        self._fills, self._layout = fills, layout
+        self._buffer = mapped.buffer()
+        self._address = mapped.address
+        self.data: Bytes = np.frombuffer(self._buffer, np.uint8)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all bytes are present."""
+        fill = self.fill
+        return fill is None or fill.is_whole
+
+    @property
+    def has_name(self) -> bool:
+        """False once the cache has removed the file; its space is free when this map is closed."""
+        for folder, name in self._layout.places(self.source.key):
+            with contextlib.suppress(FileNotFoundError):
+                if folder.stat(name).st_ino == self.inode:
+                    return True
+        return False
+
+    def settle(self) -> None:
+        """Publish the fill if it is complete."""
+        fill = self.fill
+        if fill is not None and fill.is_whole:
+            cache, source, data = self._fills.cache, self.source, self.data
+            cache.use(lambda folder: folder.publish(source, fill, data, group=cache.group))
+            if self._layout.blobs.has(self.source.key):
+                self.fill = None
+
+    def buffer(self, spans: Spans) -> Any:
+        """Return a buffer in which at least these spans are filled; see `Blob.buffer`."""
+        self._fills.ensure(self, spans)
+        return self._buffer
+
+    def address(self) -> int | None:
+        """Return the address of the map, for madvise."""
+        return self._address
+
+    def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """Return spans as views of the map."""
+        data = self.data
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """Return spans as copies read from the file. Raises OSError, EOFError (the file is too
+        short)."""
+        found: list[Bytes] = []
+        fd = self._reopened()
+        if fd is None:  # removed meanwhile: a file without a name can't be truncated
+            return [view.copy() for view in self.views(starts, ends)]
+        try:
+            for start, end in zip(starts, ends, strict=True):
+                copy = np.empty(end - start, np.uint8)
+                view, got = copy.data, 0
+                while got < len(view) and (more := os.preadv(fd, [view[got:]], start + got)):
+                    got += more
+                if got < len(view):
+                    raise EOFError(f"{self.source.uri}: its copy ends before byte {end}")
+                copy.flags.writeable = False
+                found.append(copy)
+        finally:
+            os.close(fd)
+        return found
+
+    def _reopened(self) -> int | None:
+        """Open the mapped file again; None if it was removed."""
+        places = self._layout.places(self.source.key)
+        for folder, name in (*places, places[0]):  # the fill may be published meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                fd = folder.open(name)
+                if os.fstat(fd).st_ino == self.inode:
+                    return fd
+                os.close(fd)
+        return None
+
+
+class BlockSums:
+    """The checks of the blocks of one blob, each made at its first read.
+
+    crcs: the checksums of the blocks, from the catalogue. Safe for several threads, two of which
+    may check the same block.
+    """
+
+    def __init__(self, blob: CachedBlob, crcs: bytes) -> None:
+        self._blob = blob
+        self._wanted = np.frombuffer(crcs, "<u4")
+        self._is_right = np.zeros(len(self._wanted), np.bool_)
+        self._are_all_right = False
+
+    def are_right(self, starts: Ints, ends: Ints, mode: ReadMode) -> bool:
+        """Return True if the blocks that hold bytes [starts, ends) of the blob have right
+        checksums.
+
+        starts, ends: int64, shape (n,). mode: "pread" reads the file, and raises OSError, EOFError.
+        """
+        if self._are_all_right:
+            return True
+        some = ends > starts
+        low, high = starts[some] // BLOCK_BYTES, (ends[some] - 1) // BLOCK_BYTES
+        for first, last in zip(low.tolist(), high.tolist(), strict=True):
+            for block in range(first, last + 1):
+                if not self._is_right[block] and not self._check(block, mode):
+                    return False
+        self._are_all_right = bool(self._is_right.all())
+        return True
+
+    def _check(self, block: int, mode: ReadMode) -> bool:
+        start = block * BLOCK_BYTES
+        end = min(start + BLOCK_BYTES, len(self._blob.data))
+        read = self._blob.copies if mode == "pread" else self._blob.views
+        (data,) = read([start], [end])
+        self._is_right[block] = crc32c(data) == self._wanted[block]
+        return bool(self._is_right[block])
 
 
 class FillStoppedError(Exception):
@@ -174,19 +411,40 @@ class BlobFills:
     others_s = 15.0
     """Seconds to wait for pieces that another process fetches before fetching them, too."""
 
-    def __init__(
-        self, upstream: Upstream, requester: Requester, cache: DatasetCache, *, meter: TrafficMeter
-    ) -> None:
-        self._upstream, self._requester, self._cache = upstream, requester, cache
+    def __init__(self, upstream: Upstream, cache: DatasetCache, *, meter: TrafficMeter) -> None:
+        self._upstream, self.cache = upstream, cache
         self._pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
         self._meter = meter
         self.widening = 1
 
     def open(self, source: BlobSource) -> CachedBlob | None:
         """Open a cached blob, or begin its fill; None if the cache doesn't keep it."""
-        return self._cache.open(source, ensure=self._ensure)
+        cache = self.cache
 
-    def _ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
+        def find(folder: ReadableFolder) -> CachedBlob | None:
+            mapped = folder.find(source.key, source.size_bytes)
+            if mapped is None:
+                return None
+            return CachedBlob(self, folder.layout, source, mapped, None)
+
+        def begin(folder: CacheFolder) -> CachedBlob | None:
+            begun = folder.begin(source, group=cache.group, pinned=bool(cache.jobs))
+            if begun is None:
+                return None
+            fill, mapped = begun
+            blob = CachedBlob(self, folder.layout, source, mapped, fill)
+            blob.settle()  # the process that fetched the last piece may have died before publishing
+            return blob
+
+        for _ in range(2):  # the fill may be published between find and begin
+            found: CachedBlob | None = cache.look(find)
+            if found is None and cache.keeps(source.key):
+                found = cache.use(begin)
+            if found is not None:
+                return found
+        return None
+
+    def ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Fetch the missing pieces of spans of one blob. Raises FetchError, StalledError."""
         fill = blob.fill
         if fill is not None:
@@ -204,7 +462,7 @@ class BlobFills:
             for blob in blobs:
                 names = {self._upstream.uri(segment.path) for segment in blob.source.segments}
                 if error.uri in (*names, blob.source.uri) and blob.fill is not None:
-                    self._cache.drop(blob.source, inode=blob.inode)
+                    self.cache.remove(blob.source, inode=blob.inode)
             raise
 
     # -- for batches
@@ -228,7 +486,7 @@ class BlobFills:
                 progress_s = time.monotonic()
 
         blobs = [demand.blob for demand in demands]
-        what = blobs[0].source.uri if blobs else self._cache.label
+        what = blobs[0].source.uri if blobs else self.cache.label
         with self._dropping_changed(blobs):
             # Longer than a fetch that holds pieces can take.
             wait_for(settled, timeout_s=2 * self._upstream.timeout_s, what=what)
@@ -257,20 +515,21 @@ class BlobFills:
                 source = demand.blob.source
                 for pieces, exact in self._pieces.widened(fill, missing, times=self.widening):
                     own = [pieces]
-                    if not claims.claim(pieces):
-                        is_fetching = self._requester.is_fetching
+                    if not claims.lock(pieces[0], pieces[1] - pieces[0]):
+                        is_fetching = self._upstream.is_fetching
                         own = [
-                            span
-                            for span in exact
-                            if claims.claim(span) or (force and not is_fetching(source, span))
+                            (low, high)
+                            for low, high in exact
+                            if claims.lock(low, high - low)
+                            or (force and not is_fetching(source, (low, high)))
                         ]
                     for span in fill.missing(own):
                         requests += self._pieces.of(source, fill, span)
             # Checked after claiming, because a claim that was just released may have failed.
             wanted = ((demand.blob.source.key, demand.missing()) for demand in demands)
-            if (failed := self._requester.failures.since(began_s, wanted)) is not None:
+            if (failed := self._upstream.failures.since(began_s, wanted)) is not None:
                 raise failed
-            self._requester.send(requests)
+            self._upstream.send(requests)
         return not any(demand.missing() for demand in demands), bool(requests)
 
     # -- in the background
@@ -302,7 +561,7 @@ class BlobFills:
                 return -1
             raise
         except DISK_ERRORS as error:
-            self._cache.give_up(error)
+            self.cache.give_up(error)
             return -1
         return fetched
 
@@ -348,7 +607,7 @@ class BlobFills:
             contextlib.closing(fill.claims()) as claims,
         ):
             requests = list(self._claimed(blob, fill, ranges, claims, most, stop))
-            self._requester.send(requests, urgent=False)
+            self._upstream.send(requests, urgent=False)
         return bool(requests)
 
     def _most_requests(self, fill: Fill, ranges: deque[PieceSpan]) -> int:
@@ -366,7 +625,7 @@ class BlobFills:
         blob: CachedBlob,
         fill: Fill,
         ranges: deque[PieceSpan],
-        claims: Claims,
+        claims: ByteLocks,
         most: int,
         stop: threading.Event,
     ) -> Iterator[BlobRequest]:
@@ -382,8 +641,9 @@ class BlobFills:
             still = sum(high - low for low, high in missing)
             if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
                 missing = [pieces]
-            for span in missing:
-                if most > 0 and left > 0 and claims.claim(span) and fill.missing([span]):
-                    yield from self._pieces.of(blob.source, fill, span, stop=stop)
+            for low, high in missing:
+                may_claim = most > 0 and left > 0 and claims.lock(low, high - low)
+                if may_claim and fill.missing([(low, high)]):
+                    yield from self._pieces.of(blob.source, fill, (low, high), stop=stop)
                     most -= 1
-                    left -= span[1] - span[0]
+                    left -= high - low

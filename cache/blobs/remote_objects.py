@@ -1,4 +1,4 @@
-"""Read the objects of one remote dataset: its blobs, its small objects, names and jobs.
+"""Read the objects of one remote dataset: its blobs, its small objects and names.
 
 A blob that the cache keeps is filled as it is read: batches fetch exact ranges for their samples,
 and background fills fetch large ranges into the same file, each byte once per node. Samples of a
@@ -8,25 +8,31 @@ passing blob, which the cache doesn't keep, are fetched by exact ranges into new
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
 import time
+import warnings
+import weakref
+from collections import OrderedDict
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.blobs.blob_fills import BlobFills, Demand, demand_of
-from penstock.cache.blobs.dataset_cache import BlockSums, CachedBlob, DatasetCache
-from penstock.cache.blobs.small_objects import SmallObjects
-from penstock.cache.blobs.upstream import (
-    BlobRange,
-    BlobRequest,
-    Requester,
-    Upstream,
-    object_changed,
+from penstock.cache.base import BlobSource, Folder, ObjectInfo, Segment, blob_key, remove_own_folder
+from penstock.cache.blobs.blob_fills import (
+    BlobFills,
+    BlockSums,
+    CachedBlob,
+    DatasetCache,
+    Demand,
+    demand_of,
 )
+from penstock.cache.blobs.upstream import BlobRange, BlobRequest, Upstream, object_changed
 from penstock.cache.disk import BLOCK_BYTES, DISK_ERRORS, Segments
-from penstock.cache.errors import CorruptShardError
+from penstock.cache.errors import CorruptShardError, FetchError, PenstockWarning
 
 if TYPE_CHECKING:
     import threading
@@ -37,14 +43,13 @@ if TYPE_CHECKING:
     from penstock.cache.base import (
         Answer,
         Blob,
-        BlobSource,
         BlobSpans,
-        ObjectInfo,
+        FileMap,
         ReadMode,
         Traffic,
         TrafficMeter,
     )
-    from penstock.cache.disk import DiskCache, PinnedShare
+    from penstock.cache.disk import CacheFolder, DiskCache, PieceSpan, ReadableFolder
     from penstock.cache.fetch import Fetcher
 
     Bytes = NDArray[np.uint8]
@@ -56,18 +61,14 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 class PassingBlob:
     """A blob that is read without the cache.
 
-    requester: sends its requests. range_bytes: the most bytes of one request. meter: counts the
-    fetched bytes.
+    upstream: fetches its bytes. meter: counts them.
     """
 
     is_cached = False
     is_whole = False
 
-    def __init__(
-        self, source: BlobSource, requester: Requester, *, range_bytes: int, meter: TrafficMeter
-    ) -> None:
-        self.source = source
-        self._requester, self._range_bytes, self._meter = requester, range_bytes, meter
+    def __init__(self, source: BlobSource, upstream: Upstream, *, meter: TrafficMeter) -> None:
+        self.source, self._upstream, self._meter = source, upstream, meter
         self._version: str | None = None  # of the first answer, if the source names none
         self._memory: mmap.mmap | None = None
         self._table = Segments(source.segments)
@@ -99,7 +100,7 @@ class PassingBlob:
             self._memory = mmap.mmap(-1, self.source.size_bytes, flags=flags)
         array = np.frombuffer(self._memory, np.uint8)
         ranges = (each for start, end in spans for each in self._ranges(start, end))
-        self._requester.send(self._into(array, 0, ranges))
+        self._upstream.send(self._into(array, 0, ranges))
         return pa.py_buffer(memoryview(self._memory).toreadonly())
 
     def address(self) -> int | None:
@@ -109,7 +110,7 @@ class PassingBlob:
     def _ranges(self, start: int, end: int) -> Iterator[BlobRange]:
         """Cut bytes [start, end) into ranges of one object each, of at most range_bytes."""
         agreed = self._version if self._table.is_of_one_object else None
-        count = max(1, -(-(end - start) // self._range_bytes))
+        count = max(1, -(-(end - start) // self._upstream.range_bytes))
         for low, high in pairwise(start + (end - start) * i // count for i in range(count + 1)):
             for stretch in self._table.stretches(low, high):
                 yield BlobRange.of_stretch(self.source, stretch, version=agreed)
@@ -141,7 +142,15 @@ class PassingBlob:
         return answer.data
 
 
-class Remote:
+_MOST_HELD = 1024
+_KNOWN_LIMIT_S = 5.0
+"""Seconds to wait for the store if its last answer is known."""
+
+_ALL: PieceSpan = (0, 1)
+"""The single piece of an object that is fetched whole."""
+
+
+class Remote(DatasetCache):
     """The objects of one remote dataset, which are read through the node's cache.
 
     fetcher: makes the requests to the store. cache: the node's cache; None caches nothing. group:
@@ -160,15 +169,14 @@ class Remote:
         label: str,
         upstream: Upstream | None = None,
     ) -> None:
-        self.fetcher, self.cache = fetcher, cache
-        self.group, self.label = group, label
-        self._closed = False
-        self.upstream = upstream = upstream or Upstream(fetcher)
-        self._meter = meter = fetcher.meter
-        self._blobs = blobs = DatasetCache(cache, group=group, label=label)
-        self._requester = requester = Requester(upstream)
-        self.fills = BlobFills(upstream, requester, blobs, meter=meter)
-        self._small_objects = SmallObjects(fetcher, blobs, failures=requester.failures)
+        super().__init__(cache, group=group, label=label)
+        self.fetcher, self.upstream = fetcher, upstream or Upstream(fetcher)
+        self._meter = fetcher.meter
+        self.fills = BlobFills(self.upstream, self, meter=self._meter)
+        self._held: OrderedDict[str, FileMap] = OrderedDict()
+        self._own: Folder | None = None  # a temporary folder of this process
+        self._remove: weakref.finalize[..., Remote] | None = None
+        self._warned = False
 
     # -- blobs
 
@@ -178,23 +186,16 @@ class Remote:
 
     def pass_by(self, source: BlobSource) -> PassingBlob:
         """Open a blob without the cache, even if the cache has it; fetches nothing."""
-        range_bytes = self.upstream.range_bytes
-        return PassingBlob(source, self._requester, range_bytes=range_bytes, meter=self._meter)
+        return PassingBlob(source, self.upstream, meter=self._meter)
 
     def is_whole(self, source: BlobSource) -> bool:
         """Return True if the whole blob is on the local disk."""
-        return not source.size_bytes or bool(
-            self._blobs.look(lambda folder: folder.has(source.key))
-        )
+        return not source.size_bytes or bool(self.look(lambda folder: folder.has(source.key)))
 
     def held(self) -> dict[str, float]:
         """List the folder of the cache; return the present share of each blob by key, in [0, 1]."""
-        found: dict[str, float] | None = self._blobs.look(lambda folder: folder.held())
+        found: dict[str, float] | None = self.look(lambda folder: folder.held())
         return found or {}
-
-    def keeps(self, key: str) -> bool:
-        """Return True if the cache would keep a blob for one of this process's jobs."""
-        return self._blobs.keeps(key)
 
     def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
         """Read the bytes of all spans as read-only uint8 arrays, in the order of `wanted`. Missing
@@ -214,7 +215,9 @@ class Remote:
             wanted_cold = [wanted[number] for number in cold]
             passed, missed = self._fetch(wanted_cold)
             if passed is None:  # the cache can't be written any more, so read without it
-                passed = self._read_past(wanted_cold)
+                past = [replace(want, blob=self.pass_by(want.blob.source)) for want in wanted_cold]
+                passed, _ = self._fetch(past)
+                assert passed is not None
             results.update(zip(cold, passed, strict=True))
             # Below all spans from the disk count as hits, including those just fetched.
             passing = sum(len(found) for found in passed if found is not None)
@@ -270,22 +273,13 @@ class Remote:
         try:
             self.fills.bring(demands, requests)
         except DISK_ERRORS as error:
-            self._blobs.give_up(error)
+            if not demands:  # it isn't the disk's
+                raise
+            self.give_up(error)
             return None, missed
         finally:
             self._meter.add(remote_wait_s=time.perf_counter() - began)
         return passed, missed
-
-    def _read_past(self, wanted: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
-        """Read spans without the cache. Raises FetchError."""
-        found: list[list[Bytes] | None] = []
-        requests: list[BlobRequest] = []
-        for want in wanted:
-            arrays, more = self.pass_by(want.blob.source).requests(want.starts, want.ends)
-            found.append(arrays)
-            requests += more
-        self._requester.send(requests)
-        return found
 
     def fill(
         self,
@@ -308,7 +302,7 @@ class Remote:
         opened, so that it can't be checked any more."""
         if not isinstance(blob, CachedBlob) or blob.fill is not None:
             return None
-        row = self._blobs.use(lambda folder: folder.catalogue.blob(blob.source.key))
+        row = self.use(lambda folder: folder.catalogue.blob(blob.source.key))
         if row is None or not blob.has_name:  # another thread may have found damage and dropped it
             raise CorruptShardError(
                 f"{blob.source.uri}: its copy was removed from the cache before it was checked."
@@ -320,12 +314,12 @@ class Remote:
     def check(self, source: BlobSource) -> None:
         """Drop a blob unless the checksums of its blocks are right, for samples without checksums.
         Blobs and fills without checksums are dropped, too."""
-        self._blobs.use(lambda folder: folder.check(source.key))
+        self.use(lambda folder: folder.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
         """Remove a blob whose bytes were wrong; the next open fetches it again. inode: remove only
         the file with this inode (CachedBlob.inode)."""
-        if self._blobs.drop(source, inode=inode):
+        if self.remove(source, inode=inode):
             self._meter.add(refetched=1)
         self.upstream.mark_wrong(source.key)
 
@@ -334,33 +328,111 @@ class Remote:
     def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
         """Return the local path of a manifest or a sidecar, fetching it if necessary. Raises
         FetchError."""
-        return self._small_objects.path(path, size_bytes=size_bytes, version=version)
+        source = self._source(path, size_bytes, version)
+        kept: str | None = self.look(
+            lambda folder: self._find(folder, source, size_bytes)
+        ) or self.use(lambda folder: self._keep(folder, source, size_bytes))
+        if kept is None:
+            kept = os.path.join(self._own_folder().path, source.key)
+            if not os.path.exists(kept):
+                answer = self.fetcher.fetch_object(path, size_bytes=size_bytes)
+                self._own_folder().write_whole(source.key, memoryview(answer.data))
+        return os.fsencode(kept)
 
     def drop_object(self, path: str, *, size_bytes: int | None, version: str) -> None:
         """Remove a small object whose bytes were wrong."""
-        if self._small_objects.drop(path, size_bytes=size_bytes, version=version):
+        source = self._source(path, size_bytes, version)
+        with self._lock:
+            self._held.pop(source.key, None)
+        if self.remove(source):
             self._meter.add(refetched=1)
+        if self._own is not None:
+            self._own.remove(source.key)
 
     def find(self, path: str) -> ObjectInfo | None:
         """Look a name up in the store; return None if there is no such object. If the store can't
         be reached, return its last answer and warn. Raises FetchError."""
-        return self._small_objects.find(path)
+        name = "\0".join((self.fetcher.store.scope, self.fetcher.store.url, path))
+        known, before = self.look(lambda folder: folder.recall(name)) or (False, None)
+        try:
+            found = self.fetcher.info(path, limit_s=_KNOWN_LIMIT_S if known else None)
+        except FetchError as error:
+            if not known:
+                raise
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{self.label}: the remote can't be reached to check for changes, so "
+                    f"the cached index is used. {error}",
+                    PenstockWarning,
+                    stacklevel=3,
+                )
+            if before is None:
+                return None
+            return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
+        answer = None if found is None else (found.size_bytes, found.version)
+        if not known or answer != before:
+            self.use(lambda folder: folder.catalogue.remember(name, answer))
+        return found
 
-    # -- jobs, counters, the end
+    def _own_folder(self) -> Folder:
+        """Return a folder that is removed at close() or when the process ends."""
+        with self._lock:
+            if self._own is None:
+                path = tempfile.mkdtemp(prefix="penstock-objects-")
+                self._remove = weakref.finalize(self, remove_own_folder, path, os.getpid())
+                self._own = Folder(os.open(path, os.O_DIRECTORY | os.O_CLOEXEC), path, 0o700)
+            return self._own
 
-    def join(self, keys: Sequence[str], sizes: Iterable[int]) -> PinnedShare | None:
-        """Begin a job that reads these blobs in each epoch, and compute its pinned share; None
-        without a cache. The job lasts until `leave`; a dataset may have several jobs."""
-        return self._blobs.join(keys, sizes)
+    def _source(self, path: str, size_bytes: int | None, version: str) -> BlobSource:
+        uri = f"{self.fetcher.store.url}/{path}"
+        key = blob_key(scope=self.fetcher.store.scope, uri=uri, version=version)
+        segment = Segment(path=path, size_bytes=size_bytes or 0, version=None)
+        return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=size_bytes or 0)
 
-    def leave(self, job: PinnedShare) -> None:
-        """End a job. Safe to call twice."""
-        self._blobs.leave(job)
+    def _find(
+        self, folder: ReadableFolder, source: BlobSource, size_bytes: int | None
+    ) -> str | None:
+        """Return the path of a cached object, and hold its map, which protects it from eviction."""
+        path = folder.layout.blob(source.key)
+        with self._lock:
+            if source.key in self._held and folder.has(source.key):
+                return path
+        mapped = folder.find(source.key, size_bytes)
+        if mapped is None:
+            return None
+        with self._lock:
+            self._held[source.key] = mapped
+            while len(self._held) > _MOST_HELD:
+                self._held.popitem(last=False)
+        return path
 
-    @property
-    def jobs(self) -> int:
-        """The number of jobs that have joined and not left."""
-        return len(self._blobs.jobs)
+    def _keep(self, folder: CacheFolder, source: BlobSource, size_bytes: int | None) -> str | None:
+        # One process of the node fetches it; the others wait longer than that can take.
+        began_s = time.monotonic()
+        patience_s = 2 * self.fetcher.policy.retry_timeout_s
+        with folder.layout.holding(source.key, timeout_s=patience_s):
+            found = self._find(folder, source, size_bytes)
+            if found is not None:
+                return found
+            if (
+                failed := self.upstream.failures.since(began_s, [(source.key, [_ALL])])
+            ) is not None:
+                raise failed
+            try:
+                answer = self.fetcher.fetch_object(source.segments[0].path, size_bytes=size_bytes)
+            except FetchError as error:
+                self.upstream.failures.note([(source.key, _ALL)], error)
+                raise
+            data = memoryview(answer.data)
+            if not folder.put(source, data, group=self.group, kept=True):
+                own = self._own_folder()
+                own.write_whole(source.key, data)
+                return os.path.join(own.path, source.key)
+            self._meter.add(bytes_filled=len(data))
+            return self._find(folder, source, size_bytes)
+
+    # -- counters, the end
 
     def traffic(self) -> Traffic:
         """Return the traffic that was counted so far."""
@@ -370,8 +442,9 @@ class Remote:
         """End requests and threads; views stay valid. Safe to call twice."""
         if self._closed:
             return
-        self._closed = True
-        self._blobs.close()
+        super().close()
         self.upstream.close()
         self.fetcher.close()
-        self._small_objects.close()
+        self._held.clear()
+        if self._remove is not None:
+            self._remove()

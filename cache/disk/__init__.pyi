@@ -5,11 +5,11 @@ from .cache_folder import CacheFolder as CacheFolder, ReadableFolder as Readable
 from .catalogue import BlobRow as BlobRow, CRCS_QUERY as CRCS_QUERY, Catalogue as Catalogue
 from .catalogue import BLOCK_BYTES as BLOCK_BYTES, crcs_of as crcs_of, crcs_of_file as crcs_of_file
 from .catalogue import HELD_QUERY as HELD_QUERY, JobRow as JobRow, State as State
+from .catalogue import UncountedError as UncountedError, as_database_errors as as_database_errors
+from .catalogue import is_damage as is_damage, open_read_only as open_read_only
 from .catalogue import read_crcs as read_crcs
-from .catalogue_file import CatalogueFile as CatalogueFile, UncountedError as UncountedError
-from .catalogue_file import as_database_errors as as_database_errors, is_damage as is_damage
 from .disk_cache import DISK_ERRORS as DISK_ERRORS, DiskCache as DiskCache
-from .fill_files import Claims as Claims, Fill as Fill, discard_fill as discard_fill
+from .fill_files import Fill as Fill, discard_fill as discard_fill
 from .fill_marks import FillMarks as FillMarks, map_name as map_name, part_name as part_name
 from .folder_layout import FolderLayout as FolderLayout, format_text as format_text
 from .folder_layout import boot_id as boot_id, disk_bytes as disk_bytes
@@ -19,6 +19,6 @@ from .pieces import Stretch as Stretch
 from .pieces import bridge_gaps as bridge_gaps, merge_spans as merge_spans
 from .pinning import ALL_KEYS as ALL_KEYS, PinnedShare as PinnedShare, ReadSet as ReadSet
 from .pinning import fair_shares as fair_shares, guess_threshold as guess_threshold
-from .private_files import MOST_SHARE as MOST_SHARE, PrivateFile as PrivateFile
-from .private_files import PrivateFiles as PrivateFiles
+from .private_files import MOST_SHARE as MOST_SHARE, PrivateFiles as PrivateFiles
 from .space import SLACK_BYTES as SLACK_BYTES, choose_victims as choose_victims
+from .space import live_and_dead_jobs as live_and_dead_jobs

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache.base import StrangeFileError, read_error
-from penstock.cache.disk.cache_folder import CacheFolder
-from penstock.cache.disk.catalogue import Catalogue, crcs_of_file
-from penstock.cache.disk.catalogue_file import is_damage
+from penstock.cache.disk.cache_folder import CacheFolder, read_fault
+from penstock.cache.disk.catalogue import Catalogue, is_damage
 from penstock.cache.disk.folder_layout import FolderLayout, boot_id
-from penstock.cache.disk.space import Space
+from penstock.cache.disk.space import Space, live_and_dead_jobs
 from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:
@@ -170,12 +169,11 @@ def inspect(path: str | os.PathLike[str]) -> CacheSummary:
 
 
 def _summary(layout: FolderLayout, catalogue: Catalogue, space: Space) -> CacheSummary:
-    records, labels, jobs = _records(layout, catalogue), catalogue.labels(), catalogue.jobs()
+    records, labels = _records(layout, catalogue), catalogue.labels()
+    live, dead = live_and_dead_jobs(layout, catalogue)
     by_label = Counter[str]()
     for record in records:
         by_label[record.label] += record.disk_bytes
-    with contextlib.closing(layout.locks("jobs")) as locks:
-        live = [job for job in jobs if locks.is_held(job.id + 1)]
     max_bytes = catalogue.number("max_bytes") or 0
     disk = os.statvfs(layout.root)
     states = Counter(record.state for record in records)
@@ -195,7 +193,7 @@ def _summary(layout: FolderLayout, catalogue: Catalogue, space: Space) -> CacheS
         trash=states["trash"],
         unverified=len(layout.names("unverified")) if was_seen else states["ready"],
         dead_fills=len(dead_fills),
-        dead_jobs=len(jobs) - len(live),
+        dead_jobs=len(dead),
         strays=len(strays),
         leftover_bytes=sum(dead_fills) + sum(strays),
         jobs=tuple(
@@ -268,24 +266,15 @@ def _fault(cache: CacheFolder, row: BlobRow) -> str | None:
     for folder in (cache.layout.blobs, cache.layout.unverified):
         path = f"{folder.path}/{row.key}"
         try:
-            fd = folder.open(row.key)
+            return read_fault(folder, row)[1]
         except FileNotFoundError:
             continue
         except StrangeFileError as error:
             return str(error.strerror)
         except OSError as error:
-            raise read_error(path, error) from error
-        try:
-            if (found := os.fstat(fd).st_size) != row.size_bytes:
-                return f"it has {found:,} bytes, wanted {row.size_bytes:,}"
-            is_right = row.crcs is None or crcs_of_file(fd) == row.crcs
-            return "" if is_right else "its checksums are wrong"
-        except OSError as error:
             if error.errno != errno.EIO:
                 raise read_error(path, error) from error
             return f"its disk can't read it ({error.strerror}; see `dmesg`)"
-        finally:
-            os.close(fd)
     return None
 
 

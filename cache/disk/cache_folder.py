@@ -13,20 +13,22 @@ import contextlib
 import logging
 import os
 import sqlite3
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
 
 from penstock.cache.base import FileMap, ReaderLocks, StrangeFileError, refuse_shortage
 from penstock.cache.disk.catalogue import (
     NAME_QUERY,
     BlobRow,
     Catalogue,
+    as_database_errors,
     crcs_of,
     crcs_of_file,
+    is_damage,
+    open_read_only,
     read_name_row,
 )
-from penstock.cache.disk.catalogue_file import as_database_errors, is_damage
 from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
 from penstock.cache.disk.folder_layout import FolderLayout, allocated_bytes, boot_id
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base import BlobSource, Folder
-    from penstock.cache.disk.catalogue import Known
+    from penstock.cache.disk.catalogue import Known, State
 
 T = TypeVar("T")
 
@@ -94,13 +96,12 @@ class ReadableFolder:
 
     def recall(self, path: str) -> Known:
         """Return a store's last answer about a name."""
-        # immutable=1 reads the file without its log, which can't be replayed in a read-only folder.
-        place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
-        with contextlib.suppress(sqlite3.Error, OSError), as_database_errors():
-            self.layout.top.check("catalogue.db")
-            db = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
-            with contextlib.closing(db):
-                return read_name_row(db.execute(NAME_QUERY, (path,)).fetchone(), path)
+        with (
+            contextlib.suppress(sqlite3.Error, OSError),
+            as_database_errors(),
+            contextlib.closing(open_read_only(self.layout.top, "immutable=1")) as db,
+        ):
+            return read_name_row(db.execute(NAME_QUERY, (path,)).fetchone(), path)
         return False, None
 
     def _open(self, key: str) -> int | None:
@@ -134,25 +135,21 @@ class CacheFolder(ReadableFolder):
         self._readers = ReaderLocks(layout.top.open_or_create("readers.lock"))
         self._jobs = layout.locks("jobs")
         self.space = Space(layout, self.catalogue)
+        self._wanted_bytes = max_bytes
         self._has_unverified = False
-        try:
-            self._begin(max_bytes)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            self.catalogue.renew(error, lambda: None)
-            self._begin(max_bytes, found=str(error))
+        self.repairing(self._begin)
 
-    def _begin(self, max_bytes: int | None, *, found: str | None = None) -> None:
+    def _begin(self, *, found: str | None = None) -> None:
         """Agree on the limit, and rebuild a lost catalogue. found: a description of its damage."""
         with self.catalogue.writing():
-            was_lost = not self.catalogue.is_counted and not self.catalogue.is_upgrade
+            was_lost = not self.catalogue.is_counted
             # Every process that has the folder open holds this byte; only a single one may change
             # the limit.
             self._jobs.unlock(_OPEN_BYTE)
             alone = self._jobs.lock(_OPEN_BYTE)
             self._jobs.unlock(_OPEN_BYTE)
-            self.space.agree(max_bytes, alone=alone)
+            self.space.agree(self._wanted_bytes, alone=alone)
+            self._wanted_bytes = self.max_bytes
             self._move_unverified(alone=alone)
             self._jobs.lock(_OPEN_BYTE, shared=True)
             self._has_unverified = bool(self.layout.names("unverified"))
@@ -233,10 +230,8 @@ class CacheFolder(ReadableFolder):
             try:
                 fill = Fill(fills, key, pieces)
             except (FileNotFoundError, ValueError, StrangeFileError):
-                disk_bytes = fill_disk_bytes(pieces.size_bytes, map_bytes(pieces))
-                if not self.space.reserve(
-                    source, group=group, disk_bytes=disk_bytes, insist=pinned
-                ):
+                row = _fill_row(source, group=group, marks_bytes=map_bytes(pieces))
+                if not self.space.reserve(row, insist=pinned):
                     return None
                 try:
                     fill = Fill.make(fills, key, pieces)
@@ -260,15 +255,13 @@ class CacheFolder(ReadableFolder):
             crcs = fill.block_crcs(memoryview(data))
             self._rename(key)
             fills.remove(map_name(key))
-            self._enter(source, group=group, kept=False, crcs=crcs)
+            self._enter(_fill_row(source, group=group), crcs)
 
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Write and publish a small object; the caller holds its key. Return False if no space is
         free. kept: True for manifests and sidecars."""
-        disk_bytes = fill_disk_bytes(len(data))
-        if not len(data) or not self.space.reserve(
-            source, group=group, disk_bytes=disk_bytes, insist=True, kept=kept
-        ):
+        row = _fill_row(source, group=group, size_bytes=len(data), kept=kept)
+        if not len(data) or not self.space.reserve(row, insist=True):
             return False
         fills = self.layout.fills
         try:
@@ -282,7 +275,7 @@ class CacheFolder(ReadableFolder):
             discard_fill(fills, source.key)
             self.catalogue.remove(source.key)
             raise
-        self._enter(source, group=group, kept=kept, crcs=crcs)
+        self._enter(row, crcs)
         return True
 
     def _rename(self, key: str) -> None:
@@ -290,42 +283,25 @@ class CacheFolder(ReadableFolder):
             self.layout.blobs.remove(key)
         self.layout.fills.rename(part_name(key), self.layout.blobs, key)
 
-    def _enter(self, source: BlobSource | BlobRow, *, group: str, kept: bool, crcs: bytes) -> None:
-        """Record a published blob and its size on the disk in the catalogue."""
-        status = self.layout.blobs.stat(source.key)
-        self.catalogue.add(
-            BlobRow(
-                key=source.key,
-                group=group,
-                uri=source.uri,
-                size_bytes=status.st_size,  # the source may not know it
-                disk_bytes=allocated_bytes(status),
-                state="ready",
-                kept=kept,
-                crcs=crcs,
-            )
-        )
+    def _enter(self, row: BlobRow, crcs: bytes) -> None:
+        """Record a published blob and its size on the disk in the catalogue. row: of its fill."""
+        status = self.layout.blobs.stat(row.key)
+        size_bytes, disk_bytes = status.st_size, allocated_bytes(status)
+        published = replace(row, size_bytes=size_bytes, disk_bytes=disk_bytes, state="ready")
+        self.catalogue.add(replace(published, crcs=crcs, used_s=time.time()))
 
     # -- blobs in doubt, and those from before a reboot
 
     def check(self, key: str) -> None:
         """Drop a blob, or its fill, unless its checksums are known and right."""
-        try:
-            fd = self.layout.blobs.open(key)
-        except (FileNotFoundError, StrangeFileError):
-            self.space.drop(key)
-            return
-        try:
-            inode = os.fstat(fd).st_ino
-            is_right = self._is_right(key, fd)
-        finally:
-            os.close(fd)
-        if not is_right:
-            self.space.drop(key, inode=inode)
-
-    def _is_right(self, key: str, fd: int) -> bool:
         row = self.catalogue.blob(key)
-        return row is not None and row.crcs is not None and crcs_of_file(fd) == row.crcs
+        inode: int | None = None
+        if row is not None and row.crcs is not None:
+            with contextlib.suppress(FileNotFoundError, StrangeFileError):
+                inode, fault = read_fault(self.layout.blobs, row)
+                if not fault:
+                    return
+        self.space.drop(key, inode=inode)
 
     def _move_unverified(self, *, alone: bool) -> None:
         """After a reboot, move blobs to unverified/ and remove fills, because no data was synced.
@@ -350,26 +326,27 @@ class CacheFolder(ReadableFolder):
         if not self._has_unverified or not old.has(key):
             return False
         with self.layout.holding(key):
+            row, fault = self.catalogue.blob(key), "its checksums are unknown"
             try:
-                fd = old.open(key)
+                if row is not None and row.crcs is not None:
+                    _, fault = read_fault(old, row)
             except FileNotFoundError:
                 return self.layout.blobs.has(key)
-            why = "its checksums are wrong since the last reboot"
-            try:
-                is_right = self._is_right(key, fd)
+            except StrangeFileError:
+                raise
             except OSError as error:
                 refuse_shortage(error, f"{old.path}/{key}")
-                is_right, why = False, f"it can't be read since the last reboot ({error.strerror})"
-            finally:
-                os.close(fd)
-            if is_right:
+                fault = f"it can't be read ({error.strerror})"
+            if not fault:
                 old.rename(key, self.layout.blobs, key)
-            else:
-                _log.warning("%s/%s: %s, so it is fetched again", old.path, key, why)
-                with self.catalogue.writing():
-                    old.remove(key)
-                    self.catalogue.remove(key)
-            return is_right
+                return True
+            _log.warning(
+                "%s/%s: after the last reboot %s, so it is fetched again", old.path, key, fault
+            )
+            with self.catalogue.writing():
+                old.remove(key)
+                self.catalogue.remove(key)
+            return False
 
     # -- the catalogue follows the files
 
@@ -429,15 +406,11 @@ class CacheFolder(ReadableFolder):
             if exists and sizes[row.key] != row.disk_bytes:
                 catalogue.add(replace(row, disk_bytes=sizes[row.key]))
         elif at.blobs.has(row.key):  # killed between the rename and the catalogue's change
-            fd = at.blobs.open(row.key)
-            try:
-                crcs = crcs_of_file(fd)
-            finally:
-                os.close(fd)
-            self._enter(row, group=row.group, kept=row.kept, crcs=crcs)
+            with open(at.blobs.open(row.key), "rb", buffering=0) as file:
+                self._enter(row, crcs_of_file(file.fileno()))
             return 1
         else:
-            exists = at.fills.has(part_name(row.key)) or not self.space.remove_fill(row)
+            exists = at.fills.has(part_name(row.key)) or not self.space.remove_fill(row.key)
         if not exists:
             catalogue.remove(row.key)
         return int(not exists)
@@ -451,23 +424,15 @@ class CacheFolder(ReadableFolder):
             if name in known:
                 continue
             try:
-                fd = place.open(name)
+                with open(place.open(name), "rb", buffering=0) as file:
+                    status = os.fstat(file.fileno())
             except FileNotFoundError:
                 continue
             except StrangeFileError:
                 corrected += place.remove(name)
                 continue
-            try:
-                found = os.fstat(fd)
-            finally:
-                os.close(fd)
-            self.catalogue.adopt(
-                name,
-                size_bytes=found.st_size,
-                disk_bytes=allocated_bytes(found),
-                state="trash" if folder == "trash" else "ready",
-                used_s=max(found.st_atime, found.st_mtime),
-            )
+            state: State = "trash" if folder == "trash" else "ready"
+            self.catalogue.adopt(name, status, disk_bytes=allocated_bytes(status), state=state)
             corrected += 1
         return corrected
 
@@ -481,18 +446,9 @@ class CacheFolder(ReadableFolder):
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            self._rebuild(error)
+            damage = str(error)
+            self.catalogue.renew(error, lambda: self._begin(found=damage))
             return act()
-
-    def _rebuild(self, error: Exception) -> None:
-        """Replace a damaged catalogue by one that is read from the files."""
-
-        def fill() -> None:
-            self.catalogue.set_number("max_bytes", self.max_bytes)
-            self.reconcile()
-
-        if self.catalogue.renew(error, fill):
-            self._note_rebuilt(str(error))
 
     def _note_rebuilt(self, found: str | None) -> None:
         """Describe in `damage` that the catalogue was rebuilt, unless the folder is new as well."""
@@ -521,3 +477,37 @@ class CacheFolder(ReadableFolder):
             f"{self.layout.root}: the cache's own files were damaged ({damage}) and have been "
             "repaired. Cached data is kept. If this happens again, check the disk."
         )
+
+
+def read_fault(folder: Folder, row: BlobRow) -> tuple[int, str]:
+    """Compare a whole blob's file with its row; return the file's inode and its fault, "" if it has
+    none. Raises FileNotFoundError, StrangeFileError, OSError."""
+    with open(folder.open(row.key), "rb", buffering=0) as file:
+        status, fault = os.fstat(file.fileno()), ""
+        if status.st_size != row.size_bytes:
+            fault = f"it has {status.st_size:,} bytes, wanted {row.size_bytes:,}"
+        elif row.crcs is not None and crcs_of_file(file.fileno()) != row.crcs:
+            fault = "its checksums are wrong"
+        return status.st_ino, fault
+
+
+def _fill_row(
+    source: BlobSource,
+    *,
+    group: str,
+    size_bytes: int | None = None,
+    marks_bytes: int = 0,
+    kept: bool = False,
+) -> BlobRow:
+    """Return the catalogue's row of a fill. size_bytes: of the blob, if its source doesn't know it.
+    marks_bytes: see `fill_disk_bytes`."""
+    size_bytes = source.size_bytes if size_bytes is None else size_bytes
+    return BlobRow(
+        key=source.key,
+        group=group,
+        uri=source.uri,
+        size_bytes=size_bytes,
+        disk_bytes=fill_disk_bytes(size_bytes, marks_bytes),
+        state="fill",
+        kept=kept,
+    )

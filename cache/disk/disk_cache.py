@@ -26,11 +26,10 @@ from penstock.cache.base import (
     remove_own_folder,
 )
 from penstock.cache.disk.cache_folder import CacheFolder, ReadableFolder
-from penstock.cache.disk.pinning import PinnedShare
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
 DISK_ERRORS = (OSError, sqlite3.Error, StalledError)
 """Errors of the cache's disk, including a catalogue whose lock isn't acquired in time."""
@@ -65,7 +64,7 @@ class DiskCache:
         self.path = os.path.abspath(os.fspath(path))
         # None: the limit that the folder records.
         self._max_bytes: int | None = parse_size(max_bytes, what="max_bytes")
-        self._mode, self.peers = mode, peers
+        self.mode, self.peers = mode, peers
         self._lock = threading.RLock()
         self._folder: CacheFolder | None = None
         self._readable: ReadableFolder | None = None  # replaces the folder if it can't be written
@@ -99,18 +98,13 @@ class DiskCache:
         """The limit in bytes; None before first use if the folder's recorded limit applies."""
         return self._folder.max_bytes if self._folder is not None else self._max_bytes
 
-    @property
-    def mode(self) -> int:
-        """The permission bits of the folder."""
-        return self._mode
-
     def __repr__(self) -> str:
         limit = format_size(self.max_bytes) if self.max_bytes else "the folder's own"
         return f"DiskCache({self.path!r}, max_bytes={limit!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments, because a spawned worker opens the folder itself."""
-        return _made, (self.path, self._max_bytes, self._mode, self.peers)
+        return _made, (self.path, self._max_bytes, self.mode, self.peers)
 
     def open(self) -> None:
         """Open the folder now instead of at first use. Raises ConfigError; an error of the disk is
@@ -161,11 +155,11 @@ class DiskCache:
 
     def _open(self) -> None:
         try:
-            folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self._mode)
+            folder = CacheFolder(self.path, max_bytes=self._max_bytes, mode=self.mode)
             exposed = folder.layout.others_may_write()
         except DISK_ERRORS as error:
             if self._readable is None:  # published blobs can be read without the catalogue
-                self._readable = ReadableFolder.at(self.path, mode=self._mode)
+                self._readable = ReadableFolder.at(self.path, mode=self.mode)
             self.give_up(error)
             return
         self._folder, self._readable = folder, None
@@ -229,16 +223,6 @@ class DiskCache:
 
         found: str | None = self.use(make) or self.look(find)
         return found
-
-    def join(
-        self, group: str, *, label: str, keys: Sequence[str], sizes: Iterable[int]
-    ) -> PinnedShare:
-        """Register a live job of this process; its share of the limit is pinned until leave().
-
-        group: the id of the dataset. label: the dataset's name in listings. keys, sizes: the keys
-        of the blobs that this node reads in an epoch, and their sizes in bytes.
-        """
-        return PinnedShare(self.use, group=group, label=label, keys=keys, sizes=sizes)
 
     def close(self) -> None:
         """Close the folder; open blobs stay readable. Safe to call twice."""

@@ -52,20 +52,13 @@ class Fill:
         self.part = os.path.join(folder.path, part_name(key))
         self.fd = -1
         self.fd = folder.open(part_name(key), os.O_RDWR)
-        try:
-            found = os.fstat(self.fd)
-            self.inode = found.st_ino
-            marks_fd = folder.open(map_name(key), os.O_RDWR)
-            try:
-                wanted = (pieces.size_bytes, map_bytes(pieces))
-                if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
-                    raise ValueError(f"{self.part}: the fill has another size")
-                self._memory = mmap.mmap(marks_fd, 0)
-            finally:
-                os.close(marks_fd)
-        except BaseException:
-            self.close()
-            raise
+        found = os.fstat(self.fd)
+        self.inode = found.st_ino
+        with open(folder.open(map_name(key), os.O_RDWR), "r+b", buffering=0) as marks:
+            wanted = (pieces.size_bytes, map_bytes(pieces))
+            if (found.st_size, os.fstat(marks.fileno()).st_size) != wanted:
+                raise ValueError(f"{self.part}: the fill has another size")
+            self._memory = mmap.mmap(marks.fileno(), 0)
         self._crcs: dict[int, int] = {}
         self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, HEADER_BYTES)
 
@@ -174,9 +167,9 @@ class Fill:
         a whole keep their received checksum; others are computed from `data`, the whole blob."""
         return crcs_of(data, known=self._crcs)
 
-    def claims(self) -> Claims:
-        """Return locks with which a fetch claims pieces."""
-        return Claims.on_open_file(self.fd)
+    def claims(self) -> ByteLocks:
+        """Return the locks with which a fetch claims pieces: byte n for piece n."""
+        return ByteLocks.on_open_file(self.fd)
 
     def close(self) -> None:
         """Close the part file; the marks stay readable. Safe to call twice. Threads that share a
@@ -188,14 +181,6 @@ class Fill:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
             self.close()
-
-
-class Claims(ByteLocks):
-    """The pieces that one fetch has claimed, by locks on the part file: byte n for piece n."""
-
-    def claim(self, span: PieceSpan) -> bool:
-        """Claim these pieces; return False if another fetch has claimed some of them."""
-        return self.lock(span[0], span[1] - span[0])
 
 
 def map_bytes(pieces: BlobPieces) -> int:

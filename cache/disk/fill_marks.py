@@ -7,16 +7,19 @@ process that serves a cache to other nodes stays small.
 
 from __future__ import annotations
 
+import bisect
 import os
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEADER_BYTES = 512
 KIND_AT = HEADER_BYTES - 1
 EVEN_PIECES, BORDERS_FOLLOW = b"\x01", b"\x02"
 BORDER_BYTES = 8
 _PIECE_BYTES = 4096  # pieces.PIECE_BYTES, without importing numpy
-MOST_MARKS = 2**20
-"""The most marks that are read at once."""
 
 
 def part_name(key: str) -> str:
@@ -32,13 +35,15 @@ def map_name(key: str) -> str:
 class FillMarks:
     """The marks of a blob that is being filled, read from its open map.
 
-    fd: the map's descriptor, which the caller closes. size_bytes: the size of the blob. most_marks:
-    the most marks that one call reads. Raises ValueError if the file isn't a map of such a blob, or
-    is one of an older version, which lacks the starts of the pieces.
+    fd: the map's descriptor, which this object then owns. size_bytes: the size of the blob.
+    most_marks: the most marks that one call of the system reads. Raises ValueError if the file
+    isn't a map of such a blob.
     """
 
-    def __init__(self, fd: int, size_bytes: int, *, most_marks: int = MOST_MARKS) -> None:
-        self._fd, self.size_bytes, self._most_marks = fd, size_bytes, most_marks
+    most_marks = 2**20
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd, self.size_bytes = fd, size_bytes
         map_bytes = os.fstat(fd).st_size - HEADER_BYTES
         kind = os.pread(fd, 1, KIND_AT)
         self._is_even = kind == EVEN_PIECES
@@ -56,7 +61,7 @@ class FillMarks:
         """Return True if bytes [start, end) are present: at least one byte, inside the blob."""
         low, high = self._piece(start), self._piece(end - 1) + 1
         while low < high:
-            count = min(high - low, self._most_marks)
+            count = min(high - low, self.most_marks)
             if os.pread(self._fd, count, HEADER_BYTES + low) != b"\1" * count:
                 return False
             low += count
@@ -65,8 +70,11 @@ class FillMarks:
     @property
     def share(self) -> float:
         """The share of pieces that are present, in [0, 1], among the first most_marks pieces."""
-        marks = os.pread(self._fd, min(self._most_marks, self.count), HEADER_BYTES)
+        marks = os.pread(self._fd, min(self.most_marks, self.count), HEADER_BYTES)
         return marks.count(1) / max(1, len(marks))
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
 
     def _border(self, piece: int) -> int:
         if self._is_even:
@@ -81,8 +89,4 @@ class FillMarks:
         """Return the number of the piece that holds a byte."""
         if self._is_even:
             return byte // _PIECE_BYTES
-        low, high = 0, self.count
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if byte < self._border(middle) else (middle, high)
-        return low
+        return bisect.bisect_right(range(self.count), byte, key=self._border) - 1

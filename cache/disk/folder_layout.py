@@ -37,7 +37,7 @@ FORMAT = 1
 
 BLOCK = 4096
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
-_CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
+CATALOGUE_FILES = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
 _FILES = (
     "format.json",
     "boot",
@@ -81,7 +81,7 @@ class FolderLayout:
     def _clear(self) -> None:
         """Remove files that have a folder's name, and folders that have a file's name."""
         wrong = [name for name in _FOLDERS if self.top.has(name)]
-        # CatalogueFile checks the catalogue's own files.
+        # Catalogue checks the catalogue's own files.
         wrong += [name for name in _FILES if self.top.is_folder(name)]
         for name in wrong:
             self.top.remove(name)
@@ -105,12 +105,12 @@ class FolderLayout:
             )
 
     def _note_format(self) -> None:
-        """Record the format, unless it is recorded. The first version wrote no checksum."""
+        """Record the format, unless it is recorded."""
         found = None
         with contextlib.suppress(FileNotFoundError):
             found = self.top.read("format.json")
         if found != format_text(FORMAT):
-            if found not in (None, json.dumps({"format": 1}).encode()):
+            if found is not None:
                 self.damage.append("format.json")
             self.top.write_whole("format.json", format_text(FORMAT))
 
@@ -124,10 +124,7 @@ class FolderLayout:
         except UnicodeDecodeError:
             return ""
         found, _, crc = text.strip().rpartition(" ")
-        if crc == _crc(found):
-            return found
-        has_no_crc = text.strip().isprintable() and len(crc) != 8  # of the first version
-        return text.strip() if has_no_crc else ""
+        return found if crc == _crc(found) else ""
 
     def note_boot(self, boot: str) -> None:
         """Record the boot in which the blobs are written."""
@@ -137,14 +134,12 @@ class FolderLayout:
     def limit_bytes(self) -> int | None:
         """The recorded limit; None if there is none or it is damaged."""
         with contextlib.suppress(FileNotFoundError):
-            found, _, crc = self.top.read("limit").decode("ascii", "replace").partition(" ")
-            if found.isdecimal() and crc == _crc(f"limit {found}"):
-                return int(found)
+            return read_number("limit", self.top.read("limit").decode("ascii", "replace"))
         return None
 
     def note_limit(self, max_bytes: int) -> None:
         """Record the limit, for processes that find the catalogue damaged."""
-        self.top.write_whole("limit", f"{max_bytes} {_crc(f'limit {max_bytes}')}".encode())
+        self.top.write_whole("limit", with_checksum("limit", max_bytes).encode())
 
     def locks(self, name: str) -> ByteLocks:
         """Return locks on one of the lock files."""
@@ -188,11 +183,7 @@ class FolderLayout:
             found[key] = 0.0
             with contextlib.suppress(FileNotFoundError, PermissionError, ValueError):
                 size_bytes = self.fills.stat(part_name(key)).st_size
-                fd = self.fills.open(map_name(key))
-                try:
-                    found[key] = FillMarks(fd, size_bytes).share
-                finally:
-                    os.close(fd)
+                found[key] = FillMarks(self.fills.open(map_name(key)), size_bytes).share
         return found
 
     def blob_bytes(self) -> dict[str, int]:
@@ -206,7 +197,7 @@ class FolderLayout:
     def is_cache(root: str) -> bool:
         """Return True if a folder is a cache, even one that has lost some of its files."""
         return any(
-            os.path.lexists(os.path.join(root, name)) for name in ("format.json", *_CATALOGUE)
+            os.path.lexists(os.path.join(root, name)) for name in ("format.json", *CATALOGUE_FILES)
         )
 
     def others_bytes(self) -> int:
@@ -233,6 +224,18 @@ class FolderLayout:
 
 def _crc(text: str) -> str:
     return f"{crc32c(text.encode()):08x}"
+
+
+def with_checksum(name: str, number: int | str) -> str:
+    """Append the checksum of a named number to it."""
+    return f"{number} {_crc(f'{name} {number}')}"
+
+
+def read_number(name: str, text: str) -> int | None:
+    """Return the number of a text that `with_checksum` made; None if it is damaged."""
+    number = text.partition(" ")[0]
+    is_right = number.isdecimal() and text == with_checksum(name, number)
+    return int(number) if is_right else None
 
 
 def format_text(version: int) -> bytes:

@@ -166,19 +166,13 @@ def merge_spans(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]
 
 def bridge_gaps(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
     """Join sorted spans across their smallest gaps, of at most `waste` pieces in total."""
-    gaps = sorted(
-        (after[0] - before[1], place)
-        for place, (before, after) in enumerate(itertools.pairwise(spans))
-    )
-    closed = set()
-    for gap, place in gaps:
-        if gap > waste:
-            break
-        waste -= gap
-        closed.add(place)
+    pairs = enumerate(itertools.pairwise(spans), start=1)
+    gaps = sorted((after[0] - before[1], place) for place, (before, after) in pairs)
+    totals = itertools.accumulate(gap for gap, _ in gaps)
+    closed = {place for total, (_, place) in zip(totals, gaps, strict=True) if total <= waste}
     result: list[PieceSpan] = []
     for place, span in enumerate(spans):
-        if place - 1 in closed:
+        if place in closed:
             result[-1] = (result[-1][0], span[1])
         else:
             result.append(span)

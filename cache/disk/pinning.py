@@ -133,11 +133,6 @@ class PinnedShare:
         """Return True if the job reads this blob and the cache keeps it."""
         return key < self._below and self._read_set.has(key)
 
-    @property
-    def fits(self) -> bool:
-        """True if all blobs of the job are pinned."""
-        return self._below == ALL_KEYS
-
     def refresh(self) -> bool:
         """Compute the share again for the current jobs; return True if the pinned set changed."""
         before = self._below

@@ -26,26 +26,6 @@ MOST_SHARE = 0.5
 """The share of the folder's limit that private files of all processes may use."""
 
 
-class PrivateFile:
-    """A private file that was written. remove: removes it once it is unmapped."""
-
-    def __init__(self, map: FileMap, remove: Callable[[], None]) -> None:
-        self._map: FileMap | None = map
-        self._remove = remove
-        self.size_bytes = map.size_bytes
-
-    def buffer(self) -> Any:
-        """Return the map as a read-only pyarrow buffer; the file's space is used while it
-        exists."""
-        assert self._map is not None
-        return self._map.buffer()
-
-    def remove(self) -> None:
-        """Remove the file as soon as its map is no longer used."""
-        self._map = None
-        self._remove()
-
-
 class PrivateFiles:
     """The private files of this process. Safe for several threads.
 
@@ -58,8 +38,12 @@ class PrivateFiles:
         self._waiting: set[str] = set()  # to be removed once they are unmapped
         self._has_removed_dead = False
 
-    def write(self, data: memoryview) -> PrivateFile | None:
-        """Write bytes to a new file; None if the folder lacks free bytes or can't be used."""
+    def write(self, data: memoryview) -> tuple[Any, Callable[[], None]] | None:
+        """Write bytes to a new file; None if the folder lacks free bytes or can't be used.
+
+        Return the map as a read-only pyarrow buffer, and a function that removes the file once it
+        is unmapped; its space is used until then.
+        """
         key, size_bytes = uuid.uuid4().hex + uuid.uuid4().hex[:8], data.nbytes
         segment = Segment(path="", size_bytes=size_bytes, version=None)
         source = BlobSource(key=key, uri=self._uri, segments=[segment], size_bytes=size_bytes)
@@ -73,48 +57,40 @@ class PrivateFiles:
                 return None
             return folder.begin(source, group=PRIVATE, pinned=False)
 
-        self._remove_waiting()
+        self.remove_unmapped()
         begun = self._cache.use(begin)
         if begun is None:
             return None
         fill, mapped = begun
-        file = PrivateFile(mapped, partial(self._remove, key))
+        buffer, remove = mapped.buffer(), partial(self._remove, key)
         del begun, mapped  # else this frame keeps the map
         try:
             fill.write((0, fill.pieces.count), data)
         except OSError:
-            file.remove()
+            del buffer
+            remove()
             return None
         finally:
             fill.close()
-        return file
+        return buffer, remove
 
     def _remove(self, key: str) -> None:
         with self._lock:
             self._waiting.add(key)
-        self._remove_waiting()
+        self.remove_unmapped()
 
-    def _remove_waiting(self) -> None:
+    def remove_unmapped(self) -> None:
+        """Remove the files that were given up and aren't mapped any more; others are removed after
+        this process has ended."""
         with self._lock:
             waiting, self._waiting = self._waiting, set()
         if not waiting:
             return
 
         def remove(folder: CacheFolder) -> set[str]:
-            catalogue = folder.catalogue
-            with catalogue.writing():
-                rows = {key: catalogue.blob(key) for key in waiting}
-                return {
-                    key
-                    for key, row in rows.items()
-                    if row is not None and not folder.space.remove_fill(row)
-                }
+            with folder.catalogue.writing():
+                return {key for key in waiting if not folder.space.remove_fill(key)}
 
         left = self._cache.use(remove)
         with self._lock:
             self._waiting |= waiting if left is None else left
-
-    def close(self) -> None:
-        """Remove the files that are no longer mapped; others are removed after this process has
-        ended."""
-        self._remove_waiting()

@@ -16,7 +16,6 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.base import format_size
-from penstock.cache.disk.catalogue import BlobRow
 from penstock.cache.disk.fill_files import discard_fill, fill_disk_bytes
 from penstock.cache.disk.fill_marks import map_name, part_name
 from penstock.cache.errors import ConfigError
@@ -24,8 +23,8 @@ from penstock.cache.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.cache.base import BlobSource, Folder
-    from penstock.cache.disk.catalogue import Catalogue
+    from penstock.cache.base import Folder
+    from penstock.cache.disk.catalogue import BlobRow, Catalogue, JobRow
     from penstock.cache.disk.folder_layout import FolderLayout
 
 PRIVATE = "private"
@@ -159,53 +158,53 @@ class Space:
 
     def empty_trash(self) -> None:
         """Remove the files that no process has mapped any more; call it in a transaction."""
-        trash = self._layout.trash
         for name in self._layout.names("trash"):
-            with contextlib.suppress(FileNotFoundError):
-                inode = trash.stat(name).st_ino
-                if self._inodes.lock(inode):
-                    trash.remove(name)
-                    self._inodes.unlock(inode)
-                    self._catalogue.remove(name)
+            if self._remove_unmapped(self._layout.trash, name):
+                self._catalogue.remove(name)
+
+    def _remove_unmapped(self, folder: Folder, name: str) -> bool:
+        """Remove a file, unless a process has it mapped; return False then."""
+        with contextlib.suppress(FileNotFoundError):
+            inode = folder.stat(name).st_ino
+            if not self._inodes.lock(inode):
+                return False
+            try:
+                folder.remove(name)
+            finally:
+                self._inodes.unlock(inode)
+        return True
 
     # -- jobs and fills of dead processes, whose locks are free
 
     def forget_dead_jobs(self) -> int:
         """Delete the jobs of dead processes; return their number."""
-        dead = 0
-        probe = self._layout.locks("jobs")
-        try:
-            for job in self._catalogue.jobs():
-                if probe.lock(job.id + 1):
-                    probe.unlock(job.id + 1)
-                    self._catalogue.remove_job(job.id)
-                    dead += 1
-        finally:
-            probe.close()
-        return dead
+        _, dead = live_and_dead_jobs(self._layout, self._catalogue)
+        for job in dead:
+            self._catalogue.remove_job(job.id)
+        return len(dead)
 
     def remove_fills(self, *, group: str | None = None) -> int:
         """Remove the fills that no process works on, all or those of a group; return their
         number."""
         with self._catalogue.writing():
             fills = self._catalogue.blobs(state="fill")
-            return sum(self.remove_fill(row) for row in fills if group in (None, row.group))
+            return sum(self.remove_fill(row.key) for row in fills if group in (None, row.group))
 
-    def remove_fill(self, row: BlobRow) -> bool:
+    def remove_fill(self, key: str) -> bool:
         """Remove a fill and its row, unless a process works on it; call it in a transaction."""
         fills = self._layout.fills
-        with self._layout.trying(row.key) as is_free:
+        with self._layout.trying(key) as is_free:
             if not is_free:
                 return False
             with contextlib.suppress(FileNotFoundError):
-                inode = fills.stat(part_name(row.key)).st_ino
+                inode = fills.stat(part_name(key)).st_ino
                 if not self._inodes.lock(inode):
                     return False
                 self._inodes.unlock(inode)  # holding the key keeps new readers out
-            discard_fill(fills, row.key)
-            if self._layout.blobs.has(row.key):
+            discard_fill(fills, key)
+            if self._layout.blobs.has(key):
                 return False
-            self._catalogue.remove(row.key)
+            self._catalogue.remove(key)
             return True
 
     def record_fill(self, name: str) -> int:
@@ -226,41 +225,24 @@ class Space:
         if name != part_name(key) or self._catalogue.blob(key) is not None:
             return 0
         # The next reader of the blob continues the fill.
-        self._catalogue.adopt(
-            key,
-            size_bytes=found.st_size,
-            disk_bytes=fill_disk_bytes(found.st_size),
-            state="fill",
-            used_s=found.st_mtime,
-        )
+        disk_bytes = fill_disk_bytes(found.st_size)
+        self._catalogue.adopt(key, found, disk_bytes=disk_bytes, state="fill")
         return 1
 
     # -- reserving and evicting
 
-    def reserve(
-        self, source: BlobSource, *, group: str, disk_bytes: int, insist: bool, kept: bool = False
-    ) -> bool:
+    def reserve(self, fill: BlobRow, *, insist: bool) -> bool:
         """Record a fill in the catalogue if its space is free or can be freed; return False if not.
         insist: search for space even if a search within the last _FULL_S found none."""
         if not insist and time.monotonic() < self._full_until_s:
             return False
         with self._catalogue.writing():
-            row = self._catalogue.blob(source.key)
-            need = disk_bytes - (row.disk_bytes if row is not None else 0)
-            if not self.make_space(need, group=group if insist else None):
+            row = self._catalogue.blob(fill.key)
+            need = fill.disk_bytes - (row.disk_bytes if row is not None else 0)
+            if not self.make_space(need, group=fill.group if insist else None):
                 self._full_until_s = time.monotonic() + _FULL_S
                 return False
-            self._catalogue.add(
-                BlobRow(
-                    key=source.key,
-                    group=group,
-                    uri=source.uri,
-                    size_bytes=source.size_bytes,
-                    disk_bytes=disk_bytes,
-                    state="fill",
-                    kept=kept,
-                )
-            )
+            self._catalogue.add(fill)
         return True
 
     def make_space(self, need_bytes: int, *, group: str | None) -> bool:
@@ -303,7 +285,8 @@ class Space:
             if group not in (None, row.group):
                 continue
             is_whole = row.state == "ready"
-            if self._remove_whole(row.key) if is_whole else self.remove_fill(row):
+            remove = self._remove_whole if is_whole else self.remove_fill
+            if remove(row.key):
                 left -= row.disk_bytes
                 evicted += is_whole
         return evicted
@@ -314,15 +297,9 @@ class Space:
 
     def _remove_whole(self, key: str) -> bool:
         """Remove a whole blob, unless a process has it mapped."""
-        for folder in (self._layout.blobs, self._layout.unverified):
-            with contextlib.suppress(FileNotFoundError):
-                inode = folder.stat(key).st_ino
-                if not self._inodes.lock(inode):
-                    return False
-                try:
-                    folder.remove(key)
-                finally:
-                    self._inodes.unlock(inode)
+        folders = (self._layout.blobs, self._layout.unverified)
+        if not all(self._remove_unmapped(folder, key) for folder in folders):
+            return False
         self._catalogue.remove(key)
         return True
 
@@ -337,6 +314,16 @@ class Space:
             with contextlib.suppress(FileNotFoundError):
                 inode = blobs.stat(row.key).st_ino
                 self._move_to_trash(blobs, row.key, key=row.key, inode=inode)
+
+
+def live_and_dead_jobs(
+    layout: FolderLayout, catalogue: Catalogue
+) -> tuple[list[JobRow], list[JobRow]]:
+    """Return the jobs whose processes live, and hold a lock, and those of dead processes."""
+    jobs = catalogue.jobs()
+    with contextlib.closing(layout.locks("jobs")) as probe:
+        live = [job for job in jobs if probe.is_held(job.id + 1)]
+    return live, [job for job in jobs if job not in live]
 
 
 def choose_victims(rows: Iterable[BlobRow], short_bytes: int) -> Iterator[BlobRow]:

@@ -27,7 +27,6 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from crc32c import crc32c
 
@@ -40,6 +39,7 @@ from penstock.cache.disk import (
     FolderLayout,
     as_database_errors,
     map_name,
+    open_read_only,
     part_name,
     read_crcs,
 )
@@ -172,9 +172,7 @@ class HeldFiles:
             opened.callback(self._readers.release, found.st_ino)
             marks = crcs = None
             if folder is self._layout.fills:
-                map_fd = folder.open(map_name(key))
-                opened.callback(os.close, map_fd)
-                marks = FillMarks(map_fd, found.st_size)
+                marks = FillMarks(folder.open(map_name(key)), found.st_size)
             else:
                 crcs = self._crcs(key, found)
             # Checked after the map is opened, as a fill's map is removed after its part file.
@@ -219,12 +217,7 @@ class HeldFiles:
                 inode = self._layout.top.stat("catalogue.db").st_ino
                 if self._catalogue is None or inode != self._catalogue_inode:
                     self._close_catalogue()
-                    self._layout.top.check("catalogue.db")
-                    root = os.readlink(f"/proc/self/fd/{self._layout.top.fd}")
-                    place = quote(os.path.join(root, "catalogue.db"))
-                    self._catalogue = sqlite3.connect(
-                        f"file:{place}?mode=ro", uri=True, timeout=0.1, check_same_thread=False
-                    )
+                    self._catalogue = open_read_only(self._layout.top, "mode=ro")
                     self._catalogue_inode = inode
                 yield from self._catalogue.execute(query, values)
                 return

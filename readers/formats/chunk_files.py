@@ -17,7 +17,7 @@ from penstock.cache.disk import MOST_SHARE, PrivateFiles
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.disk import DiskCache, PrivateFile
+    from penstock.cache.disk import DiskCache
 
 LEAST_BYTES = 2**20
 """A smaller chunk is decoded again instead of being kept in a file, because an entry in the cache's
@@ -27,14 +27,13 @@ catalogue takes one or two milliseconds."""
 class ChunkFile:
     """A chunk in a file. value: mapped, read-only. size_bytes: of the file."""
 
-    def __init__(self, file: PrivateFile, value: Any) -> None:
-        self._file, self.value = file, value
-        self.size_bytes = file.size_bytes
+    def __init__(self, value: Any, size_bytes: int, remove: Callable[[], None]) -> None:
+        self.value, self.size_bytes, self._remove = value, size_bytes, remove
 
     def remove(self) -> None:
         """Remove the file as soon as no view of it is left."""
         self.value = None
-        self._file.remove()
+        self._remove()
 
 
 class ChunkFiles:
@@ -63,12 +62,14 @@ class ChunkFiles:
             self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8) if is_array else None
         data = _ipc(value) if flat is None else flat.data
-        file = self._files.write(data)
-        if file is None:
+        if (written := self._files.write(data)) is None:
             return None
+        buffer, remove = written
         if is_array:
-            return ChunkFile(file, np.frombuffer(file.buffer(), value.dtype).reshape(value.shape))
-        return ChunkFile(file, pa.ipc.open_file(file.buffer()).read_all())
+            kept = np.frombuffer(buffer, value.dtype).reshape(value.shape)
+        else:
+            kept = pa.ipc.open_file(buffer).read_all()
+        return ChunkFile(kept, buffer.size, remove)
 
     def room_bytes(self) -> int:
         """Return how many bytes of the folder's limit such files of all processes may take."""
@@ -78,7 +79,7 @@ class ChunkFiles:
     def close(self) -> None:
         """Remove the remaining files. Safe to call twice."""
         if self._files is not None:
-            self._files.close()
+            self._files.remove_unmapped()
 
 
 def _ipc(table: Any) -> memoryview:

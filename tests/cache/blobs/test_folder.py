@@ -201,7 +201,7 @@ def test_without_a_cache_nothing_is_done_and_no_error_is_the_disks(store: Memory
     cache = DatasetCache(None, group="g", label="mem://set")
     assert cache.use(lambda _: 1) is None
     assert cache.look(lambda _: 1) is None
-    assert not cache.drop(single(store, 0))
+    assert not cache.remove(single(store, 0))
     with pytest.raises(OSError, match="full"):
         cache.give_up(OSError("full"))
     assert cache.join(["0" * 40], [5]) is None
@@ -376,7 +376,7 @@ def test_a_job_enters_books_that_were_rebuilt(remotes: Callable[..., Remote]) ->
     assert admin.stat(cache_of(remote).path).jobs == ()
     assert not job.refresh()
     assert len(admin.stat(cache_of(remote).path).jobs) == 1
-    assert job.fits
+    assert job.pinned_bytes == job.wanted_bytes
 
 
 def test_what_is_mapped_is_never_evicted_and_counts(remotes: Callable[..., Remote]) -> None:

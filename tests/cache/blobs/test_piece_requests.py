@@ -30,7 +30,7 @@ from penstock.cache.blobs import (
     FillStoppedError,
     PieceRequests,
     Remote,
-    Requester,
+    Upstream,
 )
 from penstock.cache.disk import PIECE_BYTES, BlobPieces, DiskCache, Fill
 from penstock.cache.fetch import Fetcher
@@ -122,12 +122,11 @@ def test_a_stopped_fill_takes_nothing_more(tmp_path: Path) -> None:
     fill.close()
 
 
-class Refusing:
+class Refusing(Upstream):
     """An upstream that fails with one object. It keeps what it was asked for."""
 
-    range_bytes, timeout_s = RANGE_BYTES, 5.0
-
     def __init__(self) -> None:
+        super().__init__(Fetcher(MemoryStore({})))
         self.asked: list[BlobRange] = []
 
     def fetch(
@@ -141,10 +140,6 @@ class Refusing:
         self.asked += ranges
         raise FetchError("no", uri=self.uri("x-1"))
 
-    def reserve_fills(self, key: str, most: int) -> threading.Lock:
-        del key, most
-        raise AssertionError("not asked for here")
-
     def uri(self, path: str) -> str:
         return f"mem://{path}"
 
@@ -152,14 +147,13 @@ class Refusing:
 def test_a_failure_is_noted_for_the_pieces_that_it_cost(tmp_path: Path) -> None:
     blob, upstream = source("x", 10, 20, 30), Refusing()
     fill = fill_of(tmp_path, blob)
-    requester = Requester(upstream)  # type: ignore[arg-type]
-    requester.send([])
+    upstream.send([])
     assert not upstream.asked
     with pytest.raises(FetchError, match="no"):
-        requester.send(requests_of(blob, fill, TrafficMeter()))
+        upstream.send(requests_of(blob, fill, TrafficMeter()))
     assert len(upstream.asked) == 3
     for piece in range(3):
-        found = requester.failures.since(0.0, [(blob.key, [(piece, piece + 1)])])
+        found = upstream.failures.since(0.0, [(blob.key, [(piece, piece + 1)])])
         assert (found is not None) is (piece == 1)
     fill.close()
 
@@ -255,7 +249,7 @@ def test_pieces_that_another_process_claims_for_too_long_are_fetched_twice(
     wanted = spans(remote, store, 0, 0)
     fill = wanted.blob.fill  # type: ignore[attr-defined]
     claims = fill.claims()
-    assert claims.claim((0, 2))
+    assert claims.lock(0, 2)
     ((found,),) = remote.load([wanted])
     claims.close()
     assert bytes(found) == content(store, single(store, 0))[:5000]

@@ -15,7 +15,7 @@ import pytest
 from penstock.cache import FetchError, ObjectChangedError, PenstockWarning
 from penstock.cache.base import BlobSpans, RequestError
 from penstock.cache.blobs import CachedBlob
-from penstock.cache.disk import admin
+from penstock.cache.disk import FolderLayout, admin
 from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, of_ranges, single
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def test_after_a_reboot_blobs_are_verified_at_first_use(
     path = Path(cache_of(remote).path)
     remote.close()
     cache_of(remote).close()
-    (path / "boot").write_text("another boot")
+    FolderLayout(str(path)).note_boot("another boot")
     torn = path / "blobs" / single(store, 4).key
     torn.write_bytes(bytes(SIZES[4]))  # what a power cut leaves
     again = remotes(store)

@@ -112,11 +112,11 @@ def test_writing_marks_and_reopening_continues(tmp_path: Path) -> None:
 def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
     fill = make(tmp_path, source("x", 10 * PIECE_BYTES))
     one, two = fill.claims(), fill.claims()
-    assert one.claim((0, 5))
-    assert not two.claim((4, 6))
-    assert two.claim((5, 10))
+    assert one.lock(0, 5)
+    assert not two.lock(4, 2)
+    assert two.lock(5, 5)
     one.close()
-    assert two.claim((0, 5))
+    assert two.lock(0, 5)
     two.close()
     fill.close()
 
@@ -183,34 +183,31 @@ def test_marked_bytes_are_there_and_no_others(
         if data.draw(st.booleans()):
             fill.marks[piece] = 1
             there[slice(*fill.pieces.span((piece, piece + 1)))] = True
-    fd = folder.open(map_name("x"))
-    try:
-        marks = FillMarks(fd, blob.size_bytes)
-        for _ in range(5):
-            start = data.draw(st.integers(0, blob.size_bytes - 1))
-            end = data.draw(st.integers(start + 1, blob.size_bytes))
-            if marks.has(start, end):
-                assert there[start:end].all()
-            # For whole pieces the answer is exact.
-            (low, high), *_ = fill.pieces.covering([start], [end])
-            start, end = fill.pieces.span((low, high))
-            assert marks.has(start, end) == there[start:end].all()
-    finally:
-        os.close(fd)
-        fill.close()
+    marks = FillMarks(folder.open(map_name("x")), blob.size_bytes)
+    for _ in range(5):
+        start = data.draw(st.integers(0, blob.size_bytes - 1))
+        end = data.draw(st.integers(start + 1, blob.size_bytes))
+        if marks.has(start, end):
+            assert there[start:end].all()
+        # For whole pieces the answer is exact.
+        (low, high), *_ = fill.pieces.covering([start], [end])
+        start, end = fill.pieces.span((low, high))
+        assert marks.has(start, end) == there[start:end].all()
+    fill.close()
 
 
-def test_the_marks_of_very_many_pieces_are_read_in_steps(tmp_path: Path) -> None:
+def test_the_marks_of_very_many_pieces_are_read_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FillMarks, "most_marks", 10)
     folder = Folder.at(str(tmp_path))
     fill = Fill.make(folder, "x", BlobPieces(source("x", 100 * 4096 - 1, ranges=False)))
     fill.marks[:] = 1
-    fd = folder.open(map_name("x"))
-    marks = FillMarks(fd, 100 * 4096 - 1, most_marks=10)
+    marks = FillMarks(folder.open(map_name("x")), 100 * 4096 - 1)
     assert marks.has(0, 100 * 4096 - 1)
     fill.marks[95] = 0
     assert not marks.has(0, 100 * 4096 - 1)
     assert marks.has(0, 95 * 4096)
-    os.close(fd)
     fill.close()
 
 
@@ -221,10 +218,8 @@ OF_OLD_VERSION = bytes(512) + b"\1"  # without the starts of its pieces
 def test_a_file_that_is_no_map_is_refused(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / "x.map"
     place.write_bytes(content)
-    fd = os.open(place, os.O_RDONLY)
     with pytest.raises(ValueError, match="isn't a map"):
-        FillMarks(fd, 4096)
-    os.close(fd)
+        FillMarks(os.open(place, os.O_RDONLY), 4096)
 
 
 OBJECT_BYTES = 100_000

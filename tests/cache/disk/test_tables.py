@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base import Folder
-from penstock.cache.disk import BlobRow, Catalogue, CatalogueFile, JobRow, UncountedError, is_damage
+from penstock.cache.disk import BlobRow, Catalogue, JobRow, UncountedError, is_damage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -177,13 +177,13 @@ def test_a_catalogue_that_another_process_replaced_is_opened_before_the_next_cha
     tmp_path: Path,
 ) -> None:
     folder = Folder.at(str(tmp_path))
-    one, other = CatalogueFile(folder), CatalogueFile(folder)
-    one.change("INSERT INTO labels VALUES ('g', 'of one')")
+    one, other = Catalogue(folder), Catalogue(folder)
+    one.set_label("g", "of one")
     entered: list[str] = []
     other.renew(sqlite3.DatabaseError("torn"), lambda: entered.append("files"))
     assert entered == ["files"]
-    one.change("INSERT INTO labels VALUES ('h', 'of one again')")
-    assert other.rows("SELECT grp FROM labels") == [("h",)]
+    one.set_label("h", "of one again")
+    assert other.labels() == {"h": "of one again"}
     one.close()
     other.close()
 

@@ -459,8 +459,7 @@ def test_files_of_a_dead_process_are_removed(cache: DiskCache) -> None:
     lost = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     kept = lost.write(chunk(1, size))
     assert kept is not None
-    kept.value = None
-    kept._file._map = None  # as the kernel does for a killed process
+    kept.value = None  # unmapped, as the kernel does for a killed process
     assert used_bytes(cache) > size
     files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
     again = files.write(chunk(2, size))

@@ -261,9 +261,7 @@ def test_a_remote_pack_gives_all_fields(
     wanted = samples(tmp_path / "pack")
     names = fields or tuple(open_index(tmp_path / "pack").schema)
     if not kept:
-        monkeypatch.setattr(
-            "penstock.cache.blobs.dataset_cache.DatasetCache.open", lambda *_, **__: None
-        )
+        monkeypatch.setattr("penstock.cache.blobs.blob_fills.BlobFills.open", lambda *_, **__: None)
     with (
         uploaded(tmp_path / "pack") as url,
         Dataset(url, fields=names, cache=tmp_path / "cache") as dataset,
@@ -291,9 +289,7 @@ def test_only_the_bytes_of_the_selected_fields_are_fetched(
     (tmp_path / "tars" / "all.tar").write_bytes(tars.archive(files))
     summary = make(tmp_path / "tars", tmp_path / "pack", shard_bytes="64MiB", verify=never)
     assert summary.bytes > 3_000_000
-    monkeypatch.setattr(
-        "penstock.cache.blobs.dataset_cache.DatasetCache.open", lambda *_, **__: None
-    )
+    monkeypatch.setattr("penstock.cache.blobs.blob_fills.BlobFills.open", lambda *_, **__: None)
 
     def fetched(url: str, *fields: str) -> int:
         with Dataset(url, fields=fields, cache=tmp_path / "-".join(fields)) as one:

@@ -362,7 +362,7 @@ class PieceRequests:
             self._meter.add(bytes_filled=wanted.end - wanted.start)
 
         for stretch in fill.pieces.stretches(pieces):
-            wanted = BlobRange.of_stretch(source, stretch, version=agreed, keep=keep)
+            wanted = BlobRange(blob=source, version=agreed, keep=keep, **stretch._asdict())
             (span,) = fill.pieces.covering([wanted.start], [wanted.end])
             yield BlobRequest(wanted, partial(receive, wanted, span), span)
 

@@ -113,7 +113,7 @@ class PassingBlob:
         count = max(1, -(-(end - start) // self._upstream.range_bytes))
         for low, high in pairwise(start + (end - start) * i // count for i in range(count + 1)):
             for stretch in self._table.stretches(low, high):
-                yield BlobRange.of_stretch(self.source, stretch, version=agreed)
+                yield BlobRange(blob=self.source, version=agreed, **stretch._asdict())
 
     def _into(self, array: Bytes, start: int, ranges: Iterable[BlobRange]) -> list[BlobRequest]:
         """Return requests that store ranges in an array, which begins at byte `start`."""
@@ -205,39 +205,32 @@ class Remote(DatasetCache):
         always use new memory. Raises FetchError, StalledError, ClosedError; with "pread" OSError
         and EOFError for a failing disk or a truncated file.
         """
-        cold = [
-            number
-            for number, want in enumerate(wanted)
-            if not isinstance(want.blob, CachedBlob) or want.blob.fill is not None
-        ]
-        results: dict[int, list[Bytes] | None] = {}
-        if cold:
-            wanted_cold = [wanted[number] for number in cold]
-            passed, missed = self._fetch(wanted_cold)
-            if passed is None:  # the cache can't be written any more, so read without it
-                past = [replace(want, blob=self.pass_by(want.blob.source)) for want in wanted_cold]
-                passed, _ = self._fetch(past)
-                assert passed is not None
-            results.update(zip(cold, passed, strict=True))
-            # Below all spans from the disk count as hits, including those just fetched.
-            passing = sum(len(found) for found in passed if found is not None)
-            self._meter.add(misses=missed, hits=passing - missed)
-        disk_bytes = 0
-        hits = 0
-        loaded = []
-        for number, want in enumerate(wanted):
-            found = results.get(number)
-            if found is None:
+        passed, missed = self._fetch(wanted)
+        if passed is None:  # the cache can't be written any more, so read without it
+            passed, _ = self._fetch([self._past_cache(want) for want in wanted])
+            assert passed is not None
+        # All spans from the disk count as hits, unless they were fetched just now.
+        loaded, disk_bytes, hits = [], 0, -missed
+        for want, found in zip(wanted, passed, strict=True):
+            spans = found
+            if spans is None:
                 blob = want.blob
                 assert isinstance(blob, CachedBlob)
                 read = blob.copies if mode == "pread" else blob.views
-                found = read(want.starts, want.ends)
+                spans = read(want.starts, want.ends)
                 size_bytes = sum(want.ends) - sum(want.starts)
                 disk_bytes += size_bytes if want.touched_bytes is None else want.touched_bytes
-                hits += len(found) if want.touched_bytes != 0 else 0
-            loaded.append(found)
-        self._meter.add(bytes_disk=disk_bytes, hits=hits)
+            if found is not None or want.touched_bytes != 0:
+                hits += len(spans)
+            loaded.append(spans)
+        self._meter.add(bytes_disk=disk_bytes, hits=hits, misses=missed)
         return loaded
+
+    def _past_cache(self, wanted: BlobSpans) -> BlobSpans:
+        """Return spans to be read without the cache, unless it has the whole blob."""
+        blob = wanted.blob
+        is_here = isinstance(blob, CachedBlob) and blob.fill is None
+        return wanted if is_here else replace(wanted, blob=self.pass_by(blob.source))
 
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
         """Fetch the missing bytes of spans of all cached blobs at once, before they are read

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import Answer, BlobSource, Segment
-    from penstock.cache.disk import PieceSpan, Stretch
+    from penstock.cache.disk import PieceSpan
     from penstock.cache.fetch import Fetcher
 
 
@@ -36,35 +36,25 @@ class BlobRange:
     """Bytes [start, end) of a blob, all of one object.
 
     blob: the blob, whose key identifies it for every source. segment: the first segment that holds
-    the bytes. stored: the same bytes as a range of the store's object, with the required version.
-    keep(start, data, crc): receives the bytes as they arrive, with their offset in the blob and
-    their checked CRC-32C; the answer is then a `StreamedAnswer`. Bytes of an incomplete range don't
-    count.
+    the bytes. at: their first byte in the segment's object. version: the version that the object
+    must have if its segment names none. keep(start, data, crc): receives the bytes as they arrive,
+    with their offset in the blob and their checked CRC-32C; the answer is then a `StreamedAnswer`.
+    Bytes of an incomplete range don't count.
     """
 
     blob: BlobSource
     segment: Segment
+    at: int
     start: int
     end: int
-    stored: ObjectRange
+    version: str | None = None
     keep: Callable[[int, memoryview, int], None] | None = None
 
-    @classmethod
-    def of_stretch(
-        cls,
-        blob: BlobSource,
-        stretch: Stretch,
-        *,
-        version: str | None,
-        keep: Callable[[int, memoryview, int], None] | None = None,
-    ) -> BlobRange:
-        """Return the range of a stretch. version: the version that the object must have if its
-        segment names none."""
-        segment, at, start, end = stretch
-        stored = ObjectRange(
-            path=segment.path, start=at, end=at + end - start, version=segment.version or version
-        )
-        return cls(blob=blob, segment=segment, start=start, end=end, stored=stored, keep=keep)
+    @property
+    def stored(self) -> ObjectRange:
+        """The same bytes as a range of the store's object, with the required version."""
+        end, version = self.at + self.end - self.start, self.segment.version or self.version
+        return ObjectRange(path=self.segment.path, start=self.at, end=end, version=version)
 
 
 _REMEMBERED = 256

@@ -37,7 +37,7 @@ from penstock.cache.disk.space import PRIVATE, Space
 from penstock.cache.errors import StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from penstock.cache.base import BlobSource, Folder
     from penstock.cache.disk.catalogue import Known, State
@@ -380,16 +380,12 @@ class CacheFolder(ReadableFolder):
                 self.damage.append(f"catalogue.db ({wrong} of its rows), read again from the files")
             sizes = at.blob_bytes()
             corrected += wrong + sum(self._correct_row(row, sizes) for row in catalogue.blobs())
-            rows = catalogue.blobs()
-            known = {row.key for row in rows}
-            filling = {row.key for row in rows if row.state == "fill"}
-            corrected += self._record_files("blobs", known) + self._record_files(
-                "unverified", known
-            )
+            states = {row.key: row.state for row in catalogue.blobs()}
+            for folder in ("blobs", "unverified", "trash"):
+                corrected += self._record_files(folder, states)
             for name in at.names("fills"):
-                if name.partition(".")[0] not in filling:
+                if states.get(name.partition(".")[0]) != "fill":
                     corrected += space.record_fill(name)
-            corrected += self._record_files("trash", known)
             space.empty_trash()
             catalogue.rescued.clear()
             catalogue.recount()
@@ -415,7 +411,7 @@ class CacheFolder(ReadableFolder):
             catalogue.remove(row.key)
         return int(not exists)
 
-    def _record_files(self, folder: str, known: set[str]) -> int:
+    def _record_files(self, folder: str, known: Container[str]) -> int:
         """Record the files of a subfolder that the catalogue doesn't list, and remove links; return
         their number."""
         place: Folder = getattr(self.layout, folder)

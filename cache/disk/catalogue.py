@@ -342,9 +342,9 @@ class Catalogue:
         found = self.row("PRAGMA page_count")
         return int(found[0]) * 4096 if found else 0
 
-    def renew(self, error: Exception, fill: Callable[[], object]) -> bool:
-        """Replace a damaged catalogue; return False if another process did. error: the damage.
-        fill: enters the files into the empty catalogue, in the same transaction."""
+    def renew(self, error: Exception, fill: Callable[[], object]) -> None:
+        """Replace a damaged catalogue, unless another process did. error: the damage. fill: enters
+        the files into the empty catalogue, in the same transaction."""
         with self._mutex, self._locked():
             self._depth = 0
             if not isinstance(error, UncountedError) and not self._is_replaced():
@@ -352,11 +352,9 @@ class Catalogue:
                 self._remove()
             if self._is_replaced():
                 self._reopen()
-            is_new = not self.is_counted
-            if is_new:
+            if not self.is_counted:
                 with self._transaction():
                     fill()
-            return is_new
 
     def close(self) -> None:
         """Close the file and its lock. Safe to call twice."""

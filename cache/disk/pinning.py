@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,47 +104,50 @@ class PinnedShare:
     It holds a lock that the system releases with the process, so a dead process's job is deleted.
     use: DiskCache.use. group: the id of the dataset. label: the dataset's name in listings. keys,
     sizes: the keys of the blobs that this node reads in an epoch, and their sizes in bytes.
-    share_bytes: the bytes that may be pinned.
     """
 
     def __init__(
         self, use: Use, *, group: str, label: str, keys: Sequence[str], sizes: Iterable[int]
     ) -> None:
-        self._use = use
-        self._group, self._label = group, label
+        self._use, self._label = use, label
         self._read_set = ReadSet(group, keys, sizes)
-        self._below = ""
         self._lock: ByteLocks | None = None
-        self._job: int | None = None
-        self._owner = os.getpid()
-        self.share_bytes = 0
+        self._job = JobRow(
+            id=0,
+            group=group,
+            reads=self._read_set.reads,
+            wanted_bytes=self._read_set.disk_bytes,
+            share_bytes=0,
+            below="",
+            pid=os.getpid(),
+        )
         use(self._join)
 
     @property
     def wanted_bytes(self) -> int:
         """The bytes of all blobs that this node reads in an epoch."""
-        return self._read_set.disk_bytes
+        return self._job.wanted_bytes
 
     @property
     def pinned_bytes(self) -> int:
         """The bytes of the pinned blobs, filled or not."""
-        return self._read_set.bytes_below(self._below)
+        return self._read_set.bytes_below(self._job.below)
 
     def pins(self, key: str) -> bool:
         """Return True if the job reads this blob and the cache keeps it."""
-        return key < self._below and self._read_set.has(key)
+        return key < self._job.below and self._read_set.has(key)
 
     def refresh(self) -> bool:
         """Compute the share again for the current jobs; return True if the pinned set changed."""
-        before = self._below
-        self._use(self._join if self._job is None else self._share)
-        return self._below != before
+        before = self._job.below
+        self._use(self._share if self._job.id else self._join)
+        return self._job.below != before
 
     def leave(self) -> None:
         """End the job; its blobs stay until other jobs need their space. Safe to call twice."""
-        job, self._job = self._job, None
-        if job is not None and os.getpid() == self._owner:
-            self._use(lambda folder: folder.catalogue.remove_job(job))
+        job, self._job = self._job, replace(self._job, id=0)
+        if job.id and os.getpid() == job.pid:
+            self._use(lambda folder: folder.catalogue.remove_job(job.id))
             self._use(lambda folder: folder.space.flush_uses())
         if self._lock is not None:
             self._lock.close()
@@ -154,40 +158,29 @@ class PinnedShare:
             lock, job = folder.layout.locks("jobs"), new_job_id()
             while not lock.lock(job + 1):
                 job = new_job_id()
-            self._lock, self._job = lock, job
+            self._lock, self._job = lock, replace(self._job, id=job)
             self._share(folder)
 
     def _share(self, folder: CacheFolder) -> None:
         """Compute this job's share, and reduce the shares of other jobs where necessary."""
-        catalogue = folder.catalogue
+        catalogue, own = folder.catalogue, self._job
         with catalogue.writing():
             folder.space.forget_dead_jobs()
+            # Written each time, because the catalogue may have been rebuilt or damaged.
+            catalogue.add_job(own)
+            catalogue.set_label(own.group, self._label)
+            catalogue.claim(own.group, self._read_set.has)
             jobs = catalogue.jobs()
-            if self._job is not None:
-                # Written each time, because the catalogue may have been rebuilt or damaged.
-                own = JobRow(
-                    id=self._job,
-                    group=self._group,
-                    reads=self._read_set.reads,
-                    wanted_bytes=self.wanted_bytes,
-                    share_bytes=self.share_bytes,
-                    below=self._below,
-                    pid=os.getpid(),
-                )
-                catalogue.add_job(own)
-                catalogue.set_label(self._group, self._label)
-                catalogue.claim(self._group, self._read_set.has)
-                jobs = [own, *(job for job in jobs if job.id != self._job)]
             kept = sum(map(catalogue.kept_bytes, {job.group for job in jobs}))
             budget = folder.space.steady_budget_bytes
             margin = int(budget * _MARGIN_SHARE) + self._read_set.margin_bytes(_FILLS_AT_ONCE)
             share = fair_shares(jobs, max(0, budget - kept - margin))
-            self.share_bytes = share[self._read_set.reads]
-            self._below = self._read_set.threshold(self.share_bytes)
+            below = self._read_set.threshold(share[own.reads])
+            self._job = replace(own, share_bytes=share[own.reads], below=below)
             for job in jobs:
                 job_bytes = share[job.reads]
-                if job.reads == self._read_set.reads:  # this job, or another rank of it
-                    catalogue.set_share(job.id, share_bytes=job_bytes, below=self._below)
-                elif job_bytes < (1 - _LEAST_CHANGE) * job.share_bytes:
-                    below = guess_threshold(job, job_bytes)
+                if job.reads == own.reads:  # this job, or another rank of it
                     catalogue.set_share(job.id, share_bytes=job_bytes, below=below)
+                elif job_bytes < (1 - _LEAST_CHANGE) * job.share_bytes:
+                    guess = guess_threshold(job, job_bytes)
+                    catalogue.set_share(job.id, share_bytes=job_bytes, below=guess)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cache import FetchError, ObjectChangedError
-from penstock.cache.base import ObjectRange
 from penstock.cache.blobs import BlobRange
 from tests.cache.blobs.remotes import SIZES, content, joined, single
 
@@ -28,9 +27,10 @@ def range_of(
     return BlobRange(
         blob=source,
         segment=segment,
+        at=start,
         start=offset + start,
         end=offset + end,
-        stored=ObjectRange(path=segment.path, start=start, end=end, version=version),
+        version=version,
     )
 
 

@@ -19,7 +19,7 @@ from .measured_run import SETTLE_BATCHES as SETTLE_BATCHES, floor_au as floor_au
 from .measured_run import Clock as Clock, StepTimes as StepTimes, endless as endless
 from .measured_run import samples_of as samples_of, tree_cpu_s as tree_cpu_s
 from .bench_plot import bars_of as bars_of, check_plot as check_plot, figure_type as figure_type
-from .bench_plot import plot as plot
+from .bench_plot import plot as plot, style_axes as style_axes
 from .workload import AUTO as AUTO, NamedRecipe as NamedRecipe, recipe_named as recipe_named
 from .rounds import ACCELERATOR_SHARE as ACCELERATOR_SHARE, Comparison as Comparison
 from .rounds import NotTheSameWorkError as NotTheSameWorkError, Player as Player, Round as Round

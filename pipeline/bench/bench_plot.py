@@ -121,7 +121,7 @@ def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, _LABEL_ROOM * max(1.0, *lengths))
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    _style_axes(axes, title)
+    style_axes(axes, title)
 
 
 def _draw_waits(axes: Any, result: BenchResult) -> None:
@@ -149,10 +149,11 @@ def _draw_waits(axes: Any, result: BenchResult) -> None:
     axes.set_xlabel("batch", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
     what = "after each step" if result.stepped is not None else "without a step"
-    _style_axes(axes, f"Wait for a batch, {what} (ms)")
+    style_axes(axes, f"Wait for a batch, {what} (ms)")
 
 
-def _style_axes(axes: Any, title: str) -> None:
+def style_axes(axes: Any, title: str = "") -> None:
+    """Give a chart its colours and sizes."""
     axes.set_title(title, fontsize=10, loc="left", color=_INK)
     axes.tick_params(labelsize=9, colors=_INK, length=0)
     axes.set_axisbelow(True)

@@ -57,7 +57,7 @@ def plan(
     plot: Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.
     """
     from penstock.pipeline.bench import check_plot
-    from penstock.pipeline.cli.plan_inputs import setup_of
+    from penstock.pipeline.cli.plan_inputs import SetupChoice
     from penstock.pipeline.cli.plan_report import plan_values, plot_plan, show_plan
     from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
 
@@ -71,7 +71,8 @@ def plan(
         known: KnownFigures = {}
     else:
         known = _known(url, data.arguments(), measure)
-    setup, assumptions = setup_of(options, known, given)
+    choice = SetupChoice(options, known, given)
+    setup, assumptions = choice.setup(), choice.notes
     found = forecast(setup)
     if as_json:
         typer.echo(json.dumps(plan_values(found, assumptions)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size, parse_rate, parse_size
 from penstock.pipeline.bench import ACCELERATORS, accelerator
-from penstock.pipeline.plan.sizing import ClusterSetup, check_count, check_figure
+from penstock.pipeline.plan.sizing import TAIL, ClusterSetup, check_count, check_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,18 +114,9 @@ _STORE = {
 }
 
 
-def setup_of(
-    options: SizingOptions, known: KnownFigures, given: frozenset[str]
-) -> tuple[ClusterSetup, Assumptions]:
-    """Build the setup from the options. given: the names of those that were passed. Raises
-    ConfigError."""
-    choice = _Choice(options, known, given)
-    return choice.setup(), choice.notes
-
-
-class _Choice:
+class SetupChoice:
     """Chooses each figure of a setup (the given one, else the known, else the default), and notes
-    it."""
+    it. given: the names of the options that were passed. Raises ConfigError."""
 
     def __init__(self, options: SizingOptions, known: KnownFigures, given: frozenset[str]) -> None:
         self._options, self._given, self._model = options, given, _model(options)
@@ -172,7 +163,7 @@ class _Choice:
         store = self._take(_STORE, notes=not is_local)
         if not is_local:
             hedged = "default: hedged past the 97th percentile"
-            self._note("slowest request over mean", "4", hedged)
+            self._note("slowest request over mean", f"{TAIL:g}", hedged)
         left_out = "label correlation, decoded chunks, other jobs on the cache, indexes, start-up "
         self._note("not counted", f"{left_out}of processes", "docs/sizing.md")
         return ClusterSetup(

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from penstock.cache import ConfigError
 from penstock.cache.base import format_size
-from penstock.pipeline.bench import check_plot, figure_type
+from penstock.pipeline.bench import check_plot, figure_type, style_axes
 from penstock.pipeline.cli.doctor_table import count
 from penstock.pipeline.cli.plan_inputs import DECODED_ELSEWHERE, DECODING
 from penstock.pipeline.plan import AHEAD_BYTES
@@ -346,10 +346,7 @@ def draw_plan(setup: ClusterSetup, *, title: str) -> Any:
     axes.set_xlabel(f"nodes of {setup.gpus} GPUs", fontsize=9, color=_INK)
     axes.set_ylabel("accelerator utilisation (AU), %", fontsize=9, color=_INK)
     axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9, colors=_INK, length=0)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    style_axes(axes)
     figure.legend(loc="outside lower center", frameon=False, fontsize=9, labelcolor=_INK)
     figure.suptitle(title, fontsize=10, color=_INK, x=0.01, ha="left")
     return figure

@@ -50,12 +50,22 @@ class LaneLayout:
     """One epoch's pieces in the order of its stream.
 
     begin: first stream coordinate of each piece, ascending. shard: its shard. to_row: the row of a
-    coordinate in that shard, less the coordinate. All int64, shape (pieces,).
+    coordinate in that shard, less the coordinate. All int64, shape (pieces,). strand_start: stream
+    coordinates of the strands' boundaries, int64, shape (strands + 1,).
     """
 
     begin: NDArray[np.int64]
     shard: NDArray[np.int64]
     to_row: NDArray[np.int64]
+    strand_start: NDArray[np.int64]
+
+    def piece_start(self, strand: Ints, offset: Ints) -> Ints:
+        """Return the offset in its strand at which the piece of an offset begins, int64, shape
+        (n,)."""
+        first = self.strand_start[strand]
+        piece = np.searchsorted(self.begin, first + offset, side="right") - 1
+        start: Ints = self.begin[piece] - first
+        return start
 
     def rows(self, coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (shard, row) of n stream coordinates, int64, shape (n, 2)."""
@@ -141,7 +151,10 @@ def order_pieces(pieces: StrandPieces, hashes: NDArray[np.uint64] | None) -> Lan
     rows = pieces.rows[order]
     begin = np.cumsum(rows) - rows
     return LaneLayout(
-        begin=begin, shard=pieces.shard[order], to_row=pieces.first_row[order] - begin
+        begin=begin,
+        shard=pieces.shard[order],
+        to_row=pieces.first_row[order] - begin,
+        strand_start=pieces.strand_start,
     )
 
 

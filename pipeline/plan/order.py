@@ -50,7 +50,7 @@ from penstock.pipeline.plan.lanes import (
     ordered_slots,
     own_slots,
 )
-from penstock.pipeline.plan.windows import EpochWindows, UnitBorders, units_of, window_count
+from penstock.pipeline.plan.windows import EpochWindows, units_of, window_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from penstock.readers import Contents
 
     Ints = NDArray[np.int64]
+    _Epoch = tuple[LaneLayout, EpochWindows | None]
+    """The layout and the windows of one epoch; None for index order."""
     SlotCut = tuple[int, int, int, int]
     """Slots [low, high) of a global batch: its position, its size, low and high."""
 
@@ -274,10 +276,10 @@ class Plan:
             strand += lane
             offset >>= _ONE
         with self._lock:
-            state = self._epoch(epoch)
-            if state.windows is not None:
-                offset = state.windows.shuffled(strand, offset)
-        return SlotSamples(rows=state.layout.rows(state.strand_start[strand] + offset))
+            layout, windows = self._epoch(epoch)
+            if windows is not None:
+                offset = windows.shuffled(strand, offset)
+        return SlotSamples(rows=layout.rows(layout.strand_start[strand] + offset))
 
     def _slots(self, position: int, size: int, low: int, high: int) -> tuple[Ints, Ints]:
         """Return the lanes and offsets of slots [low, high) of a batch."""
@@ -351,21 +353,17 @@ class Plan:
 
     def _make_epoch(self, number: int) -> _Epoch:
         pieces = self._cut_shards(number) if self.reshuffle else self._cut
-        start = pieces.strand_start
         if self.seed is None:
-            return _Epoch(layout=order_pieces(pieces, None), strand_start=start, windows=None)
+            return order_pieces(pieces, None), None
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
-        layout, borders = order_pieces(pieces, hashes), None
-        if self._units is not None:
-            longest = self._units.longest
-            borders = UnitBorders(begin=layout.begin, strand_start=start, longest=longest)
+        layout = order_pieces(pieces, hashes)
         windows = EpochWindows(
             keys=(self.seed, _WINDOW, number),
-            strand_rows=np.diff(start),
+            strand_rows=np.diff(layout.strand_start),
             rows=self._window_rows,
-            borders=borders,
+            units=None if self._units is None else (layout, self._units.longest),
         )
-        return _Epoch(layout=layout, strand_start=start, windows=windows)
+        return layout, windows
 
     def _filled_shards(self) -> Ints:
         """Return the shards that have samples; not cached, since most plans need them once."""
@@ -396,15 +394,6 @@ class Plan:
         pieces = cut_strands(units.rows, units.of_shards(shards), strands=self.strands)
         first_row = pieces.first_row + units.first_row[pieces.shard]
         return replace(pieces, shard=units.shard[pieces.shard], first_row=first_row)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Epoch:
-    """The layout and the windows of one epoch. windows: None for index order."""
-
-    layout: LaneLayout
-    strand_start: Ints
-    windows: EpochWindows | None
 
 
 def strands_and_window(

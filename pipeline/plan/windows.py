@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from penstock.pipeline.plan.lanes import LaneLayout
+
     Ints = NDArray[np.int64]
     Hashes = NDArray[np.uint64]
 
@@ -123,34 +125,15 @@ def window_count(shortest: int, rows: int) -> int:
 _ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)  # as `_scalar`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class UnitBorders:
-    """The first stream coordinates of units and of strands: int64, ascending.
-
-    longest: rows of the longest unit.
-    """
-
-    begin: Ints
-    strand_start: Ints
-    longest: int
-
-    def before(self, strand: Ints, offset: Ints) -> Ints:
-        """Return the offset at which the unit of an offset begins, int64, shape (n,)."""
-        first = self.strand_start[strand]
-        unit = np.searchsorted(self.begin, first + offset, side="right") - 1
-        before: Ints = self.begin[unit] - first
-        return before
-
-
 class EpochWindows:
     """The permutation of samples within the windows of one epoch's strands, and a cache of the
     windows in use.
 
     keys: hash keys of the permutations, besides strand and window number.
     strand_rows: samples of each strand, int64, shape (strands,); they differ by at most one.
-    rows: minimum samples of a window; the rest of a strand widens its windows. borders: borders of
-    the units, which no window may cut and none of which is longer than a window; None: windows may
-    end at any row.
+    rows: minimum samples of a window; the rest of a strand widens its windows. units: the layout,
+    no piece of which a window may cut, and the rows of its longest unit, which aren't more than
+    those of a window; None: windows may end at any row.
     Raises PlanError for windows of more than 2^32 samples. Not thread-safe: the owner locks.
     """
 
@@ -160,9 +143,12 @@ class EpochWindows:
         keys: tuple[int, ...],
         strand_rows: Ints,
         rows: int,
-        borders: UnitBorders | None = None,
+        units: tuple[LaneLayout, int] | None = None,
     ) -> None:
-        self._keys, self._borders = keys, borders
+        self._keys, longest = keys, 0
+        self._layout: LaneLayout | None = None
+        if units is not None:
+            self._layout, longest = units
         self._strand_rows = strand_rows
         strands, shortest = len(strand_rows), int(strand_rows.min())
         windows = window_count(shortest, rows)
@@ -180,8 +166,7 @@ class EpochWindows:
             last = slice(strands, None) if windows % 2 == 0 else slice(strands)
             rest = strand_rows - (windows - 1) * rows - self._shift
             length[last] = np.maximum(length[last], rest)
-            if borders is not None:
-                length += borders.longest  # a boundary moves by less than one unit
+            length += longest  # a boundary moves by less than one unit
         if length.max() > MAX_WINDOW:
             raise PlanError(
                 f"A window opens {length.max()} samples in one lane, and {MAX_WINDOW} is the "
@@ -209,7 +194,7 @@ class EpochWindows:
             window //= self._rows
             np.maximum(window, _ZERO, out=window)
             np.minimum(window, self._last_window, out=window)
-            if self._borders is not None:
+            if self._layout is not None:
                 # The next window may begin up to one unit before its unmoved boundary.
                 after = np.minimum(window + _ONE, self._last_window)
                 window = np.where(offset >= self._start(after, strand), after, window)
@@ -228,7 +213,7 @@ class EpochWindows:
         start: Ints = window * self._rows
         start += self._shift[strand]
         start *= window > _ZERO
-        return start if self._borders is None else self._borders.before(strand, start)
+        return start if self._layout is None else self._layout.piece_start(strand, start)
 
     def _place(self, strand: Ints, window: Ints) -> Ints:
         place: Ints = strand + (window & _ONE) * self._strands

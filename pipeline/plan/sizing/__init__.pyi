@@ -2,7 +2,7 @@ from .cluster import CONNECTIONS_A_RANK as CONNECTIONS_A_RANK, MARGIN_SHARE as M
 from .cluster import READ_S_PER_GB as READ_S_PER_GB, REQUEST_BYTES as REQUEST_BYTES
 from .cluster import PEER_S_PER_GB as PEER_S_PER_GB, RAM_SHARE as RAM_SHARE
 from .cluster import ClusterSetup as ClusterSetup, fetch_cpu_s as fetch_cpu_s
-from .cluster import check_count as check_count
+from .cluster import TAIL as TAIL, check_count as check_count
 from .cluster import check_figure as check_figure
 from .forecast import EpochForecast as EpochForecast, Forecast as Forecast, changes as changes
 from .forecast import (

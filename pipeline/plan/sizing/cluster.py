@@ -61,6 +61,9 @@ CONNECTIONS_A_RANK = FetchPolicy().start_connections
 OPENERS = 16
 """Shards that a rank opens at a time, as `readers.reading.open_shards` does."""
 
+TAIL = 4.0
+"""Time of the slowest of 10,000 requests to a store, with hedging, over the mean time."""
+
 MARGIN_SHARE = 0.002
 """Share of the cache's limit that isn't used for shards."""
 
@@ -97,7 +100,6 @@ _FIGURES = {  # by field: name, unit, and whether it may be 0
     "store_latency_s": ("store latency", " s", True),
     "stream_bytes_per_s": ("stream bandwidth", " bytes/s", False),
     "store_requests_per_s": ("store requests", "/s", False),
-    "tail": ("tail", "", False),
     "price_per_1000": ("price per 1,000 requests", "", True),
 }
 
@@ -124,9 +126,8 @@ class ClusterSetup:
 
     The object store. is_local: there is none, because every node has the data on its disk.
     store_bytes_per_s, store_requests_per_s: limits for all nodes together. store_latency_s: mean
-    time to the first byte. stream_bytes_per_s: bandwidth of one connection. tail: time of the
-    slowest of 10,000 requests, with hedging, over the mean time. price_per_1000: price of 1,000
-    requests, in any currency.
+    time to the first byte. stream_bytes_per_s: bandwidth of one connection. price_per_1000: price
+    of 1,000 requests, in any currency.
     """
 
     samples: int
@@ -155,7 +156,6 @@ class ClusterSetup:
     store_latency_s: float
     stream_bytes_per_s: float
     store_requests_per_s: float
-    tail: float = 4.0
     price_per_1000: float | None = None
 
     def __post_init__(self) -> None:

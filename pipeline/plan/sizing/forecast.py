@@ -19,6 +19,7 @@ from penstock.pipeline.plan.sizing.cluster import (
     MARGIN_SHARE,
     OPENERS,
     REQUEST_BYTES,
+    TAIL,
     peer_cpu_s,
 )
 from penstock.pipeline.plan.sizing.shard_geometry import ShardGeometry, geometry_of
@@ -130,12 +131,9 @@ class Forecast:
         return None if price is None or self.setup.is_local else self.requests / 1000 * price
 
 
-def forecast(setup: ClusterSetup, geometry: ShardGeometry | None = None) -> Forecast:
-    """Forecast a job. geometry: of the job's plan; None: as the defaults cut the data.
-
-    Raises ConfigError for a cache that can't hold a shard.
-    """
-    geometry = geometry or geometry_of(setup)
+def forecast(setup: ClusterSetup) -> Forecast:
+    """Forecast a job. Raises ConfigError for a cache that can't hold a shard."""
+    geometry = geometry_of(setup)
     room, shard = setup.nvme_bytes, geometry.shard_bytes
     if not setup.is_local and 0 < room < shard:
         raise ConfigError(
@@ -175,7 +173,7 @@ def _ahead(setup: ClusterSetup, need: float) -> tuple[int, float]:
         return 0, 2 * batch
     mean_s = setup.request_s(REQUEST_BYTES)
     wanted = connections(need, request_bytes=REQUEST_BYTES, request_s=mean_s)
-    slow_s = setup.tail * mean_s
+    slow_s = TAIL * mean_s
     most = CONNECTIONS_A_RANK * setup.gpus
     # At least a batch, and a margin of three standard deviations of a batch's mean sample size.
     uneven = 1 + 3 * setup.spread / max(1.0, setup.global_batch / setup.nodes) ** 0.5

@@ -207,6 +207,12 @@ def test_every_command_has_one_to_three_examples() -> None:
     assert all(1 <= len(some) <= 3 for some in EXAMPLES.values())
 
 
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_every_option_has_help(words: str) -> None:
+    """It stands in a docstring, where no one else would notice a misspelt name."""
+    assert [each.name for each in commands()[words].params if not each.help] == []
+
+
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_help_shows_them_whole(

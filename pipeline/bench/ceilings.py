@@ -63,14 +63,12 @@ def measure_ceilings(
     device: str = "cpu",
     threads: int = 0,
     seconds: float = 0.5,
-    seed: int = 0,
 ) -> Ceilings:
     """Measure reading, decoding, augmenting, the copy and Python's part, each for about `seconds`.
 
     images: the fields of images to decode, each with its recipe. threads: decode threads; 0: all
-    usable cores. seed: of the order of reading. The dataset stays open. Nothing else of this
-    process may run at the same time. Raises ConfigError for numbers out of range, and what reading
-    and decoding raise.
+    usable cores. The dataset stays open. Nothing else of this process may run at the same time.
+    Raises ConfigError for numbers out of range, and what reading and decoding raise.
     """
     if batch_size < 1 or threads < 0 or seconds <= 0:
         raise ConfigError(
@@ -79,7 +77,7 @@ def measure_ceilings(
         )
     remote = _raw_remote(dataset, seconds=seconds)
     near = _cached_shards(dataset)
-    rows = _rows(dataset, batch_size, seed=seed, near=near)
+    rows = _rows(dataset, batch_size, near)
     read = _read(dataset, rows, seconds) if near is None or near.any() else None
     found = Ceilings(device=device, remote=remote, read=read)
     if not images:
@@ -100,14 +98,11 @@ def measure_ceilings(
             fields.append(stages.measure(batch, recipe, bare, share=share))
     if not fields:
         return found
-    return replace(
-        found,
-        decode=rate_in_sequence([each.decode for each in fields]),
-        augment=rate_in_sequence([each.augment for each in fields]),
-        copy=rate_in_sequence([each.copy for each in fields]),
-        python=rate_in_sequence([each.python for each in fields]),
-        progressive=fields[0].progressive,
-    )
+    rates: dict[str, Any] = {
+        stage: rate_in_sequence([getattr(each, stage) for each in fields])
+        for stage in ("decode", "augment", "copy", "python")
+    }
+    return replace(found, **rates, progressive=fields[0].progressive)
 
 
 def rate_in_sequence(rates: Sequence[Rate | None]) -> Rate | None:
@@ -182,14 +177,14 @@ def _cached_shards(dataset: Source) -> NDArray[np.bool_] | None:
 
 
 def _rows(
-    dataset: Source, batch_size: int, *, seed: int, near: NDArray[np.bool_] | None
+    dataset: Source, batch_size: int, near: NDArray[np.bool_] | None
 ) -> Iterator[NDArray[np.int64]]:
     """Yield the (shard, row) pairs of batch after batch in the order of a job, endlessly.
 
     near: a mask of the shards to read; None or all False reads every shard.
     """
     contents = dataset.contents
-    plan = make_plan(contents, first_settings(contents, seed=seed, global_batch=batch_size))
+    plan = make_plan(contents, first_settings(contents, seed=0, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run has just read epoch 0
         for position in range(0, contents.samples, batch_size):
             rows = plan.batch(epoch, position, batch_size)

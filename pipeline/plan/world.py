@@ -346,13 +346,7 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
     name, local_size = _slurm_local_size(environ, world)
     return _checked(
         (name, "SLURM_LOCALID"),
-        lambda: World(
-            world.rank,
-            world.size,
-            local_rank=world.local_rank,
-            local_size=local_size,
-            node=_slurm_node(environ, world),
-        ),
+        lambda: replace(world, local_size=local_size, node=_slurm_node(environ, world)),
     )
 
 

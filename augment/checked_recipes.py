@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.readers.fieldtypes import Column, FieldType, SampleBatch
 
+    _Keys = tuple[int | Ints, Ints | None]
+    """Epochs and occurrences of samples, as in `draw_base`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
@@ -153,16 +156,26 @@ class ArrayDraws:
         """True if a sample's crop differs from epoch to epoch."""
         return any(crop.op.is_random for crop in self.crops.values())
 
-    def before(self, ids: Ints, epoch: int) -> dict[str, ColumnCrop]:
-        """Return the crops of fields whose samples have the same shape; only these parts are
-        read."""
+    def before(
+        self, ids: Ints, epoch: int | Ints, occurrences: Ints | None = None
+    ) -> dict[str, ColumnCrop]:
+        """Return the crops of fields whose samples have the same shape; only these parts are read.
+
+        epoch, occurrences: as in `draw_base`.
+        """
         return {
-            name: ColumnCrop(self._corners(crop, ids, epoch, crop.sides), crop.shape)
+            name: ColumnCrop(self._corners(crop, ids, (epoch, occurrences), crop.sides), crop.shape)
             for name, crop in self.crops.items()
             if None not in crop.sides
         }
 
-    def after(self, content: SampleBatch, epoch: int, bad: dict[int, str]) -> SampleBatch:
+    def after(
+        self,
+        content: SampleBatch,
+        epoch: int | Ints,
+        bad: dict[int, str],
+        occurrences: Ints | None = None,
+    ) -> SampleBatch:
         """Return the batch with the cropped parts of fields whose samples differ in shape, which is
         known after they were read.
 
@@ -172,11 +185,11 @@ class ArrayDraws:
         columns: dict[str, Column] = {}
         for name, crop in self.crops.items():
             if None in crop.sides:
-                columns[name] = self._cropped(name, content, crop, epoch, bad)
+                columns[name] = self._cropped(name, content, crop, (epoch, occurrences), bad)
         return content.with_columns(columns) if columns else content
 
     def _cropped(
-        self, name: str, content: SampleBatch, crop: ArrayCrop, epoch: int, bad: dict[int, str]
+        self, name: str, content: SampleBatch, crop: ArrayCrop, keys: _Keys, bad: dict[int, str]
     ) -> DenseColumn:
         column = content.columns[name]
         assert isinstance(column, DenseColumn | RaggedColumn)
@@ -189,12 +202,12 @@ class ArrayDraws:
                     f'"{name}" has the shape {tuple(shapes[row].tolist())}, and the recipe crops '
                     f"parts of shape {crop.shape}"
                 )
-        corners = self._corners(crop, content.ids, epoch, shapes)
+        corners = self._corners(crop, content.ids, keys, shapes)
         parts = ColumnCrop(corners, crop.shape)
         return cropped(column, parts, rows=np.flatnonzero(~is_small))
 
     def _corners(
-        self, crop: ArrayCrop, ids: Ints, epoch: int, sides: Ints | Sequence[int | None]
+        self, crop: ArrayCrop, ids: Ints, keys: _Keys, sides: Ints | Sequence[int | None]
     ) -> Ints:
         """Return the first index along each axis, int64, shape (n, dimensions)."""
         found = np.zeros((len(ids), len(crop.shape)), np.int64)
@@ -203,7 +216,7 @@ class ArrayDraws:
         if crop.op.is_random:
             from penstock.augment.draw_keys import Uniform, draw_base  # needed for crops only
 
-            base = draw_base(self.seed, epoch, ids, salt=crop.salt)
+            base = draw_base(self.seed, keys[0], ids, salt=crop.salt, occurrences=keys[1])
             places = Uniform(base, crop.index)(len(crop.axes))
         for number, axis in enumerate(crop.axes):
             length = crop.shape[axis]

@@ -31,7 +31,7 @@ _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations
 
 def draw_base(
     seed: int,
-    epoch: int,
+    epoch: int | NDArray[np.int64],
     ids: NDArray[np.int64],
     *,
     salt: int = 0,
@@ -39,8 +39,9 @@ def draw_base(
 ) -> NDArray[np.uint64]:
     """Return the keys of all draws of samples, uint64, shape (n,). No other function computes them.
 
-    salt: salt of the recipe's entry (`entry_salts`); 0 adds nothing. occurrences: how many earlier
-    positions of the epoch deliver each id; 0 adds nothing, and None means zeros.
+    epoch: of all samples, or of each. salt: salt of the recipe's entry (`entry_salts`); 0 adds
+    nothing. occurrences: how many earlier positions of the epoch deliver each id; 0 adds nothing,
+    and None means zeros.
     """
     base = keyed_hash(seed, epoch, ids)
     if salt:

@@ -90,14 +90,14 @@ def draw_with_moves(
     ids: NDArray[np.int64],
     dims: NDArray[np.int32],
     seed: int,
-    epoch: int,
+    epoch: int | NDArray[np.int64],
     occurrences: NDArray[np.int64] | None = None,
 ) -> tuple[Draws, ImageMoves]:
     """Return the graph's argument inputs for one batch, and the moves of the images' masks, boxes
     and points by the same numbers; a pure function of each sample.
 
-    ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). occurrences: as in
-    `draw_base`.
+    ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). epoch,
+    occurrences: as in `draw_base`.
     """
     base = np.zeros(0, np.uint64)
     if recipe.random:

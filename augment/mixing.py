@@ -100,14 +100,22 @@ class Mix:
     boxed: Bools
 
 
-def draw_mix(recipe: CheckedRecipe, ids: Ints, partner: Ints, *, seed: int, epoch: int) -> Mix:
+def draw_mix(
+    recipe: CheckedRecipe,
+    ids: Ints,
+    partner: Ints,
+    *,
+    seed: int,
+    epoch: int | Ints,
+    occurrences: Ints | None = None,
+) -> Mix:
     """Return shares and boxes for one rank's samples; a pure function of each sample.
 
     recipe: has MixUp, CutMix or both; with both, each sample gets one with probability 1/2.
-    partner: the row of each sample's partner.
+    partner: the row of each sample's partner. epoch, occurrences: as in `draw_base`.
     """
     ops, (_, height, width) = recipe.mixing, recipe.shape
-    base = draw_base(seed, epoch, ids, salt=recipe.salt)
+    base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
     which, *rest = Uniform(base, recipe.ops.index(ops[0]))(MIX_DRAWS)
     chosen = (which * len(ops)).astype(np.int64)
     alpha = np.array([op.alpha for op in ops])[chosen]

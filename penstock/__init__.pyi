@@ -67,6 +67,7 @@ from .readers.fieldtypes.masks import Mask as Mask
 from .readers.fieldtypes.media import Image as Image
 from .readers.fieldtypes.media import Bytes as Bytes, Text as Text
 from .readers.index.opening import index as index
+from .readers.mixture import mix as mix
 from .readers.packing.packing import pack as pack
 
 __version__: str

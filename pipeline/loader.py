@@ -462,6 +462,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         self._steps_of_plan("skip").skip(steps)
 
+    def set_weights(self, weights: Any, *, step: int | None = None) -> None:
+        """Change the weights of a mixture's parts during the job, for example by their losses.
+
+        All ranks call it with the same arguments. What was prepared is discarded, cached bytes
+        stay, and a running iterator continues. The state records the change, which replaces the
+        rest of a schedule; the length of an epoch stays.
+
+        weights: as for `mix`, numbers by name or "size". step: the number of the first global batch
+        with these weights, which wasn't delivered yet; None: the next one. Raises ConfigError for
+        other datasets than mixtures and for invalid weights; PlanError for a step that was
+        delivered, and if ranks call it with different arguments, on each of them.
+        """
+        self._steps_of_plan("set_weights").set_weights(weights, step=step)
+
     def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
         """Continue at a global batch of the job as a rank of another world, without a restart.
 

@@ -6,10 +6,16 @@ from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index
 from .index.opening import IndexSummary as IndexSummary, build_index as build_index
 from .index.opening import open_index as open_index
+from .mixture import Mixture as Mixture, PART as PART, mix as mix
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
 from .serialized_source import SerializedSource as SerializedSource
-from .sources import Contents as Contents, Selection as Selection, Source as Source
+from .sources import (
+    Contents as Contents,
+    MixtureContents as MixtureContents,
+    Selection as Selection,
+    Source as Source,
+)
 from .types import ANY_SIZE as ANY_SIZE, Encoded as Encoded, EncodedBatch as EncodedBatch
 from .types import Facts as Facts, ImageFacts as ImageFacts, ImageRange as ImageRange
 from .types import MAX_PIXELS as MAX_PIXELS, Rejection as Rejection, array_codec as array_codec

@@ -45,7 +45,7 @@ def concat(sources: Sequence[Source]) -> Source:
     nested = [each.bases if isinstance(each, Concatenation) else (each,) for each in found]
     parts = [part for each in nested for part in each]
     for part in parts[1:]:
-        _check_same(parts[0], part)
+        check_same(parts[0], part)
     joined = Concatenation(parts)
     if lost := {name for part in parts for name in part.schema} - joined.schema.keys():
         _log.info(
@@ -171,9 +171,9 @@ def _common(schemas: Sequence[Schema]) -> Schema:
     return Schema(alike)
 
 
-def _check_same(first: Source, other: Source) -> None:
+def check_same(first: Source, other: Source, *, of: str = "concat") -> None:
     """Raise ConfigError if two sources differ in the fields that they deliver, or in the fields to
-    which these refer."""
+    which these refer. of: the function for which the error speaks."""
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
     delivered = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
@@ -181,17 +181,17 @@ def _check_same(first: Source, other: Source) -> None:
     for name in dict.fromkeys([*delivered, *(t.reference for t in types if t.reference)]):
         if name not in ours or name not in theirs:
             raise ConfigError(
-                f'concat: only one of {both} has a field "{name}". Fields: {list(ours)} and '
+                f'{of}: only one of {both} has a field "{name}". Fields: {list(ours)} and '
                 f"{list(theirs)}. Pass the same fields= to both, with fields that both have."
             )
         if ours[name] != theirs[name]:
             raise ConfigError(
-                f'concat: the field "{name}" of {both} differs: '
+                f'{of}: the field "{name}" of {both} differs: '
                 f"{_difference(name, ours[name], theirs[name])}"
             )
     if first.fields != other.fields:
         raise ConfigError(
-            f"concat: {both} deliver different fields: {first.fields!r} and {other.fields!r}. Pass "
+            f"{of}: {both} deliver different fields: {first.fields!r} and {other.fields!r}. Pass "
             "the same fields= to both."
         )
 

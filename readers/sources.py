@@ -13,11 +13,11 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypedDict, Unpack, cast
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError
+from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError, PlanError
 from penstock.cache.base import READ_MODE
 from penstock.readers.fieldtypes import (
     LABELS,
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.fieldtypes import Column, ColumnCrop, FieldType, SampleBatch, Schema
     from penstock.readers.formats import DecodedChunks
+    from penstock.readers.mixtures import EpochRule, MixtureStream, WeightChange, WeightScale
     from penstock.readers.origin import LeftOut
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import ImageRange
 
+    Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
 
@@ -69,6 +71,7 @@ class Contents:
     - max_pixels: of an image or a mask that is decoded.
     - are_checked: False if samples weren't read when they were indexed, so that values may be
       invalid.
+    - mixture: of the parts of a mixture, which follow one another here; None for other sources.
     """
 
     schema: Schema
@@ -87,6 +90,7 @@ class Contents:
     is_encoded: bool = False
     max_pixels: int = MAX_PIXELS
     are_checked: bool = True
+    mixture: MixtureContents | None = None
 
     @cached_property
     def samples(self) -> int:
@@ -108,6 +112,81 @@ class Contents:
         """Return (shard, row) of positions among all samples: int64, shape (n, 2)."""
         shards = np.searchsorted(self.starts, places, side="right") - 1
         return np.stack([shards, places - self.starts[shards]], axis=1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MixtureContents:
+    """The parts of a mixture, and what decides which of them a position of its stream belongs to.
+
+    names: of the parts, in order. parts: their contents. changes: their weights. rule: of the end
+    of an epoch. per: what weights are shares of. max_repeats: largest mean number of times that an
+    epoch delivers a sample of a part, by name. scale: turns weights into shares.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[Contents, ...]
+    changes: tuple[WeightChange, ...]
+    scale: WeightScale
+    rule: EpochRule = "first"
+    per: Literal["sample", "token", "batch"] = "sample"
+    max_repeats: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Samples of each part, int64, shape (parts,)."""
+        return np.array([part.samples for part in self.parts], np.int64)
+
+    @cached_property
+    def samples(self) -> int:
+        """The number of samples of an epoch of the mixture. Raises PlanError if it has no end, and
+        if it repeats a part more often than `max_repeats` allows."""
+        from penstock.readers.mixtures import epoch_samples
+
+        samples = epoch_samples(self.sizes, self.changes, self.rule)
+        self.check_repeats(samples)
+        return samples
+
+    def shares_of(self, weights: object) -> tuple[int, ...]:
+        """Return the integer shares of weights that are no schedule. Raises ConfigError."""
+        changes = self.scale.changes(weights)
+        if len(changes) > 1:
+            raise ConfigError(
+                f"set_weights: got {weights!r:.100}, wanted one weight for each part."
+            )
+        return changes[0].shares
+
+    def check_repeats(self, samples: int) -> None:
+        """Raise PlanError if the first epoch, of a number of samples, repeats a part too often."""
+        counts = self.stream().counts(samples)
+        for name, count, size in zip(self.names, counts.tolist(), self.sizes.tolist(), strict=True):
+            most = self.max_repeats.get(name)
+            if most is not None and count > most * size:
+                raise PlanError(
+                    f'max_repeats: an epoch of {samples:,} samples delivers {count:,} of "{name}", '
+                    f"which has {size:,}: {count / size:.3g} times each, and at most {most:g} are "
+                    "allowed. Lower its weight, shorten the epoch, or raise max_repeats."
+                )
+
+    def stream(
+        self,
+        *,
+        changes: Sequence[WeightChange] | None = None,
+        counts: Ints | None = None,
+        owed: Floats | None = None,
+        unit: int = 1,
+    ) -> MixtureStream:
+        """Return the stream of the parts' samples; see `MixtureStream`. changes: other weights than
+        those of the job's start."""
+        from penstock.readers.mixtures import MixtureStream  # needed by mixtures only
+
+        return MixtureStream(
+            self.sizes,
+            self.changes if changes is None else changes,
+            counts=counts,
+            owed=owed,
+            is_once=self.rule == "once",
+            unit=unit,
+        )
 
 
 def selected(base: Contents, places: Ints, shards: Ints) -> Contents:

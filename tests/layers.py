@@ -32,9 +32,10 @@ augment
 readers.packing
 readers.serialized_source
 readers.dataset
+readers.mixture
 readers.concatenation
 readers.sources
-readers.splits readers.remote_shards
+readers.splits readers.remote_shards readers.mixtures
 readers.reading
 readers.index
 readers.local_place readers.blob_source

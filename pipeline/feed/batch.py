@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import Draws, Mix
-    from penstock.pipeline.plan import RankSlots, Step
+    from penstock.pipeline.plan import Delivery, RankSlots, Step
     from penstock.readers.fieldtypes import DenseColumn, RaggedColumn, SampleBatch
 
 Output = tuple[Any, ...] | dict[str, Any]
@@ -64,6 +64,11 @@ class Batch:
     def epoch(self) -> int:
         """The epoch of the batch."""
         return self.step.start.epoch
+
+    @property
+    def delivery(self) -> Delivery:
+        """The delivery of each sample, which keys its random draws."""
+        return self.slots.samples.delivery(self.step.start.epoch)
 
     @property
     def samples(self) -> int:

@@ -130,15 +130,15 @@ class BatchPipeline:
         """
         if len(steps) == 1:
             slots = [self.slots.slots(steps[0])]
-            rows = slots[0].rows
+            samples = slots[0].samples
         elif (together := self.slots.slots_together(steps)) is not None:
-            slots, rows = together
+            slots, samples = together
         else:
             return []
         # Nothing but the output is needed of several batches that are finished here.
         finishes = len(steps) > 1 and self._finishes_early and not self.columns
         finish = self.finisher.together if finishes else None
-        return self.reader.read(steps, slots, rows, finish=finish)
+        return self.reader.read(steps, slots, samples, finish=finish)
 
     def draw(self, batch: Batch) -> None:
         """Draw the random numbers of a batch's samples, and move masks, boxes and points.
@@ -146,7 +146,7 @@ class BatchPipeline:
         The numbers are pure functions of the seed, the epoch and the sample's id.
         """
         if self.images is not None:
-            batch.draws, batch.content = self.images.draw(batch.content, batch.epoch)
+            batch.draws, batch.content = self.images.draw(batch.content, batch.delivery)
             batch.mix = self.images.mix(batch)
         self._change_columns(batch)
 
@@ -180,7 +180,7 @@ class BatchPipeline:
             return
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
-            draws, substitutes = images.draw(substitutes, batch.epoch)
+            draws, substitutes = images.draw(substitutes, batch.delivery.take(rows))
             batch.content = batch.content.patched(rows, substitutes)
             again = images.decode(substitutes, draws)
             bad = {}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.resident_images import ResidentImages
-    from penstock.pipeline.plan import RankSlots, Step
+    from penstock.pipeline.plan import Delivery, RankSlots, SlotSamples, Step
     from penstock.readers import Encoded, Source
     from penstock.readers.fieldtypes import Column, ColumnCrop, ValueChecks
 
@@ -65,25 +65,25 @@ class BatchReader:
         self,
         steps: Sequence[Step],
         slots: Sequence[RankSlots],
-        rows: NDArray[np.int64],
+        samples: SlotSamples,
         *,
         finish: Callable[[SampleBatch, Sequence[int]], list[Output] | None] | None = None,
     ) -> list[Batch]:
         """Read the batches of one step, or of several steps of an epoch without padding, at once.
 
-        rows: of all slots. Several batches share memory, at most `runner.LARGE_TURN_BYTES`. finish:
-        converts the samples between bounds to outputs, or returns None; batches with an output have
-        no columns. Raises the errors of reading, and TooManyBadSamplesError if no substitute is
-        found.
+        samples: of all slots. Several batches share memory, at most `runner.LARGE_TURN_BYTES`.
+        finish: converts the samples between bounds to outputs, or returns None; batches with an
+        output have no columns. Raises the errors of reading, and TooManyBadSamplesError if no
+        substitute is found.
         """
-        epoch, valid = steps[0].start.epoch, slots[0].valid
-        own = self.dataset.ids(rows)
+        epoch, valid, rows = steps[0].start.epoch, slots[0].valid, samples.rows
+        own, delivery = self.dataset.ids(rows), samples.delivery(epoch)
         bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
-            content = self._read(own, epoch, bad=bad, rows=rows)
+            content = self._read(own, epoch, delivery, bad=bad, rows=rows)
         else:
             found: dict[int, str] = {}
-            content = self._read_once(own, epoch, found, rows)
+            content = self._read_once(own, delivery, found, rows)
             for row, why in found.items():
                 self.bad_samples.record(epoch, int(own[row]), why, lasting=self._lasts)
             bad |= found
@@ -136,8 +136,9 @@ class BatchReader:
         Raises TooManyBadSamplesError if no substitute is found.
         """
         rows = sorted(self._record_undecodable(batch, undecodable))
-        bad = self.bad_samples.reasons(batch.epoch, batch.own[rows])
-        substitutes = self._read(batch.own[rows], batch.epoch, bad=bad)
+        own, delivery = batch.own[rows], batch.delivery.take(rows)
+        bad = self.bad_samples.reasons(batch.epoch, own)
+        substitutes = self._read(own, batch.epoch, delivery, bad=bad)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
         return rows, substitutes
 
@@ -158,6 +159,7 @@ class BatchReader:
         self,
         own: NDArray[np.int64],
         epoch: int,
+        delivery: Delivery,
         *,
         bad: dict[int, str],
         rows: NDArray[np.int64] | None = None,
@@ -171,14 +173,15 @@ class BatchReader:
         for row in bad:
             ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
         found: dict[int, str] = {}
-        content = self._read_once(ids, epoch, found, None if bad else rows)
+        content = self._read_once(ids, delivery, found, None if bad else rows)
         while found:
             for row, why in found.items():
                 self.bad_samples.record(epoch, int(ids[row]), why, lasting=self._lasts)
                 bad.setdefault(row, why)  # the first reason is that of the row's own sample
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
             replaced, again = sorted(found), dict[int, str]()
-            content = content.patched(replaced, self._read_once(ids[replaced], epoch, again))
+            others = self._read_once(ids[replaced], delivery.take(replaced), again)
+            content = content.patched(replaced, others)
             found = {replaced[place]: why for place, why in again.items()}
         return content
 
@@ -191,7 +194,7 @@ class BatchReader:
     def _read_once(
         self,
         ids: NDArray[np.int64],
-        epoch: int,
+        delivery: Delivery,
         bad: dict[int, str],
         rows: NDArray[np.int64] | None = None,
     ) -> SampleBatch:
@@ -204,11 +207,14 @@ class BatchReader:
         elif self.crops is None:
             content = self._read_files(ids, bad, rows)
         else:
-            content = self._read_files(ids, bad, rows, self.crops.before(ids, epoch))
-            content = self.crops.after(content, epoch, bad)
+            epoch, occurrences = delivery.epoch, delivery.occurrences
+            content = self._read_files(ids, bad, rows, self.crops.before(ids, epoch, occurrences))
+            content = self.crops.after(content, epoch, bad, occurrences)
         content = self.payloads(content, bad)
         if self.maps is not None:
-            content = self.maps(content, epoch=epoch, bad=bad)
+            content = self.maps(
+                content, epoch=delivery.epoch, occurrences=delivery.occurrences, bad=bad
+            )
         return content
 
     def _read_files(

@@ -40,7 +40,7 @@ def freeze_order(
     if settings is None:
         global_batch = options.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
-    schedule, samples = options.schedule, source.contents.samples
+    schedule, samples = options.schedule, settings.epoch_samples(source.contents)
     if not samples or (options.drop_last and schedule.largest > samples):
         raise PlanError(
             f"One global batch of {schedule.largest} samples is more than the {samples} of "
@@ -76,7 +76,7 @@ def bucket_order(
     cut, buckets = settings.buckets, bucket_plan(source, settings, lane_order)
     assert cut is not None
     assert buckets is not None
-    samples = source.contents.samples
+    samples = settings.epoch_samples(source.contents)
     walk = BucketWalk(
         samples=samples,
         schedule=BatchSchedule.constant(max(1, min(cut.batch, samples))),
@@ -100,6 +100,7 @@ def _first_settings(
         lanes=given.lanes,
         window=given.window,
         reshuffle=float(given.reshuffle),
+        drop_last=options.drop_last,
     )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import JobOrder
+    from penstock.pipeline.plan import Delivery, JobOrder
     from penstock.readers import EncodedBatch, ImageRange, Source
     from penstock.readers.fieldtypes import SampleBatch, Schema
 
@@ -60,7 +60,9 @@ class ImageDecoding:
     mixed: MixedFields | None = None
     resident: ResidentImages | None = None
 
-    def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Draws], SampleBatch]:
+    def draw(
+        self, content: SampleBatch, delivery: Delivery
+    ) -> tuple[dict[str, Draws], SampleBatch]:
         """Draw the numbers of each sample, by image field, and move masks, boxes and points.
 
         A substitute has the numbers of its own id. Returns the draws, and the samples with masks,
@@ -73,7 +75,12 @@ class ImageDecoding:
             if field in content.present:
                 dims = np.maximum(dims, 1)  # a missing image needs some size to draw a window
             draws[field], moves[field] = draw_with_moves(
-                recipe, ids=content.ids, dims=dims, seed=self.seed, epoch=epoch
+                recipe,
+                ids=content.ids,
+                dims=dims,
+                seed=self.seed,
+                epoch=delivery.epoch,
+                occurrences=delivery.occurrences,
             )
         if not recipes.followers:
             return draws, content
@@ -90,7 +97,15 @@ class ImageDecoding:
             return None
         # By the plan's ids, so that a substitute is mixed as the sample that it replaces.
         ids, recipe = batch.own[: slots.real], self.recipes.images[image]
-        return draw_mix(recipe, ids, slots.partner, seed=self.seed, epoch=batch.epoch)
+        delivery = batch.delivery.take(slice(slots.real))
+        return draw_mix(
+            recipe,
+            ids,
+            slots.partner,
+            seed=self.seed,
+            epoch=delivery.epoch,
+            occurrences=delivery.occurrences,
+        )
 
     def feed(self, batch: Batch) -> None:
         """Feed a batch to all graphs, which work on several batches at once."""

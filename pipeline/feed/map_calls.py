@@ -31,6 +31,7 @@ from penstock.cache import (
     pickle_for_worker,
 )
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan import Delivery
 from penstock.pipeline.report import MapFacts
 from penstock.readers.fieldtypes import (
     PRESENT,
@@ -61,14 +62,14 @@ _REASON_CHARACTERS = 300
 class MapTask:
     """Samples for a function. ids: shape (n,). columns: one per field, without views on files."""
 
-    epoch: int
+    delivery: Delivery
     ids: NDArray[np.int64]
     columns: Sequence[Column]
 
     def take(self, rows: Sequence[int]) -> MapTask:
         """Return some of the samples."""
         columns = [column.take(rows) for column in self.columns]
-        return MapTask(epoch=self.epoch, ids=self.ids[rows], columns=columns)
+        return MapTask(delivery=self.delivery.take(rows), ids=self.ids[rows], columns=columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +161,10 @@ class MapCall:
         """Return a random generator per sample; none if the function takes none."""
         if not self.takes_rng:
             return []
-        keys = keyed_hash(self.seed, task.epoch, task.ids, _SALT, self.map.index)
+        keys = keyed_hash(self.seed, task.delivery.epoch, task.ids, _SALT, self.map.index)
+        if task.delivery.occurrences is not None:
+            again = keyed_hash(keys, task.delivery.occurrences)
+            keys = np.where(task.delivery.occurrences > 0, again, keys)
         return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]
 
     def _call(self, arguments: list[Any], more: dict[str, Any], row: int | None) -> Any:
@@ -361,15 +365,17 @@ class _MapStage:
             answer = pickle_for_worker(self._call.answer, what=f"The function of {self.op.name}")
             self.workers = WorkerProcesses(count, answer, name=self.op.name, timeout_s=timeout_s)
 
-    def __call__(self, batch: SampleBatch, epoch: int, bad: dict[int, str]) -> SampleBatch:
+    def __call__(self, batch: SampleBatch, delivery: Delivery, bad: dict[int, str]) -> SampleBatch:
         """Return a batch with the function's results, as `Mapper` does."""
         began, count = time.perf_counter(), len(batch)
         rows = [row for row in range(count) if row not in bad]
-        taken = batch if len(rows) == count else batch.take(rows)
+        taken = batch
+        if len(rows) < count:
+            taken, delivery = batch.take(rows), delivery.take(rows)
         columns = [
             without_views(_column(taken, name), type) for name, type in self.map.takes.items()
         ]
-        result = self._run(MapTask(epoch=epoch, ids=taken.ids, columns=columns))
+        result = self._run(MapTask(delivery=delivery, ids=taken.ids, columns=columns))
         bad.update({rows[place]: why for place, why in result.bad.items()})
         new = dict(result.columns)
         for name, type in self.map.returns.items():
@@ -496,16 +502,26 @@ class Mapper:
         """The ids of its processes."""
         return [pid for stage in self._stages if stage.workers for pid in stage.workers.pids]
 
-    def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
+    def __call__(
+        self,
+        content: SampleBatch,
+        *,
+        epoch: int | NDArray[np.int64],
+        bad: dict[int, str],
+        occurrences: NDArray[np.int64] | None = None,
+    ) -> SampleBatch:
         """Return the samples with the results of the functions.
+
+        epoch, occurrences: as in `Delivery`.
 
         bad: rows that the functions don't get, with reasons. Rows for which a function raises
         BadSampleError are added; their new values are empty. Raises MapError for a result that
         doesn't fit its declared type; the errors of the functions, with the sample's name; and the
         errors of `WorkerProcesses.run`.
         """
+        delivery = Delivery(epoch, occurrences)
         for stage in self._stages:
-            content = stage(content, epoch, bad)
+            content = stage(content, delivery, bad)
         return content
 
     def facts(self) -> MapFacts:

@@ -15,7 +15,14 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.cache import ClosedError, NotPicklableError, PenstockError, PlanError, check_process
+from penstock.cache import (
+    ClosedError,
+    ConfigError,
+    NotPicklableError,
+    PenstockError,
+    PlanError,
+    check_process,
+)
 from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_order
 from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
@@ -301,6 +308,38 @@ class NativeEngine:
         steps = check_count("steps", steps, least=0)
         if steps:
             self._position.skip_to(self.assembly.order.walk.cursor_of(self.step + steps))
+
+    def set_weights(self, weights: object, *, step: int | None) -> None:
+        """Change the weights of a mixture's parts from a global batch on. Passes continue.
+
+        Raises ConfigError for a dataset that is no mixture and for invalid weights, and PlanError
+        for a step that was delivered and if the ranks differ; the engine is then unchanged.
+        """
+        self._check_open()
+        order, mixture = self.assembly.order, self.dataset.contents.mixture
+        if mixture is None or order.settings.mixture is None:
+            raise ConfigError(
+                f"set_weights: {self.dataset!r} is no mixture, which penstock.mix makes."
+            )
+        step = self.step if step is None else check_count("step", step, least=0)
+        if step < self.step:
+            raise PlanError(
+                f"set_weights: step {step:,} was delivered; the next one is {self.step:,}. Pass "
+                "that step or a later one, the same on every rank."
+            )
+        shares = mixture.shares_of(weights)
+        sample = order.walk.sample(order.walk.cursor_of(step))
+        parts = order.settings.mixture.with_weights(mixture, shares, sample=sample)
+        self.assembly.membership.compare_weights(f"{list(shares)} from step {step:,} on")
+        cursor = self._position.cursor
+        self._rebuild(
+            self.options,
+            replace(order.settings, mixture=parts),
+            lane_order=order.lane_order,
+            membership=self.assembly.membership,
+            ends_passes=False,
+        )
+        self._position.rejoin(cursor)
 
     def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.

@@ -215,6 +215,7 @@ class JobMembership(Membership):
     def restart(self) -> None:
         is_lost = self.store is None and "failed" in (self._notice or ())
         self._notice = self._notice if is_lost else None
+        self._weight_changes = 0
         self._counts.clear()
         if self._notices is not None:
             self._notices.stay(begins=True)
@@ -229,17 +230,38 @@ class JobMembership(Membership):
             self._watch.end()
 
     def compare_state(self, described: str) -> None:
+        following = self._round + 1
+        self._compare(
+            f"{following}/state",
+            described,
+            "{other} loaded a state of {theirs}; {label} one of {ours}: samples would be lost or "
+            "read twice. Load the same state on every rank.",
+            following,
+        )
+
+    def compare_weights(self, described: str) -> None:
+        self._weight_changes += 1
+        self._compare(
+            f"{self._round}/weights/{self._weight_changes}",
+            described,
+            "{other} set weights {theirs}; {label} {ours}: samples would be lost or read twice. "
+            "Call set_weights with the same arguments on every rank.",
+            self._round,
+        )
+
+    def _compare(self, key: str, ours: str, text: str, number: int) -> None:
+        """Raise PlanError, on all ranks, unless this rank's text is that of the first one.
+
+        text: the message, a template. number: the round that it ends.
+        """
         if not self._meets:
             return
-        label, following = self.world.label, self._round + 1
-        other, theirs = self._first(f"{following}/state", [label, described])
-        if theirs == described:
+        label = self.world.label
+        other, theirs = self._first(key, [label, ours])
+        if theirs == ours:
             return
-        text = (
-            f"{other.capitalize()} loaded a state of {theirs}; {label} one of {described}: samples "
-            "would be lost or read twice. Load the same state on every rank."
-        )
-        self._fail(text, following)
+        text = text.format(other=other.capitalize(), theirs=theirs, label=label, ours=ours)
+        self._fail(text, number)
         raise PlanError(text)
 
     # -- the first batch

@@ -60,6 +60,10 @@ class Membership:
         """Raise PlanError unless all ranks load the same state. described: where and how it
         continues."""
 
+    def compare_weights(self, described: str) -> None:
+        """Raise PlanError unless all ranks make the same change of a mixture's weights, each of
+        them as its n-th one. described: the weights, and from which step they hold."""
+
     def restart(self) -> None:
         """Record that this rank has loaded a state, as all ranks do."""
         self._counts.clear()

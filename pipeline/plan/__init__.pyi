@@ -11,7 +11,8 @@ from .job_order import first_settings as first_settings
 from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
 from .lane_choice import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
-from .lanes import ordered_slots as ordered_slots
+from .lanes import ordered_slots as ordered_slots, partners as partners
+from .mixture_plan import MixturePlan as MixturePlan, MixtureSettings as MixtureSettings
 from .needs import AHEAD_BYTES as AHEAD_BYTES, CONNECTIONS_MARGIN as CONNECTIONS_MARGIN
 from .needs import DEMAND as DEMAND, LookAhead as LookAhead, MOST_AHEAD as MOST_AHEAD
 from .needs import MOST_ROOM as MOST_ROOM, MOST_WIDENING as MOST_WIDENING, Needs as Needs
@@ -19,7 +20,12 @@ from .needs import Pace as Pace, check_room as check_room, connections as connec
 from .needs import window_room_warning as window_room_warning, node_ranks as node_ranks
 from .needs import open_windows_bytes as open_windows_bytes, room_for_fills as room_for_fills
 from .needs import shards_of_ranks as shards_of_ranks, widening as widening
-from .order import JobPlan as JobPlan, LEAST_UNITS as LEAST_UNITS, MIXED_BATCHES as MIXED_BATCHES
+from .order import (
+    Delivery as Delivery,
+    JobPlan as JobPlan,
+    LEAST_UNITS as LEAST_UNITS,
+    MIXED_BATCHES as MIXED_BATCHES,
+)
 from .order import Plan as Plan, SlotSamples as SlotSamples, WINDOW_BYTES as WINDOW_BYTES
 from .order import default_lanes as default_lanes, default_unit_window as default_unit_window
 from .order import default_window as default_window, label_spread as label_spread
@@ -40,11 +46,12 @@ from .placement import level_text as level_text, levels_of as levels_of
 from .placement import nodes_of_reports as nodes_of_reports
 from .job_order import PARTNERS_ELSEWHERE as PARTNERS_ELSEWHERE, RankOrder as RankOrder
 from .job_order import RankSlots as RankSlots, most_elsewhere as most_elsewhere
-from .job_order import partners as partners, with_partners as with_partners
+from .job_order import with_partners as with_partners
 from .state import LoaderState as LoaderState, MOST_LANE_ORDER as MOST_LANE_ORDER
 from .state import not_a_torch_state as not_a_torch_state
 from .substitutes import ATTEMPTS as ATTEMPTS, SAME_SHARD_ATTEMPTS as SAME_SHARD_ATTEMPTS
 from .substitutes import substitutes as substitutes
+from .weighted_plan import WeightedPlan as WeightedPlan, expected_counts as expected_counts
 from .walk import BatchSchedule as BatchSchedule, Cursor as Cursor, MOST_ENTRIES as MOST_ENTRIES
 from .walk import MOST_KEPT as MOST_KEPT, Step as Step, Walk as Walk
 from .world import World as World, first_slot as first_slot, launcher as launcher

@@ -35,6 +35,7 @@ import numpy as np
 
 from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan.lanes import partner_slots
 from penstock.pipeline.plan.order import SlotSamples
 from penstock.pipeline.plan.walk import Cursor, Walk
 
@@ -337,7 +338,7 @@ class BucketPlan:
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end."""
         parts = [self.places(epoch, at, size, low=low, high=high) for at, size, low, high in cuts]
-        return SlotSamples(rows=np.concatenate([part.rows for part in parts]))
+        return SlotSamples.end_to_end(parts)
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a global batch without a lane order, as
@@ -352,6 +353,13 @@ class BucketPlan:
             parts.append(in_slots + (at - position))
             at = stop
         return np.concatenate(parts) if parts else None
+
+    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
+        """Return the slots of the partners of slots [low, high), as in `JobPlan`."""
+        own = self.own_slots(epoch, position, size)
+        return partner_slots(
+            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.pipeline.plan.lanes import first_slots
-from penstock.pipeline.plan.order import Plan, default_lanes, default_unit_window, default_window
+from penstock.cache import PlanError
+from penstock.pipeline.plan.order import (
+    Plan,
+    SlotSamples,
+    default_lanes,
+    default_unit_window,
+    default_window,
+)
 from penstock.pipeline.plan.walk import Cursor
 from penstock.pipeline.plan.world import rank_slots
 
@@ -35,10 +41,11 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.plan.buckets import BucketPlan, BucketSettings
     from penstock.pipeline.plan.lanes import LaneOrder
+    from penstock.pipeline.plan.mixture_plan import MixtureSettings
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Step, Walk
     from penstock.pipeline.plan.world import World
-    from penstock.readers import Contents, Source
+    from penstock.readers import Contents, MixtureContents, Source
 
     Ints = NDArray[np.int64]
 
@@ -57,38 +64,15 @@ def most_elsewhere(batch: int, *, lanes: int, ranks: int) -> int:
     return PARTNERS_ELSEWHERE if batch >= 4 * lanes else max(PARTNERS_ELSEWHERE, -(-batch // ranks))
 
 
-def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
-    """Return the slot of each slot's partner in the global batch [position, position + size).
+def with_partners(low: int, wanted: Ints) -> tuple[Ints, Ints]:
+    """Return the slots that a rank with slots [low, low + n) of a global batch reads, and the index
+    of each own slot's partner in these.
 
-    Slots number the batch's samples sorted by (lane, offset). int64, shape (slots,).
+    wanted: the slot of each own slot's partner, shape (n,). Returns (slots, partner): slots has the
+    rank's own slots, then a few of other ranks (`most_elsewhere`); partner has shape (n,).
     """
-    begin = first_slots(position, size, np.arange(lanes))
-    of = np.searchsorted(begin, slots, side="right") - 1
-    low, high = begin[of], begin[of + 1]
-    is_only = high - low == 1
-    low, high = np.where(is_only, 0, low), np.where(is_only, size, high)
-    other = low + ((slots - low) ^ 1)
-    return np.where(other < high, other, np.maximum(slots - 1, 0))
-
-
-def with_partners(
-    low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None = None
-) -> tuple[Ints, Ints]:
-    """Return the slots that a rank with slots [low, high) of a global batch reads, and the index of
-    each own slot's partner in these.
-
-    own_slots: the number of each slot in the plan's own order, int64, shape (size,); None: the same
-    number. Returns (slots, partner): slots has the rank's own slots, then a few of other ranks
-    (`most_elsewhere`); partner has shape (high - low,).
-    """
-    own = np.arange(low, high)
-    if own_slots is None:
-        wanted = partners(own, position=position, size=size, lanes=lanes)
-    else:
-        slot_of = np.empty(size, dtype=np.int64)
-        slot_of[own_slots] = np.arange(size)
-        wanted = slot_of[partners(own_slots[low:high], position=position, size=size, lanes=lanes)]
-    outside = (wanted < low) | (wanted >= high)
+    own = np.arange(low, low + len(wanted))
+    outside = (wanted < low) | (wanted >= low + len(wanted))
     more = np.unique(wanted[outside])
     place = np.where(outside, len(own) + np.searchsorted(more, wanted), wanted - low)
     return np.concatenate([own, more]), place
@@ -96,18 +80,23 @@ def with_partners(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankSlots:
-    """The rows that one rank reads for one step.
+    """The samples that one rank reads for one step.
 
-    rows: (shard, row), int64, shape (n, 2). real: number of rows of its batch; stand-ins for
-    padding and partners from other ranks come after these. valid: bool, shape (n,), False for
-    stand-ins; None without padding. partner: for each real row the index of its partner in `rows`,
-    int64, shape (real,); None without mixing.
+    samples: those of its batch, `real` of them, and then stand-ins for padding, or partners from
+    other ranks. valid: bool, shape (n,), False for stand-ins; None without padding. partner: for
+    each real sample the index of its partner in `samples`, int64, shape (real,); None without
+    mixing.
     """
 
-    rows: NDArray[np.int64]
+    samples: SlotSamples
     real: int
     valid: NDArray[np.bool_] | None = None
     partner: NDArray[np.int64] | None = None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The rows to read: (shard, row), int64, shape (n, 2)."""
+        return self.samples.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,28 +113,26 @@ class RankOrder:
     mixes: bool = False
 
     def slots(self, step: Step) -> RankSlots:
-        """Return the rows that this rank reads for a step."""
+        """Return the samples that this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
         low, high = rank_slots(self.world, step.size, self.plan.bins)
-        rows = self.plan.places(epoch, position, step.size, low=low, high=high).rows
-        real = len(rows)
+        samples = self.plan.places(epoch, position, step.size, low=low, high=high)
+        real = len(samples.rows)
         if self.mixes:
-            rows, partner = self._with_partners(step, rows)
-            return RankSlots(rows=rows, real=real, partner=partner)
+            samples, partner = self._with_partners(step, low, samples)
+            return RankSlots(samples=samples, real=real, partner=partner)
         if self.padded_by is None:
-            return RankSlots(rows=rows, real=real)
+            return RankSlots(samples=samples, real=real)
         padded_size = -(-self.padded_by.full_size(step.start) // self.world.size)
         valid = np.arange(padded_size) < real
         if missing := padded_size - real:
-            stand_in = self.plan.places(epoch, position, 1, low=0, high=1).rows
-            rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
-        return RankSlots(rows=rows, real=real, valid=valid)
+            stand_in = self.plan.places(epoch, position, 1, low=0, high=1)
+            samples = SlotSamples.end_to_end([samples, *[stand_in] * missing])
+        return RankSlots(samples=samples, real=real, valid=valid)
 
-    def slots_together(
-        self, steps: Sequence[Step]
-    ) -> tuple[list[RankSlots], NDArray[np.int64]] | None:
-        """Return the rows that this rank reads for steps of one epoch, and all of them end to end;
-        None if they are of two epochs, padded or mixed."""
+    def slots_together(self, steps: Sequence[Step]) -> tuple[list[RankSlots], SlotSamples] | None:
+        """Return the samples that this rank reads for steps of one epoch, and all of them end to
+        end; None if they are of two epochs, padded or mixed."""
         epoch, world = steps[0].start.epoch, self.world
         if steps[-1].start.epoch != epoch or self.mixes or self.padded_by is not None:
             return None
@@ -155,32 +142,30 @@ class RankOrder:
             low, high = rank_slots(world, step.size, bins) if world.size > 1 else (0, step.size)
             cuts.append((step.start.position, step.size, low, high))
             bounds.append(bounds[-1] + high - low)
-        rows = self.plan.places_together(epoch, cuts).rows
-        parts = [rows[a:b] for a, b in pairwise(bounds)]
-        return [RankSlots(rows=part, real=len(part)) for part in parts], rows
+        samples = self.plan.places_together(epoch, cuts)
+        parts = [samples.take(slice(a, b)) for a, b in pairwise(bounds)]
+        return [RankSlots(samples=part, real=len(part.rows)) for part in parts], samples
 
     def _with_partners(
-        self, step: Step, rows: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return this rank's rows followed by partners of other ranks, and the index of each own
-        row's partner."""
-        size, position, lanes = step.size, step.start.position, self.plan.lanes
-        low, _ = rank_slots(self.world, size, self.plan.bins)
-        own_slots = self.plan.own_slots(step.start.epoch, position, size)
-        slots, partner = with_partners(
-            low, low + len(rows), position=position, size=size, lanes=lanes, own_slots=own_slots
-        )
+        self, step: Step, low: int, samples: SlotSamples
+    ) -> tuple[SlotSamples, NDArray[np.int64]]:
+        """Return this rank's samples followed by partners of other ranks, and the index of each own
+        sample's partner."""
+        (epoch, position), size, own = step.start, step.size, len(samples.rows)
+        wanted = self.plan.partner_slots(epoch, position, size, low=low, high=low + own)
+        slots, partner = with_partners(low, wanted)
         elsewhere = [
-            self.plan.places(step.start.epoch, position, size, low=slot, high=slot + 1).rows
-            for slot in slots[len(rows) :].tolist()
+            self.plan.places(epoch, position, size, low=slot, high=slot + 1)
+            for slot in slots[own:].tolist()
         ]
-        return np.concatenate([rows, *elsewhere]), partner
+        return SlotSamples.end_to_end([samples, *elsewhere]), partner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """The settings of a job's plan. seed: keys random draws, and the order if it is shuffled.
-    buckets: settings of batches by tokens, else None."""
+    buckets: settings of batches by tokens, else None. mixture: of a mixture's parts, else None;
+    lanes is then the number of all lanes, and window the largest."""
 
     seed: int
     shuffle: bool
@@ -188,6 +173,11 @@ class PlanSettings:
     window: int
     reshuffle: float
     buckets: BucketSettings | None = None
+    mixture: MixtureSettings | None = None
+
+    def epoch_samples(self, contents: Contents) -> int:
+        """Return the samples of an epoch."""
+        return contents.samples if self.mixture is None else self.mixture.samples
 
 
 def first_settings(
@@ -199,9 +189,25 @@ def first_settings(
     lanes: float | None = None,
     window: float | None = None,
     reshuffle: float = 0.0,
+    drop_last: bool = False,
 ) -> PlanSettings:
     """Return the plan settings of a job's first start; defaults follow from dataset and global
-    batch. seed: keys random draws, and the order. shuffle: False for index order."""
+    batch. seed: keys random draws, and the order. shuffle: False for index order. drop_last: of
+    the loader; only mixtures need it. Raises PlanError for lanes or a window of a mixture."""
+    if contents.mixture is not None:
+        if lanes or window:
+            raise PlanError(
+                "order: got lanes or a window for a mixture, whose parts have their own, in "
+                "proportion to their shares. Leave them out."
+            )
+        return _settings_of_mixture(
+            contents.mixture,
+            seed=seed,
+            shuffle=shuffle,
+            global_batch=global_batch,
+            drop_last=drop_last,
+            reshuffle=reshuffle,
+        )
     if not shuffle:
         return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
     shards = int(np.count_nonzero(contents.sizes))
@@ -222,10 +228,34 @@ def first_settings(
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
+def _settings_of_mixture(
+    mixture: MixtureContents,
+    *,
+    seed: int,
+    shuffle: bool,
+    global_batch: int,
+    drop_last: bool,
+    reshuffle: float,
+) -> PlanSettings:
+    from penstock.pipeline.plan.mixture_plan import mixture_settings  # only these jobs load it
+
+    parts = mixture_settings(
+        mixture, shuffle=shuffle, global_batch=global_batch, drop_last=drop_last
+    )
+    return PlanSettings(
+        seed=seed,
+        shuffle=shuffle,
+        lanes=sum(parts.lanes),
+        window=max(parts.windows),
+        reshuffle=reshuffle,
+        mixture=parts,
+    )
+
+
 def make_plan(
     contents: Contents, settings: PlanSettings, lane_order: LaneOrder | None = None
 ) -> Plan:
-    """Return a plan with these settings, for one reader.
+    """Return a plan of one part with these settings, for one reader.
 
     Each reader needs its own: a plan caches the windows of one position, and two readers would
     evict each other's.
@@ -241,9 +271,27 @@ def make_plan(
     )
 
 
+def stream_plan(
+    contents: Contents, settings: PlanSettings, lane_order: LaneOrder | None = None
+) -> JobPlan:
+    """Return a plan of one part, or of the parts of a mixture, for one reader; batches by tokens
+    are cut from it."""
+    if settings.mixture is None:
+        return make_plan(contents, settings, lane_order)
+    from penstock.pipeline.plan.mixture_plan import make_mixture_plan  # only these jobs load it
+
+    assert contents.mixture is not None
+    return make_mixture_plan(
+        contents.mixture,
+        settings.mixture,
+        seed=settings.seed if settings.shuffle else None,
+        reshuffle=settings.reshuffle,
+    )
+
+
 def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     """Return the hash of dataset and order, as hex, which a resumed job must have, too."""
-    plan = make_plan(contents, settings)
+    plan = stream_plan(contents, settings)
     text = f"{contents.fingerprint} {plan.fingerprint}"
     if settings.buckets is not None:
         text = f"{text} {settings.buckets}"
@@ -260,7 +308,7 @@ def bucket_plan(
     from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
 
     return BucketPlan(
-        make_plan(source.contents, settings, lane_order),
+        stream_plan(source.contents, settings, lane_order),
         by_tokens,
         lambda rows: source.lengths(by_tokens.field, rows),
         seed=settings.seed if settings.shuffle else None,
@@ -282,10 +330,12 @@ class JobOrder:
     def plan(self) -> JobPlan:
         """Return a new plan for one reader."""
         by_tokens = bucket_plan(self.source, self.settings, self.lane_order)
-        return by_tokens or make_plan(self.source.contents, self.settings, self.lane_order)
+        return by_tokens or stream_plan(self.source.contents, self.settings, self.lane_order)
 
     def partners_elsewhere(self, world: World) -> int:
         """Return the maximum samples of other ranks that a rank reads as partners of mixing."""
+        if self.settings.mixture is not None:  # a lane may have one sample of a batch
+            return max(-(-size // world.size) for size in self.walk.schedule.sizes)
         if self.lane_order is None:
             return PARTNERS_ELSEWHERE
         sizes, lanes = self.walk.schedule.sizes, self.settings.lanes

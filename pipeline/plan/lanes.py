@@ -337,3 +337,35 @@ def first_slots(position: int, count: int, lane_at: Ints) -> Ints:
     first = np.zeros(lanes + 1, dtype=np.int64)
     np.cumsum(each + ((lane_at - position) % lanes < more), out=first[1:])
     return first
+
+
+def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
+    """Return the slot of each slot's partner in the global batch [position, position + size).
+
+    Slots number the batch's samples sorted by (lane, offset). int64, shape (slots,).
+    """
+    begin = first_slots(position, size, np.arange(lanes))
+    of = np.searchsorted(begin, slots, side="right") - 1
+    low, high = begin[of], begin[of + 1]
+    is_only = high - low == 1
+    low, high = np.where(is_only, 0, low), np.where(is_only, size, high)
+    other = low + ((slots - low) ^ 1)
+    return np.where(other < high, other, np.maximum(slots - 1, 0))
+
+
+def partner_slots(
+    low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None
+) -> Ints:
+    """Return the slots of the partners of slots [low, high) of a global batch, int64, shape (high -
+    low,), whatever the order of lanes.
+
+    own_slots: the number of each slot in the plan's own order, int64, shape (size,); None: the same
+    number.
+    """
+    if own_slots is None:
+        return partners(np.arange(low, high), position=position, size=size, lanes=lanes)
+    slot_of = np.empty(size, dtype=np.int64)
+    slot_of[own_slots] = np.arange(size)
+    wanted = partners(own_slots[low:high], position=position, size=size, lanes=lanes)
+    found: Ints = slot_of[wanted]
+    return found

@@ -49,6 +49,7 @@ from penstock.pipeline.plan.lanes import (
     order_pieces,
     ordered_slots,
     own_slots,
+    partner_slots,
 )
 from penstock.pipeline.plan.windows import EpochWindows, units_of, window_count
 
@@ -67,16 +68,62 @@ if TYPE_CHECKING:
     """Slots [low, high) of a global batch: its position, its size, low and high."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """The delivery of each sample of a batch, which keys its random draws beside seed and id.
+
+    epoch: of all samples, or of each, int64, shape (n,). occurrences: how many earlier positions of
+    that epoch deliver each sample, int64, shape (n,); None for 0.
+    """
+
+    epoch: int | Ints
+    occurrences: Ints | None = None
+
+    def take(self, rows: Sequence[int] | Ints | slice) -> Delivery:
+        """Return the deliveries of some rows of the batch."""
+        return Delivery(
+            self.epoch if isinstance(self.epoch, int) else self.epoch[rows],
+            None if self.occurrences is None else self.occurrences[rows],
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlotSamples:
     """The samples of a batch, in the order of its slots.
 
     rows: (shard, row), int64, shape (n, 2). epochs: epoch of the part that each sample comes from,
-    int64, shape (n,); None if it is the stream's epoch, as with one part.
+    int64, shape (n,); None if it is the stream's epoch, as with one part. occurrences: how many
+    earlier positions of that epoch deliver each sample, int64, shape (n,); None if each is
+    delivered once.
     """
 
     rows: Ints
     epochs: Ints | None = None
+    occurrences: Ints | None = None
+
+    def take(self, some: slice | Ints) -> SlotSamples:
+        """Return the samples of some of the slots."""
+        return SlotSamples(
+            rows=self.rows[some],
+            epochs=None if self.epochs is None else self.epochs[some],
+            occurrences=None if self.occurrences is None else self.occurrences[some],
+        )
+
+    def delivery(self, epoch: int) -> Delivery:
+        """Return the delivery of each sample in an epoch of the stream."""
+        return Delivery(epoch if self.epochs is None else self.epochs, self.occurrences)
+
+    @classmethod
+    def end_to_end(cls, parts: Sequence[SlotSamples]) -> SlotSamples:
+        """Join the samples of one plan end to end."""
+        first, rest = parts[0], parts[1:]
+        if not rest:
+            return first
+        return cls(
+            rows=np.concatenate([part.rows for part in parts]),
+            epochs=_joined_column([part.epochs for part in parts]),
+            occurrences=_joined_column([part.occurrences for part in parts]),
+        )
 
 
 class JobPlan(Protocol):
@@ -116,6 +163,10 @@ class JobPlan(Protocol):
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a global batch in the plan's own order of lanes, int64,
         shape (slots,): a permutation. None if that is the slot's number."""
+
+    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
+        """Return the slots of the samples with which slots [low, high) of a global batch are mixed,
+        int64, shape (high - low,). They don't depend on the world or the lane order."""
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) read in any epoch, int64, ascending."""
@@ -267,8 +318,16 @@ class Plan:
         lane, offset = found[0]
         if len(found) > 1:
             lane, offset = (np.concatenate(each) for each in zip(*found, strict=True))
+        return SlotSamples(rows=self.rows(epoch, lane, offset))
+
+    def rows(self, epoch: int, lane: Ints, offset: Ints) -> Ints:
+        """Return (shard, row) of the samples at offsets of lanes: int64, shape (n, 2).
+
+        The sample at position p of an epoch is at offset p // L of lane p % L. The arguments are
+        int64, shape (n,), and the offsets may be changed.
+        """
         if not len(lane):
-            return SlotSamples(rows=np.empty((0, 2), dtype=np.int64))
+            return np.empty((0, 2), dtype=np.int64)
         strand = lane
         if self.strands > self.lanes:
             strand = offset & _ONE
@@ -279,7 +338,7 @@ class Plan:
             layout, windows = self._epoch(epoch)
             if windows is not None:
                 offset = windows.shuffled(strand, offset)
-        return SlotSamples(rows=layout.rows(layout.strand_start[strand] + offset))
+        return layout.rows(layout.strand_start[strand] + offset)
 
     def _slots(self, position: int, size: int, low: int, high: int) -> tuple[Ints, Ints]:
         """Return the lanes and offsets of slots [low, high) of a batch."""
@@ -299,6 +358,23 @@ class Plan:
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
 
+    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
+        """Return the slots of the partners of slots [low, high), as in `JobPlan`."""
+        own = self.own_slots(epoch, position, size)
+        return partner_slots(
+            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
+        )
+
+    def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
+        """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
+
+        int64, shape (slots,). Raises the same errors as `batch`.
+        """
+        rows = self.batch(epoch, position, size, rank=rank, world=world)
+        first: Ints = np.cumsum(self.sizes) - self.sizes
+        ids: Ints = first[rows[:, 0]] + rows[:, 1]
+        return ids
+
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) of a world read in global batches of that size.
 
@@ -314,16 +390,18 @@ class Plan:
         count = min(_integer("global_batch", global_batch, at_least=1), self.samples)
         low, high = first * count // world, end * count // world
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
-        bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
-        strands = range(0, self.strands, self.lanes)
         if self.lane_order is None:
-            runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
-        else:
-            own = self._lane_at[begin:stop]
-            runs = [
-                self._cut.shard[bounds[x + s] : bounds[x + s + 1]] for s in strands for x in own
-            ]
-        return np.unique(np.concatenate(runs)) if runs else np.empty(0, dtype=np.int64)
+            return self.shards_of_lanes(np.arange(begin, stop))
+        return self.shards_of_lanes(self._lane_at[begin:stop])
+
+    def shards_of_lanes(self, lanes: Ints) -> Ints:
+        """Return the shards that lanes consist of without `reshuffle`, int64, ascending."""
+        bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
+        strand = (np.arange(0, self.strands, self.lanes)[:, None] + lanes).ravel()
+        begin, count = bounds[strand], self._cut.strand_pieces[strand]
+        before = np.cumsum(count) - count
+        pieces = np.repeat(begin - before, count) + np.arange(int(count.sum()))
+        return np.unique(self._cut.shard[pieces])
 
     def pieces(self, epoch: int) -> StrandPieces:
         """Return the pieces of an epoch: the same in all, unless `reshuffle` moves shards."""
@@ -462,6 +540,11 @@ def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float
     if not shards:
         return 1.0
     return 1 + (batch - 1) * icc * (1 / min(max(open_shards, 1), shards) - 1 / shards)
+
+
+def _joined_column(columns: Sequence[Ints | None]) -> Ints | None:
+    given = [column for column in columns if column is not None]
+    return np.concatenate(given) if given else None
 
 
 def _joined(cuts: Sequence[SlotCut]) -> Sequence[SlotCut]:

@@ -79,6 +79,8 @@ class LoaderState:
         schedule, buckets = values.pop("schedule"), values["plan"]["buckets"]
         if buckets and buckets["bins"] == 1:
             del buckets["bins"]  # the same text as before bins existed
+        if values["plan"].pop("mixture") and self.plan.mixture:
+            values["plan"]["mixture"] = self.plan.mixture.to_dict()
         batches = [[first, size] for first, size in schedule["entries"]]
         return {
             "version": STATE_VERSION,
@@ -115,6 +117,13 @@ class LoaderState:
             parts = _typed(BucketSettings, {"bins": 1, **buckets})
             _check(0 < parts["bins"] <= max(1, parts["tokens"]), f"{parts['bins']} bins")
             settings["buckets"] = BucketSettings(**parts)
+        if (mixture := plan.get("mixture")) is not None:
+            from penstock.pipeline.plan.mixture_plan import MixtureSettings  # likewise
+
+            try:
+                settings["mixture"] = MixtureSettings.from_dict(mixture)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                _check(False, f"its mixture is {mixture!r:.80}")
         bad = state.get("bad")
         bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
         batches = _take(state, "batches", (list, tuple))
@@ -142,6 +151,8 @@ class LoaderState:
 
         wanted: plan settings that the user passed explicitly.
         """
+        if self.plan.mixture is not None and contents.mixture is not None:
+            self.plan.mixture.check(contents.mixture)
         if self.dataset != contents.fingerprint:
             raise ResumeError(
                 f"State was saved for dataset {self.dataset[:12]} ({self.samples:,} samples); this "

@@ -205,7 +205,9 @@ def test_every_world_gives_the_same_pixels_and_targets(ops: Any, size: int, lane
     images, ids, labels = batch(size, torch.float32), np.arange(size) * 3, np.arange(size) % 5
 
     def rank_of(low: int, high: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        slots, partner = with_partners(low, high, position=0, size=size, lanes=lanes)
+        slots, partner = with_partners(
+            low, partners(np.arange(low, high), position=0, size=size, lanes=lanes)
+        )
         mix = draw_mix(recipe_of(ops), ids[low:high], partner, seed=7, epoch=0)
         return mix_images(images[slots], mix), soft_targets(labels[slots], mix, classes=5)
 

@@ -31,7 +31,7 @@ from penstock.readers.fieldtypes import EncodedColumn, SampleBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.pipeline.plan import RankSlots, Step
+    from penstock.pipeline.plan import Delivery, RankSlots, SlotSamples, Step
     from penstock.readers import EncodedBatch
 
 WALK = Walk(samples=40, schedule=BatchSchedule.constant(10), drop_last=False)
@@ -66,10 +66,15 @@ class Reader:
         """It has nothing to end."""
 
     def read(
-        self, steps: Sequence[Step], slots: Sequence[RankSlots], rows: Any, *, finish: Any
+        self,
+        steps: Sequence[Step],
+        slots: Sequence[RankSlots],
+        samples: SlotSamples,
+        *,
+        finish: Any,
     ) -> list[Batch]:
         assert finish is None  # images have to be decoded first
-        (step,), (own,), ids = steps, slots, rows[:, 1]
+        (step,), (own,), ids = steps, slots, samples.rows[:, 1]
         if step.start in self.hangs:
             self.hanging.set()
             assert self.let_go.wait(WAIT_S)
@@ -90,8 +95,8 @@ class Reader:
 
 
 class NoDraws(ImageDecoding):
-    def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Any], SampleBatch]:
-        del epoch
+    def draw(self, content: SampleBatch, delivery: Delivery) -> tuple[dict[str, Any], SampleBatch]:
+        del delivery
         return {"image": {}}, content
 
     def mix(self, batch: Batch) -> None: ...

@@ -161,7 +161,9 @@ def test_ranks_read_their_slots_and_at_most_two_more(
     whole = []
     for rank in range(world):
         low, high = rank * size // world, (rank + 1) * size // world
-        read, place = with_partners(low, high, position=position, size=size, lanes=lanes)
+        read, place = with_partners(
+            low, partners(np.arange(low, high), position=position, size=size, lanes=lanes)
+        )
         np.testing.assert_array_equal(read[: high - low], slots[low:high])
         assert len(np.unique(read)) == len(read) <= high - low + PARTNERS_ELSEWHERE
         whole.append(read[place])
@@ -179,7 +181,9 @@ def test_a_rank_with_whole_lanes_reads_nothing_twice(
     size = lanes * each
     for rank in range(world):
         low, high = rank * size // world, (rank + 1) * size // world
-        read, _ = with_partners(low, high, position=step * size, size=size, lanes=lanes)
+        read, _ = with_partners(
+            low, partners(np.arange(low, high), position=step * size, size=size, lanes=lanes)
+        )
         assert read.tolist() == list(range(low, high))
 
 

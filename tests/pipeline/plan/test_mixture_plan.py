@@ -1,0 +1,156 @@
+"""Test the order of a mixture: the same batches at every world size, complete epochs of parts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache import PlanError
+from penstock.pipeline.plan import MixturePlan, MixtureSettings, Plan
+from penstock.readers.mixtures import MixtureStream, WeightChange, epoch_samples, integer_shares
+
+
+def mixture(
+    *, weights=(5, 3, 2), shards=40, rows=20, lanes=(8, 4, 2), rule="first", seed=7, unit=1
+) -> MixturePlan:
+    random = np.random.default_rng(seed)
+    parts = [
+        Plan(random.integers(1, 2 * rows, shards), seed=seed + n, lanes=each, window=3)
+        for n, each in enumerate(lanes)
+    ]
+    sizes = np.array([part.samples for part in parts])
+    changes = [WeightChange(start=0, shares=tuple(integer_shares(weights).tolist()))]
+    stream = MixtureStream(sizes, changes, is_once=rule == "once", unit=unit)
+    return MixturePlan(parts, stream, samples=epoch_samples(sizes, changes, rule))
+
+
+def batches(plan: MixturePlan, epoch: int, size: int, *, rank: int = 0, world: int = 1):
+    """Yield the rows and epochs of a rank's batches."""
+    for position in range(0, plan.samples, size):
+        count = min(size, plan.samples - position)
+        low, high = rank * count // world, (rank + 1) * count // world
+        yield plan.places(epoch, position, size, low=low, high=high)
+
+
+@pytest.mark.parametrize("world", [2, 7, 8, 96])
+@pytest.mark.parametrize("rule", ["first", "once", 1500])
+def test_every_world_size_gives_the_same_global_batches(world, rule):
+    alone, ranks = mixture(rule=rule), [mixture(rule=rule) for _ in range(world)]
+    for epoch in (0, 1):
+        parts = [batches(plan, epoch, 96, rank=r, world=world) for r, plan in enumerate(ranks)]
+        for whole, *shares in zip(batches(alone, epoch, 96), *parts, strict=True):
+            np.testing.assert_array_equal(np.concatenate([s.rows for s in shares]), whole.rows)
+            np.testing.assert_array_equal(np.concatenate([s.epochs for s in shares]), whole.epochs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    weights=st.lists(st.floats(0.01, 1), min_size=3, max_size=3),
+    size=st.integers(1, 150),
+    rule=st.sampled_from(["first", "all", "once"]),
+)
+def test_the_epochs_of_parts_are_complete(weights, size, rule):
+    plan = mixture(weights=weights, shards=6, rows=8, lanes=(2, 1, 1), rule=rule)
+    found = [each for epoch in range(3) for each in batches(plan, epoch, size)]
+    rows, epochs = (np.concatenate([getattr(f, n) for f in found]) for n in ("rows", "epochs"))
+    for part in range(3):
+        mine = rows[:, 0] // 6 == part
+        samples = int(plan.sizes[6 * part : 6 * part + 6].sum())
+        for epoch in range(int(epochs[mine].max())):  # the last one may not be over
+            own = rows[mine & (epochs == epoch)]
+            assert len(own) == samples
+            assert len(np.unique(own, axis=0)) == samples
+
+
+@settings(max_examples=30, deadline=None)
+@given(position=st.integers(0, 1000), size=st.integers(1, 200), epoch=st.integers(0, 3))
+def test_any_position_gives_the_same_samples(position, size, epoch):
+    """Steps that are resolved ahead, single slots and a new plan agree."""
+    walked, fresh = mixture(), mixture()
+    position = min(position, walked.samples - 1)
+    count = min(size, walked.samples - position)
+    whole = walked.places(epoch, position, size, low=0, high=count)
+    middle = count // 2
+    halves = [
+        fresh.places(epoch, position, size, low=low, high=high)
+        for low, high in ((0, middle), (middle, count))
+    ]
+    np.testing.assert_array_equal(np.concatenate([half.rows for half in halves]), whole.rows)
+    together = fresh.places_together(
+        epoch, [(position, size, 0, middle), (position, size, middle, count)]
+    )
+    np.testing.assert_array_equal(together.rows, whole.rows)
+
+
+def test_each_rank_gets_the_shares_and_reads_its_own_shards():
+    plan = mixture(weights=(0.5, 0.25, 0.25), shards=160, rows=60, lanes=(16, 8, 8))
+    for rank in range(8):
+        known = set(plan.shards(256, first=rank, end=rank + 1, world=8).tolist())
+        rows = np.concatenate(
+            [
+                plan.places(0, 256 * n, 256, low=32 * rank, high=32 * rank + 32).rows
+                for n in range(60)
+            ]
+        )
+        shares = np.bincount(rows[:, 0] // 160, minlength=3) / len(rows)
+        np.testing.assert_allclose(shares, [0.5, 0.25, 0.25], rtol=0.1)
+        assert {*rows[:, 0].tolist()} <= known
+        assert len(known) < len(plan.sizes) / 2
+
+
+def test_a_global_batch_of_one_part():
+    plan = mixture(unit=64, rule=64 * 20)
+    for found in batches(plan, 0, 64):
+        assert len(np.unique(found.rows[:, 0] // 40)) == 1
+
+
+def test_positions_outside_the_epoch_are_refused():
+    plan = mixture()
+    with pytest.raises(PlanError, match="wanted a position"):
+        plan.places(0, plan.samples + 1, 8, low=0, high=0)
+    with pytest.raises(PlanError, match="slots"):
+        plan.places(0, 0, 8, low=0, high=9)
+
+
+SETTINGS = MixtureSettings(
+    names=("a", "b"),
+    lanes=(2, 1),
+    windows=(3, 4),
+    samples=100,
+    changes=(WeightChange(start=0, shares=(5, 7), until=9, target=(1, 2)),),
+    counts=(3, 4),
+    owed=(0.25, -0.25),
+)
+
+
+def test_settings_are_kept_in_json():
+    for each in (SETTINGS, MixtureSettings(names=("a",), lanes=(1,), windows=(1,), samples=1)):
+        assert MixtureSettings.from_dict(json.loads(json.dumps(each.to_dict()))) == each
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"lanes": [2]},
+        {"names": ["a"]},
+        {"names": [1, 2]},
+        {"lanes": [0, 1]},
+        {"windows": "34"},
+        {"samples": 0},
+        {"samples": 1.5},
+        {"counts": [-1, 4]},
+        {"owed": [float("nan"), 0.0]},
+        {"changes": []},
+        {"changes": [{"start": 0, "shares": [0, 0], "until": None, "target": None}]},
+        {"changes": [{"start": 0, "shares": [2**40, 1], "until": None, "target": None}]},
+        {"changes": [{"start": 5, "shares": [1, 1], "until": 4, "target": [1, 1]}]},
+        {"more": 1},
+    ],
+)
+def test_damaged_settings_are_refused(damage):
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        MixtureSettings.from_dict({**SETTINGS.to_dict(), **damage})

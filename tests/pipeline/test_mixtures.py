@@ -56,10 +56,11 @@ def shares(batches: list[list[int]]) -> np.ndarray:
 
 
 def test_a_mixture_has_its_shares(parts):
-    with loader(mixture(parts)) as job:
+    source = mixture(parts)
+    with loader(source) as job:
         np.testing.assert_allclose(shares(values(job)), [100, 60, 40], atol=2)
-        assert len(job.dataset) == 200
-        assert job.dataset.parts == ("web", "code", "math")
+    assert len(source) == 200
+    assert source.parts == ("web", "code", "math")
 
 
 @pytest.mark.parametrize("world", [2, 3, 5, 24])
@@ -121,12 +122,13 @@ def test_a_batch_is_of_one_part(parts):
 
 
 def test_the_part_of_each_sample_is_a_field(parts):
-    with loader(mixture(parts, fields=("array", "part", "id"))) as job:
+    source = mixture(parts, fields=("array", "part", "id"))
+    assert source.schema["part"].class_names == ("web", "code", "math")
+    with loader(source) as job:
         for batch in job:
             numbers, part, ids = (column.numpy() for column in batch)
             np.testing.assert_array_equal(part, numbers // 1000)
             np.testing.assert_array_equal(ids, numbers % 1000 + np.array([0, 300, 390])[part])
-        assert job.dataset.schema["part"].class_names == ("web", "code", "math")
 
 
 def test_repeats_get_draws_of_their_own(parts):

@@ -237,25 +237,21 @@ def verify(
         rows = cache.catalogue.blobs(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {record.key: record for record in _records(cache.layout, cache.catalogue)}
-        done, checked, unknown = 0, 0, 0
-        bad: dict[str, str] = {}
+        done, faults = 0, dict[str, str | None]()
         for row in rows:
-            fault = _fault(cache, row)
-            if fault is not None:
-                checked += 1
-                unknown += row.crcs is None and not fault
+            faults[row.key] = fault = _fault(cache, row)
             if fault:
                 cache.space.drop(row.key)
-                bad[row.key] = fault
             done += row.size_bytes
             if progress is not None:
                 progress(done, total)
+        bad = {key: fault for key, fault in faults.items() if fault}
         return Verification(
-            checked=checked,
+            checked=sum(fault is not None for fault in faults.values()),
             checked_bytes=done,
             bad=tuple(records[key] for key in bad),
             why=tuple(bad.values()),
-            unknown=unknown,
+            unknown=sum(row.crcs is None and faults[row.key] == "" for row in rows),
         )
 
     return on_folder(path, act)

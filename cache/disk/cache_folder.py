@@ -30,7 +30,7 @@ from penstock.cache.disk.catalogue import (
     read_name_row,
 )
 from penstock.cache.disk.fill_files import Fill, discard_fill, fill_disk_bytes, map_bytes
-from penstock.cache.disk.fill_marks import map_name, part_name
+from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
 from penstock.cache.disk.folder_layout import FolderLayout, allocated_bytes, boot_id
 from penstock.cache.disk.pieces import BlobPieces
 from penstock.cache.disk.space import PRIVATE, Space
@@ -75,8 +75,12 @@ class ReadableFolder:
     def held(self) -> dict[str, float]:
         """Return the present share of each blob by key, in [0, 1]. Unverified blobs count as whole,
         because most of them are right. Lists names, and opens only files that are being filled."""
-        layout = self.layout
-        found = layout.fill_shares()
+        layout, found = self.layout, dict[str, float]()
+        for key in (n.removesuffix(".map") for n in layout.names("fills") if n.endswith(".map")):
+            found[key] = 0.0
+            with contextlib.suppress(FileNotFoundError, PermissionError, ValueError):
+                size_bytes = layout.fills.stat(part_name(key)).st_size
+                found[key] = FillMarks(layout.fills.open(map_name(key)), size_bytes).share
         found |= dict.fromkeys(layout.names("unverified"), 1.0)
         return found | dict.fromkeys(layout.names("blobs"), 1.0)
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from penstock.cache.base import ByteLocks, Folder, StrangeFileError, refuse_network
-from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
+from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,17 +174,6 @@ class FolderLayout:
         """List the cache's own files in one of the folders; other files are ignored."""
         pattern = _NAMES[folder]
         return [name for name in getattr(self, folder).names() if pattern.fullmatch(name)]
-
-    def fill_shares(self) -> dict[str, float]:
-        """Return the share of present pieces of each blob that is being filled, by key; 0 if
-        unknown."""
-        found: dict[str, float] = {}
-        for key in (n.removesuffix(".map") for n in self.names("fills") if n.endswith(".map")):
-            found[key] = 0.0
-            with contextlib.suppress(FileNotFoundError, PermissionError, ValueError):
-                size_bytes = self.fills.stat(part_name(key)).st_size
-                found[key] = FillMarks(self.fills.open(map_name(key)), size_bytes).share
-        return found
 
     def blob_bytes(self) -> dict[str, int]:
         """Return the bytes on the disk of each whole blob."""

@@ -124,11 +124,6 @@ class PinnedShare:
         use(self._join)
 
     @property
-    def wanted_bytes(self) -> int:
-        """The bytes of all blobs that this node reads in an epoch."""
-        return self._job.wanted_bytes
-
-    @property
     def pinned_bytes(self) -> int:
         """The bytes of the pinned blobs, filled or not."""
         return self._read_set.bytes_below(self._job.below)

@@ -31,6 +31,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import CancelledError
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import takewhile
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
@@ -386,28 +387,25 @@ class Workers:
         return left
 
 
+@dataclass(eq=False, repr=False)
 class Ordered(Generic[T, U]):
     """An iterator over fn(item) in the order of items, with at most `ahead` calls in flight.
 
-    pool: the threads that run the calls. timeout_s: the time limit of one result. See `ordered`.
+    pool: the threads that run the calls. ahead: may change during the iteration. timeout_s: the
+    time limit of one result. See `ordered`.
     """
 
-    def __init__(
-        self,
-        fn: Callable[[T], U],
-        items: Iterable[T],
-        *,
-        pool: Workers,
-        ahead: int,
-        timeout_s: float = STALL_TIMEOUT_S,
-    ) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be at least 1, got {ahead}.")
-        self._fn = fn
+    fn: Callable[[T], U]
+    items: InitVar[Iterable[T]]
+    _: KW_ONLY
+    pool: Workers
+    ahead: int
+    timeout_s: float = STALL_TIMEOUT_S
+
+    def __post_init__(self, items: Iterable[T]) -> None:
+        if self.ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {self.ahead}.")
         self._items = iter(items)
-        self._pool = pool
-        self.ahead = ahead  # may change during the iteration
-        self._timeout_s = timeout_s
         self._in_flight: deque[Outcome[U]] = deque()
         self._closed = False
         self._pid = os.getpid()
@@ -422,7 +420,7 @@ class Ordered(Generic[T, U]):
                 item = next(self._items)
             except StopIteration:
                 return
-            self._in_flight.append(self._pool.submit(self._fn, item))
+            self._in_flight.append(self.pool.submit(self.fn, item))
 
     def ready(self) -> bool:
         """Return True if pop() would not wait."""
@@ -447,10 +445,10 @@ class Ordered(Generic[T, U]):
             raise StopIteration
         check_process(self._pid, "This iterator")
         outcome = self._in_flight.popleft()
-        if not (outcome.done() or outcome.wait(self._timeout_s)):
+        if not (outcome.done() or outcome.wait(self.timeout_s)):
             outcome.cancel()
             raise StalledError(
-                f"{self._fn!r} returned nothing for {self._timeout_s:.0f} s. The disk or the "
+                f"{self.fn!r} returned nothing for {self.timeout_s:.0f} s. The disk or the "
                 "network mount of the dataset may hang: check it with `ls`, or raise timeout=."
             )
         try:
@@ -473,7 +471,7 @@ class Ordered(Generic[T, U]):
             outcome.cancel()
         if _Exit.has_begun:
             timeout_s = 0.0
-        deadline_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        deadline_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         for outcome in in_flight:
             if not outcome.wait(deadline_s - time.monotonic()):
                 break

@@ -30,7 +30,7 @@ from penstock.cache.base import (
 )
 from penstock.cache.errors import ClosedError, FetchError, StalledError
 from penstock.cache.fetch.scheduler import HEDGE_THREADS, Call, Scheduler, StoreRequest
-from penstock.cache.threads import STALL_TIMEOUT_S, Workers, end_at_exit
+from penstock.cache.threads import LONGEST_WAIT_S, STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:
     import random
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from penstock.cache.fetch.scheduler import Attempt
 
 
-_LONGEST_WAIT_S = 0.5
-"""A Ctrl-C that arrives just before a wait begins is noticed only when the wait ends."""
 _CLOSE_S = 1.0
 """How long close() waits for the requests that it interrupted; others end by their own timeouts."""
 
@@ -309,7 +307,7 @@ class Fetcher:
             events, wait_s = found
             with self._lock:
                 if self._events == events:
-                    self._lock.wait(min(wait_s, _LONGEST_WAIT_S))
+                    self._lock.wait(min(wait_s, LONGEST_WAIT_S))
 
     def _advance(self, call: Call) -> tuple[int, float] | None:
         """Send the requests that a call may send now; return the number of changes so far and the

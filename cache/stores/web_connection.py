@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -62,6 +62,7 @@ class StaleError(RequestError):
         super().__init__("transient", "the server closed the connection")
 
 
+@dataclass(eq=False, repr=False)
 class Connection:
     """An open socket to one origin, with the bytes that were read ahead.
 
@@ -73,20 +74,20 @@ class Connection:
     bytes that were read ahead.
     """
 
-    def __init__(
-        self, sock: socket.socket, origin: WebOrigin, *, is_public: bool, timeouts: Timeouts
-    ) -> None:
-        self.sock = sock
-        self.origin = origin
-        self.is_public = is_public
+    sock: socket.socket
+    origin: WebOrigin
+    _: KW_ONLY
+    is_public: bool
+    timeouts: Timeouts
+
+    def __post_init__(self) -> None:
         self.is_kept = False
         self.prefix = ""
         self.proxy_headers = ""
         self.buffer = bytearray(_FIRST_READ)
-        self.timeouts = timeouts
         self._idle_since_s = 0.0
         self._is_aborted = False
-        self._is_plain = origin.scheme == "http"
+        self._is_plain = self.origin.scheme == "http"
         self._at_once, self._patience_s = 1, 0.0
         self._poll = select.poll()
 
@@ -256,6 +257,7 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
     return int(status), headers
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConnectionPool:
     """The connections of a client: opened directly or through a proxy, and kept by origin. Safe for
     several threads.
@@ -264,22 +266,16 @@ class ConnectionPool:
     (family, address). public: returns True for public addresses. Tests replace the last two.
     """
 
-    def __init__(
-        self,
-        *,
-        timeouts: Timeouts,
-        proxies: Proxies,
-        tls: Callable[[], ssl.SSLContext],
-        resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
-        public: Callable[[str], bool] = is_public,
-    ) -> None:
-        self.timeouts = timeouts
-        self._proxies = proxies
-        self._make_tls = tls
+    timeouts: Timeouts
+    proxies: Proxies
+    tls: Callable[[], ssl.SSLContext]
+    resolve: InitVar[Callable[[str, int], list[tuple[int, Any]]] | None] = None
+    public: Callable[[str], bool] = is_public
+
+    def __post_init__(self, resolve: Callable[[str, int], list[tuple[int, Any]]] | None) -> None:
         self._tls: ssl.SSLContext | None = None
         self._tls_lock = threading.Lock()
         self._resolve = resolve or _addresses
-        self._public = public
         self._lock = threading.Lock()
         self._idle: dict[WebOrigin, list[Connection]] = {}
         self._live: set[Connection] = set()
@@ -344,13 +340,13 @@ class ConnectionPool:
         """Open a connection to an origin. only_public: refuse addresses that aren't public. Raises
         RequestError."""
         deadline_s = time.monotonic() + self.timeouts.connect_s
-        proxy = self._proxies.of(origin)
+        proxy = self.proxies.of(origin)
         if proxy is None:
             connection = self._dial(origin.host, origin.port, only_public, deadline_s, origin)
         else:
             # The proxy looks names up itself: only addresses and this machine's names can be
             # checked.
-            is_private = _is_literal(origin.host) and not self._public(origin.host)
+            is_private = _is_literal(origin.host) and not self.public(origin.host)
             if only_public and (is_private or origin.host.rpartition(".")[2] == "localhost"):
                 raise RequestError("refused", f"a public server redirects to {origin.url}")
             host, port, login = _proxy_parts(proxy)
@@ -381,7 +377,7 @@ class ConnectionPool:
             raise self._failure(error, origin) from None
         last: Exception | None = None
         for number, (family, address) in enumerate(found):
-            public = self._public(address[0])
+            public = self.public(address[0])
             if only_public and not public:
                 continue
             sock = socket.socket(family, socket.SOCK_STREAM)
@@ -418,7 +414,7 @@ class ConnectionPool:
     def _secure(self, connection: Connection, host: str, deadline_s: float) -> None:
         with self._tls_lock:
             if self._tls is None:
-                self._tls = self._make_tls()
+                self._tls = self.tls()
             context = self._tls
         connection.sock.settimeout(self.timeouts.patience_s(deadline_s))
         connection.sock = context.wrap_socket(

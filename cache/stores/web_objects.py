@@ -11,6 +11,7 @@ import contextlib
 import email.utils
 import re
 import time
+from dataclasses import KW_ONLY, InitVar, dataclass
 from http.client import responses
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ _REGION = (
 )
 
 
+@dataclass(eq=False, repr=False)
 class WebObjects:
     """The objects of a web server or a bucket, which are requested by their URLs.
 
@@ -75,20 +77,15 @@ class WebObjects:
     several threads; not across fork.
     """
 
-    def __init__(
-        self,
-        client: WebClient,
-        url_of: Callable[[str, str], str],
-        *,
-        headers: Mapping[str, str],
-        secrets: tuple[str, ...] = (),
-        bucket: str | None = None,
-    ) -> None:
-        self._client = client
-        self._url_of = url_of
+    client: WebClient
+    url_of: Callable[[str, str], str]
+    _: KW_ONLY
+    headers: InitVar[Mapping[str, str]]
+    secrets: tuple[str, ...] = ()
+    bucket: str | None = None
+
+    def __post_init__(self, headers: Mapping[str, str]) -> None:
         self._headers = dict(headers)
-        self._secrets = secrets
-        self._bucket = bucket
         self._redirects: dict[str, tuple[Hop, float]] = {}  # by key, with the ends of their times
         self._useless_redirects = 0
         self._serves_ranges, self._wholes = False, 0  # answers to ranges with entire objects
@@ -138,7 +135,7 @@ class WebObjects:
 
     def page(self, url: str, *, most_bytes: int) -> bytes:
         """Read the page at a URL of the origin. Raises RequestError."""
-        with contextlib.closing(self._client.ask(Hop(url), WebRequest({}, self._headers))) as reply:
+        with contextlib.closing(self.client.ask(Hop(url), WebRequest({}, self._headers))) as reply:
             if reply.status != 200:
                 raise self._failure(reply)
             _refuse_compressed(reply)
@@ -146,8 +143,8 @@ class WebObjects:
 
     def put(self, key: str, data: bytes) -> None:
         """Upload an object. Raises RequestError."""
-        hop, request = Hop(self._url_of("PUT", key)), WebRequest({}, self._headers, "PUT", data)
-        with contextlib.closing(self._client.ask(hop, request)) as reply:
+        hop, request = Hop(self.url_of("PUT", key)), WebRequest({}, self._headers, "PUT", data)
+        with contextlib.closing(self.client.ask(hop, request)) as reply:
             if not 200 <= reply.status < 300:
                 raise self._failure(reply)
 
@@ -190,7 +187,7 @@ class WebObjects:
         if reply.status != 200:
             raise RequestError("transient", "the server answered with a part of the object")
         length = reply.length
-        if self._bucket is None or length is None:
+        if self.bucket is None or length is None:
             _refuse_compressed(reply)
         if length is not None:
             check_size(length, most_bytes)
@@ -204,19 +201,19 @@ class WebObjects:
         kind = kind_of_status(status) or "refused"
         text, remedy, code = f"status {status} {responses.get(status, '')}".rstrip(), None, ""
         is_redirect = 300 <= status < 400
-        if self._bucket is not None:
+        if self.bucket is not None:
             code = xml_fields(body).get("Code", "")
-            stated, shown, remedy = bucket_failure(body, self._bucket)
+            stated, shown, remedy = bucket_failure(body, self.bucket)
             kind, text = stated or kind, shown or text
         elif kind == "denied":
             remedy = _LOGIN
-        if remedy is None and (is_redirect or (status == 400 and self._bucket is not None)):
+        if remedy is None and (is_redirect or (status == 400 and self.bucket is not None)):
             # The answer to a HEAD has no text, but S3 names the region in a header.
             region = headers.get("x-amz-bucket-region")
             if region is not None:
                 text, remedy = other_region(printable(region))
             else:
-                remedy = "Give the object's current URL." if self._bucket is None else _REGION
+                remedy = "Give the object's current URL." if self.bucket is None else _REGION
                 if is_redirect:
                     text = f"the server redirects ({text}) without a target"
         if status == 416 and span is not None:
@@ -224,7 +221,7 @@ class WebObjects:
             text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
         return RequestError(
             kind,
-            hide(text, self._secrets),
+            hide(text, self.secrets),
             retry_after_s=retry_after_s(headers) if kind in ("throttled", "transient") else None,
             remedy=remedy,
             code=code or ("" if body else "none"),
@@ -246,7 +243,7 @@ class WebObjects:
         if hop is None or method != "GET" or time.monotonic() > until_s:
             return None
         try:
-            reply = self._client.ask(hop, WebRequest(own))
+            reply = self.client.ask(hop, WebRequest(own))
         except RequestError:
             self._redirects.pop(key, None)
             raise
@@ -258,8 +255,8 @@ class WebObjects:
         return None
 
     def _from_origin(self, method: str, key: str, own: Mapping[str, str]) -> Reply:
-        hop = Hop(self._url_of(method, key))
-        reply = self._client.ask(hop, WebRequest(own, self._headers, method))
+        hop = Hop(self.url_of(method, key))
+        reply = self.client.ask(hop, WebRequest(own, self._headers, method))
         is_useful = method == "GET" and reply.status in (200, 206)
         if is_useful and reply.hop.url != hop.url and self._useless_redirects < _DISTRUSTED:
             if len(self._redirects) >= MOST_KEPT:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,36 +127,28 @@ NOTICE_IDS = 1000  # the most ids in a notice to the other ranks
 _EPOCHS_KEPT = 4
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BadCount:
     """Counts and reports bad samples as batches are delivered, on the delivering thread.
 
     The caller provides each batch's position, and whether it begins an epoch.
+
+    samples: of an epoch, over all ranks. names: returns the names of samples; None if they have
+    none. bad_samples: drops its records of earlier epochs. remedy: for a dataset with too many
+    bad samples. max_bad: every rank stops if more than this share of the samples is bad in an
+    epoch.
     """
 
-    def __init__(
-        self,
-        *,
-        samples: int,
-        names: Callable[[list[int]], Sequence[str]] | None,
-        bad_samples: BadSamples | None,
-        remedy: str = REMEDY,
-        max_bad: float,
-        membership: Membership,
-        report: QuarantineFile,
-        meter: Meter,
-    ) -> None:
-        """samples: of an epoch, over all ranks. names: returns the names of samples; None if they
-        have none. bad_samples: drops its records of earlier epochs. remedy: for a dataset with too
-        many bad samples. max_bad: every rank stops if more than this share of the samples is bad in
-        an epoch."""
-        self._samples = samples
-        self._file_names = names
-        self._bad_samples = bad_samples
-        self._remedy = remedy
-        self._max_bad = max_bad
-        self._membership = membership
-        self._report = report
-        self._meter = meter
+    samples: int
+    names: Callable[[list[int]], Sequence[str]] | None
+    bad_samples: BadSamples | None
+    remedy: str = REMEDY
+    max_bad: float
+    membership: Membership
+    report: QuarantineFile
+    meter: Meter
+
+    def __post_init__(self) -> None:
         self._reasons: dict[int, str] = {}  # of delivered bad samples, in any epoch
         self._counted: dict[int, set[int]] = {}  # ids that were published, by epoch
         self._stopped = False
@@ -172,14 +165,14 @@ class BadCount:
         which it was sent. Every rank still delivers that batch, even if it reads the notice
         earlier, because the others wait for it in their training step.
         """
-        notice = self._membership.stop_notice()
+        notice = self.membership.stop_notice()
         if notice is None:
             return
         if not self._stopped and (cursor.epoch, cursor.position) <= tuple(notice["last"]):
             return
         is_first, self._stopped = not self._stopped, True
         if is_first and "failed" not in notice:  # no rank waits for a failed one
-            self._membership.end_together()
+            self.membership.end_together()
         raise self._error(notice)
 
     def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
@@ -193,14 +186,14 @@ class BadCount:
         if begins_epoch:
             self._count, self._before, self._total = 0, 0, 0
             self._past, self._earlier = [], []
-            if self._bad_samples is not None:
-                self._bad_samples.forget_before(epoch)
+            if self.bad_samples is not None:
+                self.bad_samples.forget_before(epoch)
             while len(self._counted) > _EPOCHS_KEPT:
                 del self._counted[next(iter(self._counted))]
         if not bad:
             return
         self._count += len(bad)
-        self._meter.bad += len(bad)
+        self.meter.bad += len(bad)
         counted = self._counted.setdefault(epoch, set())
         new = [sample_id for sample_id in bad if sample_id not in counted]
         counted.update(new)
@@ -209,18 +202,18 @@ class BadCount:
         self._reasons.update(bad)
         if new:
             # Of several processes with the same rank, one publishes the count.
-            mine = len(new) if self._membership.speaks_for_rank else 0
-            self._total = self._membership.add(_counter(epoch), mine, place=at.position)
+            mine = len(new) if self.membership.speaks_for_rank else 0
+            self._total = self.membership.add(_counter(epoch), mine, place=at.position)
             self._past.append((at.position, self._total))
             total = self._total + self._before
-            if total > self._max_bad * self._samples:
-                self._membership.stop(self._notice(at, total))
+            if total > self.max_bad * self.samples:
+                self.membership.stop(self._notice(at, total))
         if first_ever:
             self._warn(*next(iter(bad.items())))
 
     def report_failure(self, error: Exception) -> None:
         """Notify the other ranks that this one can't continue, so that none waits for it."""
-        self._membership.fail(error)
+        self.membership.fail(error)
 
     # -- state
 
@@ -233,9 +226,9 @@ class BadCount:
         """
         if at.position == 0:
             return 0
-        if self._membership.world.size == 1:
+        if self.membership.world.size == 1:
             return self._count + self._before
-        shared = self._membership.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        shared = self.membership.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
         return self._before + (shared or 0)
 
     @property
@@ -250,7 +243,7 @@ class BadCount:
         still answers; otherwise it is the one that this rank had read at that position.
         """
         later = sum(count for place, count in self._earlier if place >= at.position)
-        counts = self._membership.additions(_counter(at.epoch))
+        counts = self.membership.additions(_counter(at.epoch))
         if counts is not None:
             self._published = counts
             total = sum(count for place, count in counts if place < at.position)
@@ -283,27 +276,27 @@ class BadCount:
     def _write(self, bad: Mapping[int, str], epoch: int) -> None:
         if bad:
             names = self._names(list(bad))
-            self._report.append(
+            self.report.append(
                 [
                     {"id": i, "name": name, "reason": why, "epoch": epoch}
                     for (i, why), name in zip(bad.items(), names, strict=True)
                 ]
             )
-            self._meter.quarantine = self._report.path
+            self.meter.quarantine = self.report.path
 
     def _names(self, ids: list[int]) -> Sequence[str]:
-        if self._file_names is not None:
+        if self.names is not None:
             # If a shard can't be opened any more, the ids have to suffice.
             with contextlib.suppress(PenstockError):
-                return self._file_names(ids)
+                return self.names(ids)
         return [""] * len(ids)
 
     def _warn(self, sample_id: int, reason: str) -> None:
-        listed = f", listed in {self._report.path}" if self._report.path else ""
+        listed = f", listed in {self.report.path}" if self.report.path else ""
         warnings.warn(
             f"Sample {sample_id} is bad: {reason}. Bad samples are replaced by other samples "
             f'(with pad="mask": valid=False){listed}. The job stops when more than '
-            f"max_bad={self._max_bad} of an epoch are bad.",
+            f"max_bad={self.max_bad} of an epoch are bad.",
             PenstockWarning,
             stacklevel=5,
         )
@@ -311,13 +304,13 @@ class BadCount:
     def _notice(self, at: Cursor, total: int) -> dict[str, Any]:
         ids = sorted(self._counted[at.epoch])
         return {
-            "rank": self._membership.world.rank,
+            "rank": self.membership.world.rank,
             "epoch": at.epoch,
             "last": [at.epoch, at.position],
             "total": total,
             "ids": ids[:NOTICE_IDS],
             "reasons": {str(i): self._reasons[i] for i in ids[:MOST_NAMED]},
-            "file": self._report.path,
+            "file": self.report.path,
         }
 
     def _error(self, notice: Mapping[str, Any]) -> PenstockError:
@@ -328,12 +321,12 @@ class BadCount:
         mine = self._counted.get(epoch, set())
         reasons |= {i: self._reasons[i] for i in sorted(mine) if i in self._reasons}
         ids = tuple(sorted(mine | {int(i) for i in notice["ids"]}))
-        files = [path for path in dict.fromkeys((notice["file"], self._report.path)) if path]
+        files = [path for path in dict.fromkeys((notice["file"], self.report.path)) if path]
         more = f" All of them: {' and '.join(files)}." if files else ""
         return TooManyBadSamplesError(
-            f"{total} bad samples in epoch {epoch} are more than max_bad={self._max_bad} of "
-            f"{self._samples:,} samples. Rank {rank} passed the limit, and every rank stops. Bad: "
-            f"{listed_reasons(reasons) or 'found before this start'}.{more} {self._remedy}",
+            f"{total} bad samples in epoch {epoch} are more than max_bad={self.max_bad} of "
+            f"{self.samples:,} samples. Rank {rank} passed the limit, and every rank stops. Bad: "
+            f"{listed_reasons(reasons) or 'found before this start'}.{more} {self.remedy}",
             sample_ids=ids,
         )
 

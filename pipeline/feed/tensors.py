@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
@@ -265,39 +265,39 @@ VALID = "valid"
 """The name of the mask that a padded batch has in addition to its fields."""
 
 
+@dataclass(eq=False, repr=False)
 class Finisher:
-    """Converts a decoded batch to its output. is_anywhere: any thread may do so."""
+    """Converts a decoded batch to its output. is_anywhere: any thread may do so.
 
-    def __init__(
-        self,
-        fields: Sequence[str],
-        *,
-        mixed: Callable[[Batch], tuple[dict[str, torch.Tensor], SampleBatch]] | None,
-        device: torch.device,
-        memory: PageLocked | None,
-        as_dict: bool = False,
-    ) -> None:
-        """fields: of a batch, in order. mixed: mixes the samples of a batch; None if the recipe
-        doesn't. memory: the allocator of page-locked memory if batches are copied to a GPU; batches
-        that stay on the CPU are then page-locked. as_dict: the output is a dict by field, else a
-        tuple."""
-        self._fields, self._mixed, self._device = tuple(fields), mixed, device
-        self._memory = memory
-        self._pins = memory is not None and device.type == "cpu"
+    fields: of a batch, in order. mixed: mixes the samples of a batch; None if the recipe
+    doesn't. memory: the allocator of page-locked memory if batches are copied to a GPU; batches
+    that stay on the CPU are then page-locked. as_dict: the output is a dict by field, else a
+    tuple.
+    """
+
+    fields: InitVar[Sequence[str]]
+    _: KW_ONLY
+    mixed: Callable[[Batch], tuple[dict[str, torch.Tensor], SampleBatch]] | None
+    device: torch.device
+    memory: PageLocked | None
+    as_dict: bool = False
+
+    def __post_init__(self, fields: Sequence[str]) -> None:
+        self._fields = tuple(fields)
+        self._pins = self.memory is not None and self.device.type == "cpu"
         # Tensors on a GPU belong to the current stream of the thread that makes them.
-        self.is_anywhere = mixed is None and memory is None and device.type == "cpu"
-        self._as_dict = as_dict
+        self.is_anywhere = self.mixed is None and self.memory is None and self.device.type == "cpu"
 
     def begin(self) -> None:
         """Record the current GPU of the thread that begins a pass."""
-        if self._memory is not None:
-            self._memory.begin()
+        if self.memory is not None:
+            self.memory.begin()
 
     def __call__(self, batch: Batch) -> Output:
         """Convert a decoded batch to its output."""
         images, content = batch.images, batch.content
-        if batch.mix is not None and self._mixed is not None:
-            images, content = self._mixed(batch)
+        if batch.mix is not None and self.mixed is not None:
+            images, content = self.mixed(batch)
         values = [
             images[field] if field in images else self._placed(_value(field, batch, content))
             for field in self._fields
@@ -307,11 +307,11 @@ class Finisher:
             values.append(self._placed(tensor_of(batch.valid)))
             names = (*names, VALID)
         if self._pins:
-            assert self._memory is not None
-            with self._memory.on_gpu():
+            assert self.memory is not None
+            with self.memory.on_gpu():
                 # A tensor that is pinned already is returned as it is.
                 values = [map_tensors(value, lambda each: each.pin_memory()) for value in values]
-        return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
+        return dict(zip(names, values, strict=True)) if self.as_dict else tuple(values)
 
     def together(self, content: SampleBatch, bounds: Sequence[int]) -> list[Output] | None:
         """Convert the samples between bounds to outputs on the CPU; None if some fields aren't
@@ -329,14 +329,14 @@ class Finisher:
         outputs = [
             tuple([torch.from_numpy(values[a:b]) for values in arrays]) for a, b in pairwise(bounds)
         ]
-        if not self._as_dict:
+        if not self.as_dict:
             return [*outputs]
         return [dict(zip(self._fields, values, strict=True)) for values in outputs]
 
     def _placed(self, value: Any) -> Any:
-        if self._device.type == "cpu":
+        if self.device.type == "cpu":
             return value
-        return map_tensors(value, lambda each: each.to(self._device, non_blocking=True))
+        return map_tensors(value, lambda each: each.to(self.device, non_blocking=True))
 
 
 def _value(field: str, batch: Batch, content: SampleBatch) -> Any:

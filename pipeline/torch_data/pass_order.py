@@ -66,8 +66,8 @@ class PassRequests:
     then, the seeds and states in it may change.
     """
 
-    def __init__(self, mark: Mark) -> None:
-        self.mark = mark
+    def __init__(self, order: PassOrder, mark: Mark) -> None:
+        self._order, self.mark = order, mark
         self._drawn: dict[str, Any] = {}  # seeds and states that the order was drawn from
         # Of each request: what its batch changes in the mark, and its valid slots.
         self._sent: deque[tuple[dict[str, Any], NDArray[np.bool_] | None]] = deque()
@@ -148,7 +148,7 @@ class PassOrder(ABC):
 
     def begin(self, mark: Mark) -> PassRequests:
         """Return the requests of a pass from a mark on."""
-        return PassRequests(mark)
+        return PassRequests(self, mark)
 
     @abstractmethod
     def steps(self) -> int | None:
@@ -351,10 +351,8 @@ class TorchOrder(PassOrder):
 class _TorchRequests(PassRequests):
     """The requests of one pass in torch's order."""
 
-    def __init__(self, order: TorchOrder, mark: Mark) -> None:
-        super().__init__(mark)
-        self._order = order
-        self._occurrences: Occurrences | None = None
+    _order: TorchOrder
+    _occurrences: Occurrences | None = None
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         mark = self.mark
@@ -492,9 +490,7 @@ class PlannedOrder(PassOrder):
 class _PlannedRequests(PassRequests):
     """The requests of one pass of a plan."""
 
-    def __init__(self, order: PlannedOrder, mark: Mark) -> None:
-        super().__init__(mark)
-        self._order = order
+    _order: PlannedOrder
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         order, job, mark = self._order, self._order.job, self.mark

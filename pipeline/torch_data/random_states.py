@@ -76,40 +76,32 @@ def _twister(text: str) -> tuple[Any, int]:
 class _Torch:
     """torch's default generator."""
 
-    @staticmethod
-    def get() -> bytes:
+    def get(self) -> bytes:
         return torch.get_rng_state().numpy().tobytes()
 
-    @staticmethod
-    def set(state: bytes) -> None:
+    def set(self, state: bytes) -> None:
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
-    @staticmethod
-    def freeze(state: bytes) -> str:
+    def freeze(self, state: bytes) -> str:
         return freeze(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
-    @staticmethod
-    def thaw(text: str) -> bytes:
+    def thaw(self, text: str) -> bytes:
         return thaw(text).numpy().tobytes()
 
 
 class _Python:
     """python's `random`, without the value that `random.gauss` keeps: no index is drawn from it."""
 
-    @staticmethod
-    def get() -> Any:
+    def get(self) -> Any:
         return random.getstate()
 
-    @staticmethod
-    def set(state: Any) -> None:
+    def set(self, state: Any) -> None:
         random.setstate(state)
 
-    @staticmethod
-    def freeze(state: Any) -> str:
+    def freeze(self, state: Any) -> str:
         return _text(np.array(state[1], np.uint32).tobytes())
 
-    @staticmethod
-    def thaw(text: str) -> Any:
+    def thaw(self, text: str) -> Any:
         words, place = _twister(text)
         return (3, (*map(int, words), place), None)
 
@@ -118,29 +110,25 @@ class _Numpy:
     """numpy's global generator; its state is None if the program has replaced it by another
     kind."""
 
-    @staticmethod
-    def get() -> Any:
+    def get(self) -> Any:
         state: Any = np.random.get_state(legacy=False)
         if state["bit_generator"] != "MT19937":
             return None
         return state["state"]["key"].tobytes(), int(state["state"]["pos"])
 
-    @staticmethod
-    def set(state: Any) -> None:
+    def set(self, state: Any) -> None:
         if state is not None:
             np.random.set_state(("MT19937", np.frombuffer(state[0], np.uint32), state[1], 0, 0.0))
 
-    @staticmethod
-    def freeze(state: Any) -> str:
+    def freeze(self, state: Any) -> str:
         return _text(state[0] + np.uint32(state[1]).tobytes())
 
-    @staticmethod
-    def thaw(text: str) -> Any:
+    def thaw(self, text: str) -> Any:
         words, place = _twister(text)
         return words.tobytes(), place
 
 
-KINDS: dict[str, Any] = {"rng": _Torch, "python_rng": _Python, "numpy_rng": _Numpy}
+KINDS: dict[str, Any] = {"rng": _Torch(), "python_rng": _Python(), "numpy_rng": _Numpy()}
 
 
 def generator_states() -> dict[str, Any]:

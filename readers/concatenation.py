@@ -150,6 +150,8 @@ def _joined(each: Sequence[Contents]) -> Contents:
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
+        selected_bytes=sum(c.sample_bytes * c.samples for c in each)
+        / max(1, sum(c.samples for c in each)),
         unit_bytes=unit_bytes / max(1, sum(counts)),
         is_encoded=any(c.is_encoded for c in each),
         are_checked=all(c.are_checked for c in each),

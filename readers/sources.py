@@ -71,6 +71,8 @@ class Contents:
     - max_pixels: of an image or a mask that is decoded.
     - are_checked: False if samples weren't read when they were indexed, so that values may be
       invalid.
+    - selected_bytes: mean size of a sample in its shard if not all of a shard's samples are
+      selected, so that shard_bytes doesn't tell it; else None.
     - mixture: of the parts of a mixture, which follow one another here; None for other sources.
     """
 
@@ -90,12 +92,20 @@ class Contents:
     is_encoded: bool = False
     max_pixels: int = MAX_PIXELS
     are_checked: bool = True
+    selected_bytes: float | None = None
     mixture: MixtureContents | None = None
 
     @cached_property
     def samples(self) -> int:
         """The number of samples."""
         return int(self.sizes.sum())
+
+    @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample in the files, in bytes."""
+        if self.selected_bytes is not None:
+            return self.selected_bytes
+        return float(self.shard_bytes.sum()) / max(1, self.samples)
 
     @cached_property
     def starts(self) -> Ints:
@@ -209,6 +219,7 @@ def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
         fingerprint=digest.hexdigest(),
         files=len(places) if base.is_file_per_sample else len(shards),
         units=units,
+        selected_bytes=base.sample_bytes,
     )
 
 

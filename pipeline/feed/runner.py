@@ -528,6 +528,11 @@ TURN_BYTES, MOST_IN_A_TURN = 2**23, 64
 # 10 % less CPU time.
 LARGE_TURN_BYTES, MOST_LARGE_IN_A_TURN = 2**24, 4
 
+# Each part of a mixture is read by a call of its own. So that a sample costs no more than this, a
+# thread reads several batches of images at once.
+PART_READ_S, PART_SAMPLE_S = 6e-5, 2.5e-6
+PARTS_TURN_BYTES, MOST_PARTS_IN_A_TURN = 2**26, 16
+
 # Local batches are read ahead up to this size, but at least two: one that waits and one being read.
 AHEAD_BYTES = 2**30
 
@@ -593,6 +598,8 @@ class ReadScale:
                     _dense_bytes(dataset.schema[name]) for name in fields if name in dataset.schema
                 ):
                     threads = min(DENSE_READ_THREADS, options.world.threads(usable_cores()))
+        if contents.mixture is not None and has_images and dataset.remote_shards is None:
+            turn = _turn_of_parts(len(contents.mixture.parts), options.per_rank, batch_bytes)
         # Without images DALI gets nothing: one batch waits in its place, the others are read ahead.
         depth = options.depth if has_images else 1
         units_threads = threads if contents.units is not None else 0
@@ -618,6 +625,13 @@ def _turn(batch_bytes: float, most_ahead: int) -> int:
     return max(1, small, large)
 
 
+def _turn_of_parts(parts: int, batch_size: int, batch_bytes: float) -> int:
+    """Return the number of batches of a mixture that a thread reads at once, so that the reads of
+    its parts, of `PART_READ_S` each, cost at most `PART_SAMPLE_S` a sample."""
+    wanted = math.ceil(parts * PART_READ_S / (PART_SAMPLE_S * batch_size))
+    return max(1, min(wanted, MOST_PARTS_IN_A_TURN, int(PARTS_TURN_BYTES / batch_bytes)))
+
+
 def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:
     """Return the bytes of memory that a sample takes once it is read.
 
@@ -630,8 +644,7 @@ def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:
     read = float(sum(known.get(name) or 0 for name in fields))
     if all(known.get(name) is not None for name in fields if name in schema):
         return read
-    stored = float(contents.shard_bytes.sum()) / max(1, contents.samples)
-    return read + max(0.0, stored - sum(size or 0 for size in known.values()))
+    return read + max(0.0, contents.sample_bytes - sum(size or 0 for size in known.values()))
 
 
 def _dense_bytes(type: FieldType) -> int | None:

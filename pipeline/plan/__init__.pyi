@@ -27,7 +27,7 @@ from .order import (
     MIXED_BATCHES as MIXED_BATCHES,
 )
 from .order import Plan as Plan, SlotSamples as SlotSamples, WINDOW_BYTES as WINDOW_BYTES
-from .order import default_lanes as default_lanes, default_unit_window as default_unit_window
+from .order import default_lanes as default_lanes, window_of as window_of
 from .order import default_window as default_window, label_spread as label_spread
 from .order import live_share as live_share, most_lanes as most_lanes, open_units as open_units
 from .order import unit_count as unit_count

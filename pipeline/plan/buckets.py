@@ -35,8 +35,7 @@ import numpy as np
 
 from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash
-from penstock.pipeline.plan.lanes import partner_slots
-from penstock.pipeline.plan.order import SlotSamples
+from penstock.pipeline.plan.order import JobPlan, SlotSamples
 from penstock.pipeline.plan.walk import Cursor, Walk
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import JobPlan, SlotCut
+    from penstock.pipeline.plan.order import SlotCut
 
     Ints = NDArray[np.int64]
     Lengths = Callable[[Ints], Ints]
@@ -206,7 +205,7 @@ class _Pool:
         return np.concatenate([np.arange(cuts[b], cuts[b + 1]) for b in places.tolist()])
 
 
-class BucketPlan:
+class BucketPlan(JobPlan):
     """The `JobPlan` of batches by tokens: another plan with each pool in another order.
 
     Pools are computed on demand; the latest two are cached. Thread-safe. seed: None leaves batches
@@ -320,9 +319,7 @@ class BucketPlan:
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the positions [position, position + size), cut at the end of
         the epoch. Raises PlanError for slots outside of it."""
-        count = min(size, self.samples - position)
-        if position < 0 or not 0 <= low <= high <= max(0, count):
-            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {max(0, count)}).")
+        count = self._count(position, size, low, high)
         parts = [np.empty((0, 2), np.int64)]
         at, end = position + low, position + high
         while at < end:
@@ -353,13 +350,6 @@ class BucketPlan:
             parts.append(in_slots + (at - position))
             at = stop
         return np.concatenate(parts) if parts else None
-
-    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
-        """Return the slots of the partners of slots [low, high), as in `JobPlan`."""
-        own = self.own_slots(epoch, position, size)
-        return partner_slots(
-            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

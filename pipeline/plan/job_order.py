@@ -24,13 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan.order import (
-    Plan,
-    SlotSamples,
-    default_lanes,
-    default_unit_window,
-    default_window,
-)
+from penstock.pipeline.plan.order import Plan, SlotSamples, default_lanes, window_of
 from penstock.pipeline.plan.walk import Cursor
 from penstock.pipeline.plan.world import rank_slots
 
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Step, Walk
     from penstock.pipeline.plan.world import World
-    from penstock.readers import Contents, MixtureContents, Source
+    from penstock.readers import Contents, Source
 
     Ints = NDArray[np.int64]
 
@@ -200,56 +194,25 @@ def first_settings(
                 "order: got lanes or a window for a mixture, whose parts have their own, in "
                 "proportion to their shares. Leave them out."
             )
-        return _settings_of_mixture(
-            contents.mixture,
+        from penstock.pipeline.plan.mixture_plan import mixture_settings  # only these jobs load it
+
+        parts = mixture_settings(
+            contents.mixture, shuffle=shuffle, global_batch=global_batch, drop_last=drop_last
+        )
+        return PlanSettings(
             seed=seed,
             shuffle=shuffle,
-            global_batch=global_batch,
-            drop_last=drop_last,
+            lanes=sum(parts.lanes),
+            window=max(parts.windows),
             reshuffle=reshuffle,
+            mixture=parts,
         )
     if not shuffle:
         return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
     shards = int(np.count_nonzero(contents.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
-    if not window and contents.units is not None:
-        window = default_unit_window(contents, lanes, global_batch=global_batch)
-    window = int(
-        window
-        or default_window(
-            shards,
-            lanes,
-            global_batch=global_batch,
-            icc=contents.icc,
-            shuffled=contents.shuffled,
-            rows=contents.samples / max(1, shards),
-        )
-    )
+    window = int(window or window_of(contents, lanes, global_batch=global_batch))
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
-
-
-def _settings_of_mixture(
-    mixture: MixtureContents,
-    *,
-    seed: int,
-    shuffle: bool,
-    global_batch: int,
-    drop_last: bool,
-    reshuffle: float,
-) -> PlanSettings:
-    from penstock.pipeline.plan.mixture_plan import mixture_settings  # only these jobs load it
-
-    parts = mixture_settings(
-        mixture, shuffle=shuffle, global_batch=global_batch, drop_last=drop_last
-    )
-    return PlanSettings(
-        seed=seed,
-        shuffle=shuffle,
-        lanes=sum(parts.lanes),
-        window=max(parts.windows),
-        reshuffle=reshuffle,
-        mixture=parts,
-    )
 
 
 def make_plan(

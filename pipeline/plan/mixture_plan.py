@@ -26,11 +26,11 @@ from penstock.cache import PlanError, ResumeError
 from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan.order import (
     SAMPLES_PER_LANE,
+    JobPlan,
     Plan,
     SlotSamples,
-    default_unit_window,
-    default_window,
     most_lanes,
+    window_of,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.plan.order import SlotCut
-    from penstock.readers import Contents, MixtureContents
+    from penstock.readers import MixtureContents
     from penstock.readers.mixtures import MixtureStream, WeightChange
 
     Ints = NDArray[np.int64]
@@ -207,29 +207,15 @@ def mixture_settings(
         )
         count = next((n for n in range(most, 1, -1) if global_batch % n == 0), 1) if shuffle else 1
         lanes.append(count)
-        windows.append(_window(part, count, global_batch=global_batch, share=own) if shuffle else 1)
+        # Its share of the window that it would have alone.
+        alone = window_of(part, count, global_batch=global_batch) if shuffle else 1
+        windows.append(max(1, math.ceil(alone * own)))
     samples, unit = mixture.samples, global_batch if mixture.per == "batch" else 1
     if (drop_last and mixture.rule != "once") or unit > 1:
         samples = -(-samples // global_batch) * global_batch
     return MixtureSettings(
         names=mixture.names, lanes=tuple(lanes), windows=tuple(windows), samples=samples, unit=unit
     )
-
-
-def _window(part: Contents, lanes: int, *, global_batch: int, share: float) -> int:
-    """Return the window of a part: its share of the window that it would have alone."""
-    if part.units is not None:
-        alone = default_unit_window(part, lanes, global_batch=global_batch)
-    else:
-        alone = default_window(
-            len(part.sizes),
-            lanes,
-            global_batch=global_batch,
-            icc=part.icc,
-            shuffled=part.shuffled,
-            rows=part.samples / max(1, len(part.sizes)),
-        )
-    return max(1, math.ceil(alone * share))
 
 
 _PART = 0x70617274  # keeps seeds of parts apart from other hashes
@@ -262,7 +248,7 @@ _SAMPLES_A_CALL = 64  # of each part, so that its call costs less than 1 us a sa
 _MOST_STEPS = 32  # that are resolved ahead
 
 
-class MixturePlan:
+class MixturePlan(JobPlan):
     """The mapping from positions of a mixture's stream to samples. Thread-safe.
 
     parts: the plan of each part, over its own shards. stream: of the parts and their weights.
@@ -351,9 +337,7 @@ class MixturePlan:
     ) -> tuple[Ints, Ints]:
         """Return the part of each sample in slots [low, high) of a batch, and its index in the
         part's stream."""
-        count = self._count(position, size)
-        if not 0 <= low <= high <= count:
-            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
+        count = self._count(position, size, low, high)
         part, index, key = self._batch(epoch, position, count)
         own = np.argsort(key, kind="stable")[low:high]
         return part[own], index[own]
@@ -367,19 +351,6 @@ class MixturePlan:
         index = np.arange(count) + (before - np.cumsum(counts) + counts)[part]
         lane = index % self._samples[part] % self._lanes[part]
         return part, index, self._slot_key[self._first_lane[part] + lane]
-
-    def _count(self, position: int, size: int) -> int:
-        if not 0 <= position <= self.samples or size < 1:
-            raise PlanError(
-                f"position {position}, size {size}: wanted a position of the epoch's "
-                f"{self.samples} samples and at least one sample."
-            )
-        return min(size, self.samples - position)
-
-    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
-        """Return None: slots are numbered in the plan's own order of lanes."""
-        del epoch, position, size
-        return None
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the partners of slots [low, high): the other of two neighbours in a

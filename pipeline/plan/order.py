@@ -33,8 +33,9 @@ import hashlib
 import math
 import operator
 import threading
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -126,7 +127,7 @@ class SlotSamples:
         )
 
 
-class JobPlan(Protocol):
+class JobPlan(ABC):
     """The mapping from positions of a job's stream to samples, and from ranks to shards.
 
     A plan has one part or several. Shards are numbered over all parts, as in `readers.Source`: so
@@ -148,28 +149,54 @@ class JobPlan(Protocol):
     bins: int
 
     @property
+    @abstractmethod
     def open_shards(self) -> float: ...
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str: ...
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the global batch [position, position + size), which is cut
         at the end of the epoch. Raises PlanError for slots outside of it."""
+        return self.places_together(epoch, [(position, size, low, high)])
 
+    @abstractmethod
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
 
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a global batch in the plan's own order of lanes, int64,
         shape (slots,): a permutation. None if that is the slot's number."""
+        del epoch, position, size
+        return None
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the samples with which slots [low, high) of a global batch are mixed,
         int64, shape (high - low,). They don't depend on the world or the lane order."""
+        own = self.own_slots(epoch, position, size)
+        return partner_slots(
+            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
+        )
 
+    @abstractmethod
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) read in any epoch, int64, ascending."""
+
+    def _count(self, position: int, size: int, low: int = 0, high: int = 0) -> int:
+        """Return the slots of a global batch: fewer than its size at the end of the epoch. Raises
+        PlanError for a position beyond the end, and for slots [low, high) that it doesn't have."""
+        position = _integer("position", position, at_least=0)
+        size = _integer("size", size, at_least=1)
+        if position > self.samples:
+            raise PlanError(
+                f"position {position} is beyond the epoch's {self.samples} samples. Check that the "
+                "state is of this dataset; the next epoch starts at position 0."
+            )
+        count = min(size, self.samples - position)
+        if not 0 <= low <= high <= count:
+            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
+        return count
 
 
 # Part of every fingerprint. Raise it with any change of the order, so that states of the old order
@@ -187,7 +214,7 @@ _SHARD, _MOVES, _MOVED, _PIECE, _WINDOW, _STRAND = range(1, 7)
 _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
-class Plan:
+class Plan(JobPlan):
     """The mapping from positions of one dataset's stream to samples. Thread-safe.
 
     sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
@@ -304,13 +331,6 @@ class Plan:
         low, high = rank * count // world, (rank + 1) * count // world
         return self.places(epoch, position, size, low=low, high=high).rows
 
-    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
-        """Return slots [low, high) of the global batch [position, position + size), as in `batch`.
-
-        Raises PlanError for slots that the batch, cut at the end of the epoch, doesn't have.
-        """
-        return self.places_together(epoch, [(position, size, low, high)])
-
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
         epoch = _integer("epoch", epoch, at_least=0)
@@ -342,9 +362,7 @@ class Plan:
 
     def _slots(self, position: int, size: int, low: int, high: int) -> tuple[Ints, Ints]:
         """Return the lanes and offsets of slots [low, high) of a batch."""
-        count = self._count(position, size)
-        if not 0 <= low <= high <= count:
-            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
+        count = self._count(position, size, low, high)
         if self.lanes == 1:  # takes a third of the time, which matters for small batches
             at = np.arange(position + low, position + high, dtype=np.int64)
             return np.zeros_like(at), at
@@ -357,13 +375,6 @@ class Plan:
             return None
         _integer("epoch", epoch, at_least=0)
         return own_slots(position, self._count(position, size), self._lane_at)
-
-    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
-        """Return the slots of the partners of slots [low, high), as in `JobPlan`."""
-        own = self.own_slots(epoch, position, size)
-        return partner_slots(
-            low, high, position=position, size=size, lanes=self.lanes, own_slots=own
-        )
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Return the sample ids of a `batch`: samples of the preceding shards, plus row.
@@ -408,17 +419,6 @@ class Plan:
         return (
             self._cut_shards(_integer("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
         )
-
-    def _count(self, position: int, size: int) -> int:
-        """Return the slots of a global batch: fewer than its size at the end of the epoch."""
-        position = _integer("position", position, at_least=0)
-        size = _integer("size", size, at_least=1)
-        if position > self.samples:
-            raise PlanError(
-                f"position {position} is beyond the epoch's {self.samples} samples. Check that the "
-                "state is of this dataset; the next epoch starts at position 0."
-            )
-        return min(size, self.samples - position)
 
     def _epoch(self, number: int) -> _Epoch:
         """Return the epoch's layout and windows; the two most recently used are cached."""
@@ -622,14 +622,17 @@ def open_units(contents: Contents, *, lanes: int, window: int) -> float:
     return units / window_count(contents.samples // strands, rows)
 
 
-def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
-    """Return W in units, for shards of several units; at least 1.
+def window_of(contents: Contents, lanes: int, *, global_batch: int) -> int:
+    """Return W for a dataset: in shards as `default_window`, or in units if shards have several.
 
     There are as many open units as `default_window` opens shards, and they contain `MIXED_BATCHES`
     global batches. Decoded they take at most `WINDOW_BYTES`, but there are at least `LEAST_UNITS`
     in total and `LEAST_WINDOW` in each lane.
     """
-    units = unit_count(contents)
+    if contents.units is None:
+        units = int(np.count_nonzero(contents.sizes))
+    else:
+        units = unit_count(contents)
     rows = contents.samples / max(1, units)
     as_shards = default_window(
         units,
@@ -639,6 +642,8 @@ def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) ->
         shuffled=contents.shuffled,
         rows=rows,
     )
+    if contents.units is None:
+        return as_shards
     wanted = max(as_shards * lanes, MIXED_BATCHES * global_batch / max(rows, 1.0))
     kept_bytes = contents.unit_bytes * live_share(rows)
     if kept_bytes * wanted > WINDOW_BYTES:

@@ -18,14 +18,14 @@ import numpy as np
 
 from penstock.cache import PlanError
 from penstock.cache.base import keyed_hash, unit
-from penstock.pipeline.plan.order import Plan, SlotSamples
+from penstock.pipeline.plan.order import JobPlan, SlotSamples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import SlotCut
+    from penstock.pipeline.plan.order import Plan, SlotCut
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -48,7 +48,7 @@ def expected_counts(weights: Floats) -> Floats:
     return weights * (max(1, round(total)) / total)
 
 
-class WeightedPlan:
+class WeightedPlan(JobPlan):
     """The mapping from positions of a weighted dataset's stream to samples. Thread-safe.
 
     sizes: samples of each shard. counts: expected count of each sample, shard by shard, float64, of
@@ -102,11 +102,6 @@ class WeightedPlan:
         digest.update(self._sums.astype("<f8", copy=False).data)
         return digest.hexdigest()
 
-    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
-        """Return slots [low, high) of the global batch [position, position + size), cut at the end
-        of the epoch. Raises PlanError for slots outside of it."""
-        return self.places_together(epoch, [(position, size, low, high)])
-
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end, by one computation."""
         offset, plan = self._epoch(epoch)
@@ -121,10 +116,6 @@ class WeightedPlan:
     def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
         """Return the number of each slot of a batch in the plan's own order of lanes."""
         return self._epoch(epoch)[1].own_slots(epoch, position, size)
-
-    def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
-        """Return the slots of the partners of slots [low, high), as in `JobPlan`."""
-        return self._epoch(epoch)[1].partner_slots(epoch, position, size, low=low, high=high)
 
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) read, int64, ascending. The borders of lanes,

@@ -110,7 +110,7 @@ def test_a_global_batch_of_one_part():
 
 def test_positions_outside_the_epoch_are_refused():
     plan = mixture()
-    with pytest.raises(PlanError, match="wanted a position"):
+    with pytest.raises(PlanError, match="beyond the epoch"):
         plan.places(0, plan.samples + 1, 8, low=0, high=0)
     with pytest.raises(PlanError, match="slots"):
         plan.places(0, 0, 8, low=0, high=9)

@@ -17,12 +17,12 @@ from penstock.pipeline.plan import (
     MIXED_BATCHES,
     WINDOW_BYTES,
     Plan,
-    default_unit_window,
     default_window,
     first_settings,
     live_share,
     make_plan,
     open_units,
+    window_of,
 )
 from penstock.readers import Contents
 from penstock.readers.fieldtypes import Schema
@@ -247,7 +247,7 @@ def test_open_units_are_those_of_the_plan(
     ],
 )
 def test_defaults(what: Contents, batch: int, lanes: int, wanted: int) -> None:
-    found = default_unit_window(what, lanes, global_batch=batch)
+    found = window_of(what, lanes, global_batch=batch)
     assert found * lanes == wanted
     assert first_settings(what, seed=1, global_batch=batch, lanes=lanes).window == found
 
@@ -264,7 +264,7 @@ def test_a_window_fits_and_mixes(
     shards: int, units: int, rows: int, unit_bytes: float, batch: int, lanes: int
 ) -> None:
     what = contents(shards, units, rows, unit_bytes=unit_bytes)
-    window = default_unit_window(what, lanes, global_batch=batch)
+    window = window_of(what, lanes, global_batch=batch)
     every = shards * units
     opened = min(window * lanes, every)
     kept = opened * unit_bytes * live_share(rows)
@@ -275,7 +275,7 @@ def test_a_window_fits_and_mixes(
         assert opened * rows >= MIXED_BATCHES * batch
     # More memory a unit never opens more of them.
     larger = replace(what, unit_bytes=2 * unit_bytes)
-    assert default_unit_window(larger, lanes, global_batch=batch) <= window
+    assert window_of(larger, lanes, global_batch=batch) <= window
 
 
 def test_shards_without_units_keep_their_windows() -> None:

@@ -44,8 +44,13 @@ def concat(sources: Sequence[Source]) -> Source:
         )
     nested = [each.bases if isinstance(each, Concatenation) else (each,) for each in found]
     parts = [part for each in nested for part in each]
+    if any(source.contents.mixture is not None for source in found):
+        raise ConfigError(
+            "concat: got a mixture, whose parts have weights. Give it to mix(), together with the "
+            "other sources, or join the parts before they are mixed."
+        )
     for part in parts[1:]:
-        check_same(parts[0], part)
+        _check_same(parts[0], part)
     joined = Concatenation(parts)
     if lost := {name for part in parts for name in part.schema} - joined.schema.keys():
         _log.info(
@@ -75,7 +80,8 @@ class Concatenation(View):
     def contents(self) -> Contents:
         """The contents of all parts. The label correlation of several datasets is unknown: icc is
         None, and the order mixes as widely as for such data."""
-        return _joined([part.contents for part in self.bases])
+        each = [part.contents for part in self.bases]
+        return joined_contents(each, common_schema([part.schema for part in each]))
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return concat([part._renamed(names, made) for part in self.bases])
@@ -123,12 +129,12 @@ def _by_part(values: Ints, numbers: Ints, firsts: Ints) -> Iterator[tuple[int, I
         yield number, at, np.array(values[at])
 
 
-def _joined(each: Sequence[Contents]) -> Contents:
-    """Join the contents of several sources, end to end."""
+def joined_contents(each: Sequence[Contents], schema: Schema) -> Contents:
+    """Join the contents of several sources, end to end. schema: of their samples; some of the
+    sources may lack some of the fields."""
     if len(each) == 1:
         return each[0]
     digest = hashlib.sha256("\n".join(["concat", *(c.fingerprint for c in each)]).encode())
-    schema = _common([c.schema for c in each])
     counts = [len(c.sizes) if c.units is None else sum(map(len, c.units)) for c in each]
     unit_bytes = sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True))
     units = None
@@ -143,9 +149,9 @@ def _joined(each: Sequence[Contents]) -> Contents:
         icc=None,
         shuffled=False,
         images={
-            name: join_ranges([c.images[name] for c in each])
-            for name in each[0].images
-            if name in schema
+            name: join_ranges([c.images[name] for c in each if name in c.images])
+            for name in schema
+            if any(name in c.images for c in each)
         },
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
@@ -157,25 +163,33 @@ def _joined(each: Sequence[Contents]) -> Contents:
         are_checked=all(c.are_checked for c in each),
         max_pixels=max(c.max_pixels for c in each),
         longest={
-            name: max(c.longest[name] for c in each)
-            for name in each[0].longest
-            if all(name in c.longest for c in each)
+            name: max(c.longest[name] for c in each if name in c.schema)
+            for name in schema
+            if all(name in c.longest for c in each if name in c.schema)
         },
+        lacking={name: lack for name in schema if (lack := sum(c.lack(name) for c in each))},
     )
 
 
-def _common(schemas: Sequence[Schema]) -> Schema:
-    """Return the fields that are equal in all schemas, without those that refer to others."""
-    alike = {n: t for n, t in schemas[0].items() if all(each.get(n) == t for each in schemas)}
+def common_schema(schemas: Sequence[Schema], *, masks: bool = False) -> Schema:
+    """Return the fields that are equal in all schemas, without those that refer to others. masks:
+    also the fields that some of the schemas lack."""
+    types = {name: type for each in reversed(schemas) for name, type in each.items()}
+    names = dict.fromkeys(name for each in schemas for name in each)
+    alike = {
+        name: types[name]
+        for name in names
+        if all((masks and name not in each) or each.get(name) == types[name] for each in schemas)
+    }
     while alone := [n for n, t in alike.items() if (t.reference or n) not in alike]:
         for name in alone:
             del alike[name]
     return Schema(alike)
 
 
-def check_same(first: Source, other: Source, *, of: str = "concat") -> None:
+def _check_same(first: Source, other: Source) -> None:
     """Raise ConfigError if two sources differ in the fields that they deliver, or in the fields to
-    which these refer. of: the function for which the error speaks."""
+    which these refer."""
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
     delivered = stored_fields((*first.fields, *other.fields), {**ours, **theirs})
@@ -183,22 +197,23 @@ def check_same(first: Source, other: Source, *, of: str = "concat") -> None:
     for name in dict.fromkeys([*delivered, *(t.reference for t in types if t.reference)]):
         if name not in ours or name not in theirs:
             raise ConfigError(
-                f'{of}: only one of {both} has a field "{name}". Fields: {list(ours)} and '
+                f'concat: only one of {both} has a field "{name}". Fields: {list(ours)} and '
                 f"{list(theirs)}. Pass the same fields= to both, with fields that both have."
             )
         if ours[name] != theirs[name]:
             raise ConfigError(
-                f'{of}: the field "{name}" of {both} differs: '
-                f"{_difference(name, ours[name], theirs[name])}"
+                f'concat: the field "{name}" of {both} differs: '
+                f"{difference(name, ours[name], theirs[name])}"
             )
     if first.fields != other.fields:
         raise ConfigError(
-            f"{of}: {both} deliver different fields: {first.fields!r} and {other.fields!r}. Pass "
+            f"concat: {both} deliver different fields: {first.fields!r} and {other.fields!r}. Pass "
             "the same fields= to both."
         )
 
 
-def _difference(name: str, ours: FieldType, theirs: FieldType) -> str:
+def difference(name: str, ours: FieldType, theirs: FieldType) -> str:
+    """Describe how two types of one field differ, and the remedy, for a message."""
     if not ours.class_names or type(ours) is not type(theirs):
         return f"{ours!r} and {theirs!r}. Give both the same type, with schema= of their Dataset."
     alone = sorted({*ours.class_names} ^ {*theirs.class_names})

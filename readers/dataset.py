@@ -567,5 +567,6 @@ def contents_of(
         longest=naming.new(longest),
         is_encoded=index.format.is_encoded,
         are_checked=not index.manifest.is_of_chunks,
+        lacking=naming.new(index.lacking),
         max_pixels=max_pixels or own,
     )

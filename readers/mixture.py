@@ -6,19 +6,22 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Unpack
 
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.concatenation import Concatenation, check_same
+from penstock.readers.concatenation import Concatenation, common_schema, difference, joined_contents
 from penstock.readers.fieldtypes import (
+    PRESENT,
     ClassLabel,
     DenseColumn,
     Schema,
     Tokens,
     check_names,
     check_selection,
+    cropped,
+    renamed_field,
     stored_fields,
 )
 from penstock.readers.mixtures import WeightScale
@@ -29,9 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import SampleBatch
+    from penstock.readers.fieldtypes import Column, SampleBatch
     from penstock.readers.mixtures import EpochRule, Transition, WeightsArgument
-    from penstock.readers.sources import Contents, ReadOptions
+    from penstock.readers.sources import Contents, ReadOptions, Run
 
     Ints = NDArray[np.int64]
 
@@ -49,6 +52,7 @@ def mix(
     transition: Transition = "step",
     per: Literal["sample", "token", "batch"] = "sample",
     fields: Sequence[str] | None = None,
+    missing: Literal["error", "mask"] = "error",
 ) -> Mixture:
     """Mix datasets, or parts of some, by weights: mix({"web": a, "code": b}, weights={"web": 0.7,
     "code": 0.3}).
@@ -72,17 +76,20 @@ def mix(
     - per: what weights are shares of: "sample"; "token", by the mean length of each part's samples,
       so mixing happens after packing; or "batch": each global batch comes from one part.
     - fields: of a batch, in order; "part" is the number of each sample's part (`ClassLabel` with
-      their names). None: the fields of the parts.
+      their names). None: the fields of all parts.
+    - missing: of a field that some parts lack. "error" refuses it; "mask" delivers it together with
+      "<field>.present", one bool per sample, and empty values or zeros where it is False.
 
-    All parts must have the selected fields, of the same types. Sample ids are those of the first
+    A field must have the same type in all parts that have it. Sample ids are those of the first
     part, followed by those of the second, and so on. Its `close()` closes nothing: keep the parts
     open as long as you need them. Raises ConfigError for invalid arguments and for parts that don't
-    fit, naming the part, and the errors of opening them.
+    fit, naming the part and the field, and the errors of opening them.
     """
     leaves = _leaves(parts)
     names, sources = [leaf.name for leaf in leaves], [leaf.source for leaf in leaves]
-    for source in sources[1:]:
-        check_same(sources[0], source, of="mix")
+    if missing not in ("error", "mask"):
+        raise ConfigError(f'missing: got {missing!r}, wanted "error" or "mask".')
+    schema, chosen = _fields(leaves, check_names(fields), masks=missing == "mask")
     contents = [source.contents for source in sources]
     for name, each in zip(names, contents, strict=True):
         if not each.samples:
@@ -126,23 +133,30 @@ def mix(
         per=per,
         max_repeats=dict(max_repeats or {}),
     )
-    return Mixture(sources, mixture, None if fields is None else check_names(fields))
+    return Mixture(sources, mixture, schema, chosen)
 
 
 class Mixture(Concatenation):
     """The samples of several sources, in an order that follows their weights."""
 
     def __init__(
-        self, parts: Sequence[Source], mixture: MixtureContents, names: tuple[str, ...] | None
+        self,
+        parts: Sequence[Source],
+        mixture: MixtureContents,
+        schema: Schema,
+        fields: tuple[str, ...],
     ) -> None:
-        """parts: of the same schema, as `mix` has checked. names: of the fields; None: those of the
-        parts."""
+        """schema: the fields of the parts, some of which may lack some. fields: of a batch. Both as
+        `mix` has checked."""
         super().__init__(parts)
-        self._mixture, self._names = mixture, names
+        self._mixture, self._schema, self._fields = mixture, schema, fields
+        lacking = {id(each): frozenset(schema.keys() - each.schema.keys()) for each in self.bases}
+        self._lacking = {base: names for base, names in lacking.items() if names}
+        self._are_alike = all(each.fields == fields for each in self.bases)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
-        return Mixture, (list(self.bases), self._mixture, self._names)
+        return Mixture, (list(self.bases), self._mixture, self._schema, self._fields)
 
     def __repr__(self) -> str:
         parts = zip(self._mixture.names, self.bases, strict=True)
@@ -160,23 +174,55 @@ class Mixture(Concatenation):
     @cached_property
     def contents(self) -> Contents:
         """The contents of all parts; `Contents.mixture` has those of each, and the weights."""
-        joined, mixture = super().contents, self._mixture
+        mixture = self._mixture
+        joined = joined_contents([part.contents for part in self.bases], self._schema)
         text = repr((mixture.names, mixture.changes, mixture.rule, mixture.per))
         digest = hashlib.sha256(f"mix {joined.fingerprint} {text}".encode())
-        schema = Schema({**joined.schema, PART: ClassLabel(mixture.names)})
+        schema = Schema({**self._schema, PART: ClassLabel(mixture.names)})
         return replace(joined, schema=schema, fingerprint=digest.hexdigest(), mixture=mixture)
 
-    @cached_property
+    @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a batch, in order."""
-        if self._names is None:
-            return self.bases[0].fields
-        return check_selection(self._names, self.schema, {}, url=self.url)
+        return self._fields
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        if unknown := [old for old in names if old not in self._schema]:
+            raise ConfigError(
+                f"rename: got {unknown[0]!r}, but the parts of the mixture have "
+                f"{list(self._schema)}. Name one of those."
+            )
+        parts = []
+        for part in self.bases:
+            own = {old: new for old, new in names.items() if old in part.schema}
+            parts.append(part._renamed(own, made) if own else part)
+        return Mixture(
+            parts,
+            replace(self._mixture, parts=tuple(part.contents for part in parts)),
+            Schema({names.get(n, n): type.renamed(names) for n, type in self._schema.items()}),
+            tuple(renamed_field(name, names) for name in self._fields),
+        )
+
+    def subset(self, which: object) -> NoReturn:
+        """Always raise ConfigError: the parts are selected from, before they are mixed."""
+        del which
+        raise ConfigError(
+            "subset: got a mixture, whose epochs are those of its parts. Take subsets of the "
+            'parts, then mix them: mix({"a": a.subset(ids), "b": b}).'
+        )
+
+    def split(self, *shares: float, seed: int, by: object = None) -> NoReturn:
+        """Always raise ConfigError: the parts are split, before they are mixed."""
+        del shares, seed, by
+        raise ConfigError(
+            "split: got a mixture, whose epochs are those of its parts. Split each part, then mix "
+            "those that belong together."
+        )
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         wanted = options.get("fields")
-        if wanted is None and self._names is None:  # what the parts deliver, which costs least
+        if wanted is None and self._are_alike:  # what the parts deliver, which costs least
             return super().read(rows, **options)
         wanted = stored_fields(self.fields, self.schema) if wanted is None else wanted
         options["fields"] = tuple(name for name in wanted if name != PART)
@@ -185,6 +231,42 @@ class Mixture(Concatenation):
             return batch
         part = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
         return batch.with_columns({PART: DenseColumn(part.astype(np.int64))})
+
+    def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
+        """Read samples of one part, and add the fields that it lacks."""
+        wanted, lacking = options.get("fields") or (), self._lacking.get(id(run.base), frozenset())
+        if not (missing := [name for name in wanted if name in lacking]):
+            return super()._read_run(run, options)
+        crops = options.get("crops") or {}
+        own = options.copy()
+        own["fields"] = tuple(name for name in wanted if name not in lacking)
+        own["crops"] = {name: crop for name, crop in crops.items() if name not in lacking}
+        batch, count = run.base.read(run.rows, **own), len(run.rows)
+        columns: dict[str, Column] = {}
+        for name in missing:
+            column = self._schema[name].lacking(count)
+            columns[name] = cropped(column, crops[name]) if name in crops else column
+        present = dict.fromkeys(missing, np.zeros(count, np.bool_))
+        batch = replace(batch, present={**batch.present, **present})
+        return batch.with_columns(columns)
+
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """Return first lengths of samples, int64, shape (n,): 0 for those without the field."""
+
+        def of_run(run: Run) -> Ints:
+            if name in self._lacking.get(id(run.base), ()):
+                return np.zeros(len(run.rows), np.int64)
+            return run.base.lengths(name, run.rows)
+
+        return self._facts(rows, of_run)
+
+    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
+        """Return the upright height and width of the images in a shard, int32, shape (samples, 2):
+        zeros if its part lacks the field."""
+        number = int(np.searchsorted(self._first_shard, shard, side="right")) - 1
+        if name in self._lacking.get(id(self.bases[number]), ()):
+            return np.zeros((int(self.contents.sizes[shard]), 2), np.int32)
+        return super().image_dims(shard, name)
 
 
 class _Leaf(NamedTuple):
@@ -224,6 +306,80 @@ def _leaves(parts: object) -> list[_Leaf]:
     return leaves
 
 
+def _fields(
+    leaves: Sequence[_Leaf], wanted: tuple[str, ...] | None, *, masks: bool
+) -> tuple[Schema, tuple[str, ...]]:
+    """Return the fields of a mixture's samples and those of its batches. wanted: of the user.
+    masks: fields that some parts lack are masked. Raises ConfigError, naming part and field."""
+    schemas = {leaf.name: leaf.source.schema for leaf in leaves}
+    types = {name: type for each in schemas.values() for name, type in each.items()}
+    given = wanted or tuple(dict.fromkeys(name for leaf in leaves for name in leaf.source.fields))
+    for name in stored_fields(given, types):
+        if name == PART:
+            _check_free(schemas, is_asked=wanted is not None)
+            continue
+        if name in types:
+            _check_field(name, schemas, masks=masks)
+            if (of := types[name].reference) is not None:
+                _check_field(of, schemas, masks=masks)
+    schema = common_schema(list(schemas.values()), masks=masks)
+    schema = Schema({name: type for name, type in schema.items() if name != PART})
+    counts = {name: sum(leaf.source.contents.lack(name) for leaf in leaves) for name in schema}
+    lacking = {name: count for name, count in counts.items() if count}
+    if wanted is None and masks:
+        absent = {name for name in schema if any(name not in each for each in schemas.values())}
+        pairs = ((name, name + PRESENT) if name in absent else (name,) for name in given)
+        given = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+    known = {**schema, PART: ClassLabel(tuple(schemas))}
+    url = f"the mixture of {_listed(list(schemas))}"
+    return schema, check_selection(given, Schema(known), lacking, url=url)
+
+
+def _check_free(schemas: Mapping[str, Schema], *, is_asked: bool) -> None:
+    """Raise ConfigError if a part has a field of its own with the name of the part's number."""
+    if holder := next((name for name, each in schemas.items() if PART in each), None):
+        remedy = "Give it another name" if is_asked else "Leave it out of fields=, or rename it"
+        raise ConfigError(
+            f'mix: "{PART}" is the number of each sample\'s part, and the part "{holder}" has a '
+            f'field of that name. {remedy}: dataset.rename({{"{PART}": "..."}}).'
+        )
+
+
+def _check_field(name: str, schemas: Mapping[str, Schema], *, masks: bool) -> None:
+    """Raise ConfigError if parts lack a field that others have, unless it is masked, or if its
+    types differ."""
+    types = {part: each[name] for part, each in schemas.items() if name in each}
+    (first, type), *others = types.items()
+    for part, other in others:
+        if other != type:
+            raise ConfigError(
+                f'mix: the field "{name}" of the parts "{first}" and "{part}" differs: '
+                f"{difference(name, type, other)}"
+            )
+    lack = [part for part in schemas if part not in types]
+    if lack and not masks:
+        common = [each for each in schemas[lack[0]] if all(each in s for s in schemas.values())]
+        fields = f"such as fields={tuple(common)!r}" if common else "or rename fields of the parts"
+        raise ConfigError(
+            f'mix: {_listed(lack)} {"has" if len(lack) == 1 else "have"} no field "{name}", and '
+            f'"{first}" has it. Fields of "{lack[0]}": {list(schemas[lack[0]])}. Leave it out by '
+            f'fields= of mix, {fields}; or pass missing="mask": batches then have '
+            f'"{name}{PRESENT}", and samples without the field are empty or zeros.'
+        )
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """Return the names of some parts for a message."""
+    more = len(parts) - _NAMED
+    listed = ", ".join(f'"{part}"' for part in parts[:_NAMED])
+    return (
+        f"the part {listed}"
+        if len(parts) == 1
+        else (f"the parts {listed}{f' and {more} more' if more > 0 else ''}")
+    )
+
+
+_NAMED = 3  # parts that a message lists
 _COUNTED = 2**14  # samples whose lengths give the mean of a part
 
 

@@ -73,6 +73,8 @@ class Contents:
       invalid.
     - selected_bytes: mean size of a sample in its shard if not all of a shard's samples are
       selected, so that shard_bytes doesn't tell it; else None.
+    - lacking: the number of samples that lack a field, for fields that some lack; of a selection,
+      that of the whole.
     - mixture: of the parts of a mixture, which follow one another here; None for other sources.
     """
 
@@ -93,6 +95,7 @@ class Contents:
     max_pixels: int = MAX_PIXELS
     are_checked: bool = True
     selected_bytes: float | None = None
+    lacking: Mapping[str, int] = field(default_factory=dict)
     mixture: MixtureContents | None = None
 
     @cached_property
@@ -112,6 +115,10 @@ class Contents:
         """The number of samples before each shard, int64, shape (shards,)."""
         starts: Ints = np.cumsum(self.sizes) - self.sizes
         return starts
+
+    def lack(self, name: str) -> int:
+        """Return how many samples lack a field, which may be unknown here."""
+        return self.lacking.get(name, 0) if name in self.schema else self.samples
 
     def places(self, rows: Ints) -> Ints:
         """Return the positions among all samples of (shard, row): int64, shape (n,)."""
@@ -288,7 +295,8 @@ class Source(ABC):
             return None
         # One of several fields of classes may have names.
         known = len(schema[field].class_names)
-        return known or 1 + max(each._largest(field) for each in self._datasets())
+        datasets = (each for each in self._datasets() if field in each.schema)
+        return known or 1 + max(each._largest(field) for each in datasets)
 
     def _largest(self, name: str) -> int:
         """Return the largest value of a field of integers."""
@@ -415,7 +423,7 @@ class Source(ABC):
                 f"{[n for n, t in self.schema.items() if t.in_tables]}."
             )
         columns, present = [], [np.empty(0, np.bool_)]
-        for places in _ranges(len(self)):
+        for places in _ranges(self.contents.samples):
             batch = self.values(field, self.contents.rows(places))
             present.append(batch.has(field))
             columns.append(batch.columns[field])
@@ -639,7 +647,7 @@ class View(Source):
             if crops:
                 own["crops"] = {name: crop.take(run.at) for name, crop in crops.items()}
             try:
-                batch = run.base.read(run.rows, **own)
+                batch = self._read_run(run, own)
             except CorruptSampleError as error:
                 error.sample_id += run.first_id
                 raise
@@ -652,6 +660,10 @@ class View(Source):
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(order)] = np.arange(len(rows))
         return joined_batches(batches).take(back)
+
+    def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
+        """Read samples of one base."""
+        return run.base.read(run.rows, **options)
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Return the upright height and width of the images in a shard, int32, shape (samples,

@@ -27,7 +27,7 @@ import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array, unfit_numbers
-from penstock.readers.fieldtypes.columns import ListColumn
+from penstock.readers.fieldtypes.columns import EncodedColumn, ListColumn
 from penstock.readers.types import CODECS, MAX_PIXELS, UNFIT, Facts, Rejection, accepted, failure
 
 if TYPE_CHECKING:
@@ -286,6 +286,13 @@ class FieldType:
     def empty(self) -> Any:
         """The value of a sample that lacks an encoded field."""
         return self.missing if self.decoded is None else self.decoded.empty
+
+    def lacking(self, count: int) -> Column:
+        """Return the column, as it is stored, of samples that all lack the field: empty or 0."""
+        if (form := self.stored) is not None:
+            return form.column([form.empty] * count)
+        dims = np.zeros((count, 2), np.int32) if self.has_sides else None
+        return EncodedColumn([np.empty(0, np.uint8)] * count, dims)
 
     def column(self, samples: list[Any]) -> Column:
         """Join the values of samples, with `empty` for those that lack the field."""

@@ -282,10 +282,14 @@ class Barrier:
         if self.process == 0:
             self.wait_for_all(timeout_s=timeout_s, look=look)
             texts = self.store.get_all([f"here-{number}" for number in range(self.processes)])
-            self.store.set("answer", json.dumps(choose(texts)))
+            self.answer(choose(texts))
         timeout_s += ANSWER_SPARE_S
         found: dict[str, Any] = json.loads(self._wait("answer", timeout_s=timeout_s, look=look))
         return found
+
+    def answer(self, decided: dict[str, Any]) -> None:
+        """Publish a decision in process 0, of JSON types; the first one counts."""
+        self.store.set_once("answer", json.dumps(decided))
 
     def _wait(
         self, key: str, *, timeout_s: float, waited_s: float = 0.0, look: Callable[[], None] | None

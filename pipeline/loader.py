@@ -465,14 +465,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_weights(self, weights: Any, *, step: int | None = None) -> None:
         """Change the weights of a mixture's parts during the job, for example by their losses.
 
-        All ranks call it with the same arguments. What was prepared is discarded, cached bytes
-        stay, and a running iterator continues. The state records the change, which replaces the
-        rest of a schedule; the length of an epoch stays.
+        All ranks call it with the same arguments, and wait for one another. What was prepared is
+        discarded, cached bytes stay, and a running iterator continues. The state records the
+        change, which replaces the rest of a schedule; the length of an epoch stays.
 
         weights: as for `mix`, numbers by name or "size". step: the number of the first global batch
-        with these weights, which wasn't delivered yet; None: the next one. Raises ConfigError for
-        other datasets than mixtures and for invalid weights; PlanError for a step that was
-        delivered, and if ranks call it with different arguments, on each of them.
+        with these weights, which wasn't delivered yet; None: the next one. With `batch_tokens` they
+        hold from the next range of the stream whose samples are sorted by length, about 64 global
+        batches. Raises ConfigError for other datasets than mixtures and for invalid weights;
+        PlanError for a step that was delivered, and if ranks call it with different arguments, on
+        each of them; StalledError, which names the ranks that don't call it.
         """
         self._steps_of_plan("set_weights").set_weights(weights, step=step)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import BucketSettings, LaneOrder, PlanSettings
-    from penstock.readers import Contents, Source
+    from penstock.readers import Contents, MixtureContents, Source
 
 
 def freeze_order(
@@ -58,6 +58,8 @@ def _by_tokens(
     lane_order: LaneOrder | None,
 ) -> JobOrder:
     """Return the order of a job whose batches are cut by tokens."""
+    if source.contents.mixture is not None:
+        _check_mixture(source.contents.mixture, options)
     if settings is None:
         buckets = freeze_buckets(source, options)
         first = _first_settings(source.contents, options, global_batch=buckets.batch)
@@ -206,12 +208,34 @@ def _has_lengths(source: Source, name: str) -> bool:
     return form is not None and form.is_ragged and form.shape[0] is None
 
 
+def _check_mixture(mixture: MixtureContents, options: LoaderOptions) -> None:
+    """Raise ConfigError for a mixture whose batches can't be cut by tokens."""
+    from penstock.augment import Stage  # needed by such jobs only
+
+    if mixture.per == "batch":
+        raise ConfigError(
+            'batch_tokens= and per="batch": a batch by tokens holds samples of similar length of '
+            'all parts. Pass per="token" or per="sample" to mix, or batch_size=.'
+        )
+    for operation in _operations(options):
+        if operation.stage is Stage.MIX:
+            raise ConfigError(
+                f"{operation} mixes samples of one part with each other, and batches by tokens of "
+                "a mixture don't keep them together. Pass batch_size=, or drop it."
+            )
+
+
+def _operations(options: LoaderOptions) -> list[Any]:
+    """Return the operations of all recipes."""
+    augment = options.augment
+    recipes = augment.values() if isinstance(augment, Mapping) else (augment or (),)
+    return [operation for recipe in recipes for operation in recipe]
+
+
 def _is_padded(field: str, options: LoaderOptions) -> bool:
     from penstock.augment import Pad  # needed by such jobs only
 
-    augment = options.augment
-    recipes = augment.values() if isinstance(augment, Mapping) else (augment or (),)
-    for operation in (each for recipe in recipes for each in recipe):
+    for operation in _operations(options):
         if isinstance(operation, Pad) and operation.field == field:
             if operation.to is not None:
                 raise ConfigError(

@@ -312,34 +312,53 @@ class NativeEngine:
     def set_weights(self, weights: object, *, step: int | None) -> None:
         """Change the weights of a mixture's parts from a global batch on. Passes continue.
 
-        Raises ConfigError for a dataset that is no mixture and for invalid weights, and PlanError
-        for a step that was delivered and if the ranks differ; the engine is then unchanged.
+        It waits for the other ranks. Raises ConfigError for a dataset that is no mixture and for
+        invalid weights, PlanError for a step that was delivered and if the ranks differ, and the
+        errors of the exchange; the engine is then unchanged.
         """
         self._check_open()
-        order, mixture = self.assembly.order, self.dataset.contents.mixture
-        if mixture is None or order.settings.mixture is None:
+        membership = self.assembly.membership
+        try:
+            settings, words = self._weight_change(weights, step=step)
+        except PenstockError as error:
+            membership.refuse_weights(error)
+            raise
+        assert settings.mixture is not None
+        membership.agree_on_weights(settings.mixture.text, words)
+        cursor, number = self._position.cursor, self._known_step()
+        self._rebuild(
+            self.options,
+            settings,
+            lane_order=self.order.lane_order,
+            membership=membership,
+            ends_passes=False,
+        )
+        self.order.walk.know(cursor, number)
+        if self._state is not None:
+            fingerprint = self.assembly.fingerprint
+            self._state = replace(self._state, plan=settings, fingerprint=fingerprint)
+        self._position.skip_to(cursor)
+
+    def _weight_change(self, weights: object, *, step: int | None) -> tuple[PlanSettings, str]:
+        """Return the settings with other weights, and words for the change. Raises as
+        `set_weights`."""
+        settings, walk = self.order.settings, self.order.walk
+        mixture = self.dataset.contents.mixture
+        if mixture is None or settings.mixture is None:
             raise ConfigError(
                 f"set_weights: {self.dataset!r} is no mixture, which penstock.mix makes."
             )
-        step = self.step if step is None else check_count("step", step, least=0)
-        if step < self.step:
+        here = self.step
+        step = here if step is None else check_count("step", step, least=0)
+        if step < here:
             raise PlanError(
-                f"set_weights: step {step:,} was delivered; the next one is {self.step:,}. Pass "
+                f"set_weights: step {step:,} was delivered; the next one is {here:,}. Pass "
                 "that step or a later one, the same on every rank."
             )
         shares = mixture.shares_of(weights)
-        sample = order.walk.sample(order.walk.cursor_of(step))
-        parts = order.settings.mixture.with_weights(mixture, shares, sample=sample)
-        self.assembly.membership.compare_weights(f"{list(shares)} from step {step:,} on")
-        cursor = self._position.cursor
-        self._rebuild(
-            self.options,
-            replace(order.settings, mixture=parts),
-            lane_order=order.lane_order,
-            membership=self.assembly.membership,
-            ends_passes=False,
-        )
-        self._position.rejoin(cursor)
+        sample = walk.change_sample(walk.cursor_of(step))
+        parts = settings.mixture.with_weights(mixture, shares, sample=sample)
+        return replace(settings, mixture=parts), f"{weights!r:.200} from step {step:,} on"
 
     def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.
@@ -414,6 +433,11 @@ class NativeEngine:
             before.schedule,
         ):
             settings = self.order.settings  # a plan doesn't change once it is made
+        if settings is None and (parts := self.order.settings.mixture) and parts.changes:
+            raise PlanError(
+                "set_weights was called before this loader had its world and its batches, which "
+                "have changed since. Call it when the first pass has begun."
+            )
         old = self._assembly
         kept = None if state is None else state.parsed_lane_order()
         kept = kept if old is None else self.order.lane_order

@@ -72,6 +72,10 @@ _DIFFERENCES = {
         "Call rejoin with the same step on every rank, and with a store that only these ranks use, "
         "such as a PrefixStore: each rejoin needs a new one.",
     ),
+    "weights": (
+        "with {set_weights}",
+        "Load the same state on every rank, and call set_weights with the same arguments.",
+    ),
     "plan": ("with plan {plan:.12}", _ORDER_REMEDY),
 }
 """For each fact that is compared: the words of a message, and the remedy."""
@@ -84,7 +88,8 @@ class SharedFacts:
     dataset, plan: fingerprints. samples, url: of the dataset; the url may differ between nodes.
     lanes, window, reshuffle: of the plan. batch: global batches, by first sample. ends: how epochs
     end. recipe: its fingerprint. recipe_words: the beginning of its text. size: ranks of the world.
-    at: where ranks that rejoin continue, "" for a loader that begins.
+    at: where ranks that rejoin continue, "" for a loader that begins. weights: those that
+    `set_weights` set, as text.
     """
 
     dataset: str
@@ -101,6 +106,7 @@ class SharedFacts:
     ends: str = ""
     recipe: str = ""
     recipe_words: str = ""
+    weights: str = ""
 
     def difference(self, first: Mapping[str, Any], *, label: str) -> str:
         """Return a message about what differs from the facts of the first rank, "" if nothing does.
@@ -125,7 +131,9 @@ class SharedFacts:
 
 def _describe(facts: Mapping[str, Any], differ: list[str]) -> str:
     """Return the facts of one rank that differ, as words for a message."""
+    weights = facts["weights"] or "the weights of its mixture"
     words = {**facts, "of_url": _of_url(facts), "at": facts["at"] or "its beginning"}
+    words["set_weights"] = weights
     return ", ".join(_DIFFERENCES[name][0].format_map(words) for name in differ)
 
 

@@ -16,6 +16,8 @@ after that part's name, and what they are for; ROUND is 0, and one more after ea
 |                |                         | state                    | if no other has the loader |
 | lane order     | lanes-N/ (decision)     | each what its node's     | each, as at the first      |
 |                |                         | cache holds              | batch                      |
+| weights        | weights-N/ (decision)   | each those that it sets  | each, as at the first      |
+|                |                         |                          | batch                      |
 | refusal        | refusals (notices)      | a rank whose loader or   | none: ranks that wait end  |
 |                |                         | state is refused         | if it stands for           |
 |                |                         |                          | `STANDS_AFTER_S`           |
@@ -108,6 +110,10 @@ _PURPOSE = "to build this loader, or to load the state that the others loaded"
 _REMEDY = (
     "Build and iterate the same loaders on every rank, and load the same state; for a loader that "
     "only one rank has, pass world=World(0, 1). If ranks start that far apart, raise timeout=."
+)
+_WEIGHTS_REMEDY = (
+    "All ranks call set_weights equally often, with the same arguments, between the same steps. "
+    "For a loader that only one rank has, pass world=World(0, 1)."
 )
 
 
@@ -215,7 +221,6 @@ class JobMembership(Membership):
     def restart(self) -> None:
         is_lost = self.store is None and "failed" in (self._notice or ())
         self._notice = self._notice if is_lost else None
-        self._weight_changes = 0
         self._counts.clear()
         if self._notices is not None:
             self._notices.stay(begins=True)
@@ -239,15 +244,31 @@ class JobMembership(Membership):
             following,
         )
 
-    def compare_weights(self, described: str) -> None:
-        self._weight_changes += 1
-        self._compare(
-            f"{self._round}/weights/{self._weight_changes}",
-            described,
-            "{other} set weights {theirs}; {label} {ours}: samples would be lost or read twice. "
-            "Call set_weights with the same arguments on every rank.",
-            self._round,
+    def agree_on_weights(self, change: str, words: str) -> None:
+        if self.store is None or not self._meets:
+            return
+        answer = self.decide(
+            "weights",
+            json.dumps({"label": self.world.label, "change": change, "words": words}),
+            _choose_weights,
+            purpose="to call set_weights",
+            remedy=_WEIGHTS_REMEDY,
         )
+        if different := answer["different"]:
+            raise PlanError(different)
+
+    def refuse_weights(self, error: Exception) -> None:
+        if self._meets:
+            text = f"{self.world.label.capitalize()} couldn't set weights: {error}"[:_MOST_REASON]
+            self._request(lambda store: self._refuse_decision(store, "weights", text), None)
+
+    def _refuse_decision(self, store: JobStore, name: str, text: str) -> None:
+        """Take part in the next decision of this name with an error, without waiting for it."""
+        self._decisions += 1
+        barrier = self._barrier(store, f"{name}-{self._decisions}")
+        barrier.arrive(json.dumps({"refused": text}))
+        if self.world.process == 0:  # which decides
+            barrier.answer({"different": text})
 
     def _compare(self, key: str, ours: str, text: str, number: int) -> None:
         """Raise PlanError, on all ranks, unless this rank's text is that of the first one.
@@ -573,6 +594,22 @@ class JobMembership(Membership):
             self._notice = self._notice or notice
 
 
+def _choose_weights(texts: list[str]) -> dict[str, Any]:
+    """Return what process 0 publishes about a change of weights: how those of ranks differ, "" if
+    they don't. texts: of all processes."""
+    first, *others = map(json.loads, texts)
+    for other in others:
+        if "refused" in other:
+            return {"different": other["refused"]}
+        if other["change"] != first["change"]:
+            return {
+                "different": f"set_weights: {first['label']} set {first['words']}; "
+                f"{other['label']} {other['words']}: samples would be lost or read twice. Call "
+                "set_weights with the same arguments on every rank."
+            }
+    return {"different": ""}
+
+
 def section_name(label: str, *, shuffles: bool) -> str:
     """Return the name of the part of a job's store for loaders that may belong together."""
     return "shuffled" if shuffles else f"in-order/{label[:32]}"
@@ -702,12 +739,14 @@ def _join(
         ends=f"drop_last={walk.drop_last}, pad={options.pad}",
         recipe=recipe,
         recipe_words=recipe_words,
+        weights="" if settings.mixture is None else settings.mixture.text,
     )
     remote = source.remote_shards
     has_kept_caches = (
         options.order.slots == "data"
         and settings.shuffle
         and settings.lanes > 1
+        and settings.mixture is None  # its parts have lanes of their own, which keep their places
         and world.nodes > 1
         and remote is not None
         and any(not cache.is_temporary for cache in remote.caches)

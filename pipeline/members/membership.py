@@ -60,9 +60,16 @@ class Membership:
         """Raise PlanError unless all ranks load the same state. described: where and how it
         continues."""
 
-    def compare_weights(self, described: str) -> None:
-        """Raise PlanError unless all ranks make the same change of a mixture's weights, each of
-        them as its n-th one. described: the weights, and from which step they hold."""
+    def agree_on_weights(self, change: str, words: str) -> None:
+        """Wait until all ranks change a mixture's weights; raise PlanError on each of them unless
+        all changes are the same. change: compared. words: the weights and their first step.
+
+        Raises StalledError, which names the absent ranks, and RankFailedError.
+        """
+
+    def refuse_weights(self, error: Exception) -> None:
+        """Publish that this rank refused to change the weights: the ranks that wait for it in
+        `agree_on_weights` raise PlanError."""
 
     def restart(self) -> None:
         """Record that this rank has loaded a state, as all ranks do."""

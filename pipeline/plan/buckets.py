@@ -171,14 +171,14 @@ def _fitting(lengths: Ints, order: Ints, *, count: int, safe: int, each: int, bi
 class _Pool:
     """The samples of one pool.
 
-    start: position of its first sample. rows: (shard, row), batch by batch, int64, shape (n, 2).
-    ends: ends of the batches, relative to start. lane_keys: keys that sort the rows of a batch by
-    the place of their lane; None: they already have this order. bins: number of bins of a batch,
-    which change places as a whole.
+    start: position of its first sample. samples: batch by batch. ends: ends of the batches,
+    relative to start. lane_keys: keys that sort the rows of a batch by the place of their lane;
+    None: they already have this order. bins: number of bins of a batch, which change places as a
+    whole.
     """
 
     start: int
-    rows: Ints
+    samples: SlotSamples
     ends: Ints
     lane_keys: Ints | None
     bins: int
@@ -186,7 +186,7 @@ class _Pool:
     @property
     def end(self) -> int:
         """The position after the last sample."""
-        return self.start + len(self.rows)
+        return self.start + len(self.samples.rows)
 
     def slot_order(self, begin: int, end: int) -> Ints | None:
         """Return positions [begin, end), relative to `begin`, in the order of their slots: sorted
@@ -283,16 +283,16 @@ class BucketPlan(JobPlan):
 
     def _make(self, epoch: int, number: int, start: int, end: int) -> _Pool:
         count, settings = end - start, self.settings
-        rows = self._plan.places(epoch, start, max(1, count), low=0, high=count).rows
+        samples = self._plan.places(epoch, start, max(1, count), low=0, high=count)
         # The samples of a batch must not depend on the lane order, so it is undone first.
         own = self._plan.own_slots(epoch, start, count) if count else None
         lane_keys = None
         if own is not None:
             lane_keys = np.empty(count, dtype=np.int64)
             lane_keys[own] = np.arange(count)
-            rows = rows[lane_keys]
+            samples = samples.take(lane_keys)
         order, ends = cut_by_tokens(
-            self._lengths(rows),
+            self._lengths(samples.rows),
             tokens=settings.tokens,
             is_padded=settings.is_padded,
             ranks=settings.ranks,
@@ -313,24 +313,28 @@ class BucketPlan(JobPlan):
         if lane_keys is not None:
             lane_keys = lane_keys[order]
         return _Pool(
-            start=start, rows=rows[order], ends=ends, lane_keys=lane_keys, bins=settings.bins
+            start=start,
+            samples=samples.take(order),
+            ends=ends,
+            lane_keys=lane_keys,
+            bins=settings.bins,
         )
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:
         """Return slots [low, high) of the positions [position, position + size), cut at the end of
         the epoch. Raises PlanError for slots outside of it."""
         count = self._count(position, size, low, high)
-        parts = [np.empty((0, 2), np.int64)]
+        parts = list[SlotSamples]()
         at, end = position + low, position + high
         while at < end:
             pool = self.pool(epoch, at)
             begin, stop = max(position, pool.start), min(position + count, pool.end)
-            rows = pool.rows[begin - pool.start : stop - pool.start]
+            samples = pool.samples.take(slice(begin - pool.start, stop - pool.start))
             if (in_slots := pool.slot_order(begin, stop)) is not None:
-                rows = rows[in_slots]
-            parts.append(rows[at - begin : end - begin])
-            at += len(parts[-1])
-        return SlotSamples(rows=np.concatenate(parts))
+                samples = samples.take(in_slots)
+            parts.append(samples.take(slice(at - begin, end - begin)))
+            at += len(parts[-1].rows)
+        return SlotSamples.end_to_end(parts or [SlotSamples(rows=np.empty((0, 2), np.int64))])
 
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return `places` of several batches of an epoch, end to end."""
@@ -366,13 +370,23 @@ class BucketWalk(Walk):
         within = at.position - pool.start
         return int(pool.ends[np.searchsorted(pool.ends, within, side="right")]) - within
 
+    def change_sample(self, at: Cursor) -> int:
+        """Return the first sample of the first pool that begins at or after a cursor, because the
+        batches of a pool hold samples of all of it."""
+        buckets = self.buckets
+        number = buckets.number(at.position)
+        number += number * buckets.settings.pool < at.position
+        if number == buckets.pools:
+            return self.sample(Cursor(at.epoch + 1, 0))
+        return self.sample(Cursor(at.epoch, number * buckets.settings.pool))
+
     def left(self, cursor: Cursor, *, most: int | None = None) -> int:
         """Return the number of steps from a cursor to the end of its epoch, at most `most`."""
         count, at = 0, cursor
         while at.position < self.samples and (most is None or count < most):
             pool = self.buckets.pool(at.epoch, at.position)
             count += int((pool.ends > at.position - pool.start).sum())
-            at = Cursor(at.epoch, pool.start + len(pool.rows))
+            at = Cursor(at.epoch, pool.end)
         return count if most is None else min(count, most)
 
     def step_number(self, cursor: Cursor) -> int:

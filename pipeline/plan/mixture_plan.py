@@ -14,10 +14,12 @@ steps are resolved by one computation (100 parts, batches of 256: 1.3 us a sampl
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import threading
-from dataclasses import asdict, dataclass, replace
+import zlib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,46 +66,54 @@ class MixtureSettings:
     counts: tuple[int, ...] | None = None
     owed: tuple[float, ...] | None = None
 
+    @property
+    def text(self) -> str:
+        """Return a text of the changes that `set_weights` made, to compare them; "" for none."""
+        if self.changes is None:
+            return ""
+        known = repr((self.changes, self.counts, self.owed))
+        digest = hashlib.sha256(known.encode()).hexdigest()
+        return f"weights that were set for sample {self.changes[-1].start:,} ({digest[:16]})"
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings in JSON types."""
-        values = asdict(self)
-        return {name: value for name, value in values.items() if value is not None}
+        """Return the settings in JSON types; lists of numbers by part are packed into texts."""
+        values: dict[str, Any] = {"names": list(self.names), "samples": self.samples}
+        values |= {"unit": self.unit, "lanes": _packed(self.lanes)}
+        values["windows"] = _packed(self.windows)
+        if self.changes is not None:
+            values["changes"] = [_packed_change(change) for change in self.changes]
+        if self.counts is not None:
+            values["counts"] = _packed(self.counts)
+        if self.owed is not None:
+            values["owed"] = _packed([round(each * _OWED_STEPS) for each in self.owed])
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> MixtureSettings:
         """Return the settings of a dict. Raises ValueError, KeyError or TypeError unless it is one
         that `to_dict` writes."""
         given = dict(values)
-        changes = given.pop("changes", None)
-        names = given.pop("names")
+        names, changes = given.pop("names"), given.pop("changes", None)
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ValueError("names")
+        parts = len(names)
+        owed = given.pop("owed", None)
         settings = cls(
             names=tuple(names),
-            lanes=_numbers(given.pop("lanes"), int),
-            windows=_numbers(given.pop("windows"), int),
+            lanes=_unpacked(given.pop("lanes"), parts, least=1),
+            windows=_unpacked(given.pop("windows"), parts, least=1),
             samples=given.pop("samples"),
             unit=given.pop("unit"),
-            changes=None if changes is None else tuple(map(_change, changes)),
-            counts=None if "counts" not in given else _numbers(given.pop("counts"), int),
-            owed=None if "owed" not in given else _numbers(given.pop("owed"), float),
+            changes=None if changes is None else tuple(_change(each, parts) for each in changes),
+            counts=None if "counts" not in given else _unpacked(given.pop("counts"), parts),
+            owed=None
+            if owed is None
+            else tuple(each / _OWED_STEPS for each in _unpacked(owed, parts, least=-(2**62))),
         )
         starts = [change.start for change in settings.changes or ()]
-        lists: list[Any] = [
-            settings.names,
-            settings.lanes,
-            settings.windows,
-            settings.counts,
-            settings.owed,
-        ]
-        lists += [
-            each for change in settings.changes or () for each in (change.shares, change.target)
-        ]
         if (
             given
-            or {len(each) for each in lists if each is not None} != {len(settings.lanes)}
-            or not settings.lanes
-            or min(settings.lanes + settings.windows) < 1
+            or not names
             or type(settings.samples) is not int
             or type(settings.unit) is not int
             or min(settings.samples, settings.unit) < 1
@@ -141,10 +151,16 @@ class MixtureSettings:
         self, mixture: MixtureContents, shares: tuple[int, ...], *, sample: int
     ) -> MixtureSettings:
         """Return the settings with other shares from a sample of the job's stream on, in place of
-        all changes that were planned for later. Only the latest changes are kept."""
+        all changes that were planned for later. Only the latest changes are kept. Raises PlanError
+        for a sample before these."""
         from penstock.readers.mixtures import WeightChange  # a plan alone reads no data
 
         given = self.changes or mixture.changes
+        if sample < given[0].start:
+            raise PlanError(
+                f"set_weights: sample {sample:,} of the job is before {given[0].start:,}, the "
+                "oldest change of weights that is recorded. Pass a later step."
+            )
         past = [change for change in given if change.start < sample]
         past = past[-max(1, min(_MOST_CHANGES, _MOST_SHARES // len(shares))) :]
         settings = self
@@ -153,41 +169,73 @@ class MixtureSettings:
             settings = replace(
                 self,
                 counts=tuple(known.counts.tolist()),
-                owed=None if known.owed is None else tuple(known.owed.tolist()),
+                owed=None if known.owed is None else _rounded(known.owed),
             )
         return replace(settings, changes=(*past, WeightChange(start=sample, shares=shares)))
 
 
-def _numbers(values: object, kind: type[Any]) -> tuple[Any, ...]:
-    """Return a list of finite numbers of 0 or more, or of any fractions, as a tuple."""
-    kinds, least = ((int,), 0) if kind is int else ((int, float), -(2**62))
-    if not isinstance(values, list | tuple):
-        raise TypeError("numbers")
-    if not all(type(each) in kinds and least <= each < 2**62 for each in values):
+def _packed(numbers: Sequence[int]) -> str:
+    """Return integers as a short text."""
+    return base64.b64encode(zlib.compress(np.array(numbers, "<i8").tobytes())).decode()
+
+
+def _unpacked(text: object, count: int, *, least: int = 0) -> tuple[int, ...]:
+    """Return the integers of a `_packed` text. Raises ValueError unless there are `count` of them,
+    at least `least` and below 2^62."""
+    if not isinstance(text, str) or len(text) > 64 + 16 * count:
         raise ValueError("numbers")
-    return tuple(map(kind, values))
+    try:
+        data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), 8 * count + 1)
+    except zlib.error:
+        raise ValueError("numbers") from None
+    numbers = tuple(np.frombuffer(data, "<i8").tolist())
+    if len(numbers) != count or (count and not least <= min(numbers) <= max(numbers) < 2**62):
+        raise ValueError("numbers")
+    return numbers
 
 
-def _change(values: Mapping[str, Any]) -> WeightChange:
-    """Return a change of weights from JSON types."""
+_OWED_STEPS = 2**16
+"""Steps of a sample in which a state holds what parts lack of their shares."""
+
+
+def _rounded(owed: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return what parts lack as a state holds it, so that a job continues alike with and without a
+    restart."""
+    return tuple((np.rint(owed * _OWED_STEPS) / _OWED_STEPS).tolist())
+
+
+def _packed_change(change: WeightChange) -> dict[str, Any]:
+    """Return a change of weights in JSON types."""
+    values: dict[str, Any] = {"start": change.start, "shares": _packed(change.shares)}
+    if change.target is not None:
+        values |= {"until": change.until, "target": _packed(change.target)}
+    return values
+
+
+def _change(values: Mapping[str, Any], parts: int) -> WeightChange:
+    """Return the change of weights of a `_packed_change`. Raises as `MixtureSettings.from_dict`."""
     from penstock.readers.mixtures import WeightChange
 
-    target, until = values["target"], values["until"]
-    shares = _numbers(values["shares"], int)
-    ends = (values["start"], *(() if until is None else (until,)))
-    if not 0 < sum(shares) < 2**31 or (target is None) != (until is None):
-        raise ValueError("shares")
-    if target is not None and not 0 < sum(_numbers(target, int)) < 2**31:
-        raise ValueError("shares")
-    start, *later = _numbers(ends, int)
-    if later and later[0] <= start:
-        raise ValueError("until")
-    return WeightChange(
-        start=start, shares=shares, until=until, target=None if target is None else tuple(target)
+    start, until, target = values["start"], values.get("until"), values.get("target")
+    change = WeightChange(
+        start=start,
+        shares=_unpacked(values["shares"], parts),
+        until=until,
+        target=None if target is None else _unpacked(target, parts),
     )
+    lists = [change.shares] if change.target is None else [change.shares, change.target]
+    ends = [start] if target is None else [start, until]
+    if (
+        not all(type(end) is int and 0 <= end < 2**62 for end in ends)
+        or sorted({*ends}) != ends
+        or not all(0 < sum(shares) < 2**31 for shares in lists)
+        or (until is None) != (target is None)
+    ):
+        raise ValueError("a change of weights")
+    return change
 
 
-_MOST_CHANGES, _MOST_SHARES = 16, 500  # so that a state of 100 parts stays below 10 kB
+_MOST_CHANGES, _MOST_SHARES = 16, 300  # so that a state of 100 parts stays below 10 kB
 
 
 def mixture_settings(
@@ -290,8 +338,12 @@ class MixturePlan(JobPlan):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the parts' orders, 64 hex digits."""
-        text = "\n".join(["mixture", *(part.fingerprint for part in self._parts)])
+        """Hash of the parts' orders, and of their shares, 64 hex digits."""
+        stream = self._stream
+        known = stream.weights_at(stream.changes[0].start)
+        counts, owed = known.counts.tolist(), None if known.owed is None else known.owed.tolist()
+        shares = repr((self.samples, stream.unit, stream.changes, counts, owed))
+        text = "\n".join(["mixture", shares, *(part.fingerprint for part in self._parts)])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> SlotSamples:

@@ -136,6 +136,11 @@ class LoaderState:
             0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST,
             f"epoch {self.epoch}, position {self.position} of {self.samples} samples",
         )
+        if (mixed := self.plan.mixture) is not None:
+            known = mixed.samples, sum(mixed.lanes), max(mixed.windows)
+            same = known == (self.samples, self.plan.lanes, self.plan.window)
+            _check(same, f"its mixture has {known} samples, lanes and window")
+            _check(self.lane_order is None, "a mixture has no lane order")
         plan_is_right = 0 < self.plan.lanes <= _MOST_LANES and self.plan.window > 0
         plan_is_right = plan_is_right and 0.0 <= self.plan.reshuffle <= 1.0
         _check(plan_is_right, f"invalid plan {self.plan}")

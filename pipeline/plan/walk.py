@@ -225,6 +225,11 @@ class Walk:
         """Return the number of samples of the job's stream before a cursor, over all epochs."""
         return at.epoch * self.samples + at.position
 
+    def change_sample(self, at: Cursor) -> int:
+        """Return the first sample of the job's stream that may be another one if its order changes
+        at a cursor."""
+        return self.sample(at)
+
     def left(self, cursor: Cursor, *, most: int | None = None) -> int:
         """Return the number of steps from a cursor to the end of its epoch, at most `most`."""
         count = 0

@@ -143,7 +143,7 @@ class MixtureStream:
         unit: int = 1,
     ) -> None:
         self.sizes, self.changes = sizes, tuple(changes)
-        self._is_once, self._unit = is_once, unit
+        self._is_once, self.unit = is_once, unit
         self._total = int(sizes.sum())
         ends = [change.start for change in self.changes[1:]]
         self._planned = chain.from_iterable(
@@ -200,7 +200,7 @@ class MixtureStream:
         else:
             tree = ShareTree(weights.shares, owed=weights.owed)
             start, counts = weights.start, weights.counts
-            stage = _Stage(start=start, end=end, counts=counts, tree=tree, unit=self._unit)
+            stage = _Stage(start=start, end=end, counts=counts, tree=tree, unit=self.unit)
         self._stages = [stage, *self._stages[: _KEPT_STAGES - 1]]
         return stage
 
@@ -239,7 +239,7 @@ class MixtureStream:
             (start, shares), last = self._next, self._known[-1]
             stage, owed = self._stage(start - 1), None
             if not self._is_once:
-                owed = stage.tree.owed_after((start - last.start) // self._unit)
+                owed = stage.tree.owed_after((start - last.start) // self.unit)
             counts = stage.counts_before(start)
             self._next = next(self._planned, None)
             self._known.append(Weights(start=start, shares=shares, counts=counts, owed=owed))

@@ -132,25 +132,41 @@ def test_settings_are_kept_in_json():
         assert MixtureSettings.from_dict(json.loads(json.dumps(each.to_dict()))) == each
 
 
+PACKED = SETTINGS.to_dict()
+
+
+def packed(*numbers: int) -> str:
+    """Numbers as a state holds them."""
+    parts = MixtureSettings(names=("a",), lanes=numbers, windows=(1,), samples=1)
+    return str(parts.to_dict()["lanes"])
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        {"lanes": [2]},
+        {"lanes": packed(2)},
+        {"lanes": packed(2, 1, 1)},
+        {"lanes": packed(*[2] * 10**6)},
+        {"lanes": packed(0, 1)},
+        {"lanes": [2, 1]},
         {"names": ["a"]},
         {"names": [1, 2]},
-        {"lanes": [0, 1]},
         {"windows": "34"},
+        {"windows": "AAAA"},
         {"samples": 0},
         {"samples": 1.5},
-        {"counts": [-1, 4]},
+        {"counts": packed(-1, 4)},
         {"owed": [float("nan"), 0.0]},
         {"changes": []},
-        {"changes": [{"start": 0, "shares": [0, 0], "until": None, "target": None}]},
-        {"changes": [{"start": 0, "shares": [2**40, 1], "until": None, "target": None}]},
-        {"changes": [{"start": 5, "shares": [1, 1], "until": 4, "target": [1, 1]}]},
+        {"changes": [{"start": 0, "shares": packed(0, 0)}]},
+        {"changes": [{"start": 0, "shares": packed(2**40, 1)}]},
+        {"changes": [{"start": -1, "shares": packed(1, 1)}]},
+        {"changes": [{"start": "0", "shares": packed(1, 1)}]},
+        {"changes": [{"start": 5, "shares": packed(1, 1), "until": 4, "target": packed(1, 1)}]},
+        {"changes": [{"start": 5, "shares": packed(1, 1), "target": packed(1, 1)}]},
         {"more": 1},
     ],
 )
 def test_damaged_settings_are_refused(damage):
     with pytest.raises((ValueError, KeyError, TypeError)):
-        MixtureSettings.from_dict({**SETTINGS.to_dict(), **damage})
+        MixtureSettings.from_dict({**PACKED, **damage})

@@ -86,6 +86,23 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
 
 
+def test_the_page_on_mixtures_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run its snippets in order, and compare what they print with the comments behind `print`."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "mixtures.md").read_text(), re.M | re.S
+    ):
+        exec(compile(code, "docs/mixtures.md", "exec"), names)
+        printed = " ".join(capsys.readouterr().out.split())
+        for shown in re.findall(r"^\s*print\(.*\) +# (.*)", code, re.M):
+            assert shown in printed
+        for shown in re.findall(r"^# (.*)", code, re.M):
+            assert shown.replace(",", "") == printed
+
+
 def test_parts_of_a_dataset_are_taken_as_the_document_states(
     folder: Path,
     tmp_path: Path,

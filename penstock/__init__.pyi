@@ -68,6 +68,7 @@ from .readers.fieldtypes.media import Image as Image
 from .readers.fieldtypes.media import Bytes as Bytes, Text as Text
 from .readers.index.opening import index as index
 from .readers.mixture import mix as mix
+from .readers.mixture_file import mix_file as mix_file
 from .readers.packing.packing import pack as pack
 
 __version__: str

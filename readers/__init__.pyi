@@ -7,6 +7,8 @@ from .index.index import Index as Index
 from .index.opening import IndexSummary as IndexSummary, build_index as build_index
 from .index.opening import open_index as open_index
 from .mixture import Mixture as Mixture, PART as PART, mix as mix
+from .mixture_file import is_mixture_file as is_mixture_file, mix_file as mix_file
+from .mixture_file import open_source as open_source
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
 from .serialized_source import SerializedSource as SerializedSource

@@ -137,7 +137,10 @@ def mix(
 
 
 class Mixture(Concatenation):
-    """The samples of several sources, in an order that follows their weights."""
+    """The samples of several sources, in an order that follows their weights.
+
+    owns_parts: `close()` closes the datasets of the parts, as those of a file (`mix_file`).
+    """
 
     def __init__(
         self,
@@ -153,10 +156,12 @@ class Mixture(Concatenation):
         lacking = {id(each): frozenset(schema.keys() - each.schema.keys()) for each in self.bases}
         self._lacking = {base: names for base, names in lacking.items() if names}
         self._are_alike = all(each.fields == fields for each in self.bases)
+        self.owns_parts = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
-        return Mixture, (list(self.bases), self._mixture, self._schema, self._fields)
+        given = list(self.bases), self._mixture, self._schema, self._fields
+        return Mixture, given, {"owns_parts": self.owns_parts}
 
     def __repr__(self) -> str:
         parts = zip(self._mixture.names, self.bases, strict=True)
@@ -267,6 +272,12 @@ class Mixture(Concatenation):
         if name in self._lacking.get(id(self.bases[number]), ()):
             return np.zeros((int(self.contents.sizes[shard]), 2), np.int32)
         return super().image_dims(shard, name)
+
+    def close(self) -> None:
+        """Close the parts if the mixture owns them, else nothing. Safe to call twice."""
+        if self.owns_parts:
+            for dataset in self._datasets():
+                dataset.close()
 
 
 class _Leaf(NamedTuple):

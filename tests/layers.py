@@ -31,6 +31,7 @@ pipeline.torch_private
 augment
 readers.packing
 readers.serialized_source
+readers.mixture_file
 readers.dataset
 readers.mixture
 readers.concatenation

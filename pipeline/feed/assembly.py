@@ -223,7 +223,7 @@ def _build(
             as_dict=options.as_dict,
         ),
         bad_count=BadCount(
-            samples=contents.samples,
+            samples=min(contents.samples, len(dataset)),
             names=dataset.names,
             bad_samples=bad_samples,
             max_bad=MAX_BAD if options.max_bad is None else options.max_bad,

@@ -2,7 +2,7 @@
 
 A fault that shows in every epoch is recorded for all epochs: wrong bytes, a header that can't be
 parsed, an image that is decoded as a whole. Damage that only some random windows touch is recorded
-for its epoch only, because a restarted job wouldn't know more either.
+for that delivery only, because a restarted job wouldn't know more either.
 
 The count is published as batches are delivered, and no rank waits for it. When it passes the limit,
 every rank stops at its next batch and lists the bad samples.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.members import Membership
-    from penstock.pipeline.plan import Cursor
+    from penstock.pipeline.plan import Cursor, DeliveredSample, Delivery
     from penstock.pipeline.report import Meter, QuarantineFile
     from penstock.readers import Source
 
@@ -51,49 +51,66 @@ class BadSamples:
         self._source, self._contents = source, source.contents
         self._seed = seed
         self._always: dict[int, str] = {}
-        self._in_epoch: dict[int, dict[int, str]] = {}
+        self._in_epoch: dict[int, dict[DeliveredSample, str]] = {}
+        # The places at which the parts of a mixture end.
+        mixture = self._contents.mixture
+        self._ends = None if mixture is None else np.cumsum(mixture.sizes)
         self._seen = np.zeros((self._contents.samples + 7) // 8, np.uint8)
 
-    def reason(self, epoch: int, sample_id: int) -> str | None:
-        """Return the reason why a sample can't be used in an epoch; None if none is known."""
-        return self._always.get(sample_id) or self._in_epoch.get(epoch, {}).get(sample_id)
+    def reason(self, epoch: int, sample: DeliveredSample) -> str | None:
+        """Return the reason why a sample can't be used in a delivery; None if none is known.
 
-    def reasons(self, epoch: int, ids: NDArray[np.int64]) -> dict[int, str]:
+        epoch: of the stream, in which the sample is delivered.
+        """
+        return self._always.get(sample.sample_id) or self._in_epoch.get(epoch, {}).get(sample)
+
+    def reasons(self, epoch: int, ids: NDArray[np.int64], delivery: Delivery) -> dict[int, str]:
         """Return the rows of these ids whose samples are known to be bad, with reasons."""
         if not self._always and epoch not in self._in_epoch:
             return {}
-        reasons = ((row, self.reason(epoch, i)) for row, i in enumerate(ids.tolist()))
+        reasons = (
+            (row, self.reason(epoch, delivery.of(row, i))) for row, i in enumerate(ids.tolist())
+        )
         return {row: reason for row, reason in reasons if reason is not None}
 
-    def record(self, epoch: int, sample_id: int, reason: str, *, lasting: bool) -> None:
-        """Record that a sample is bad. lasting: in every epoch."""
+    def record(self, epoch: int, sample: DeliveredSample, reason: str, *, lasting: bool) -> None:
+        """Record that a sample is bad in a delivery. lasting: in every one."""
         if lasting:
-            self._always[sample_id] = reason
+            self._always[sample.sample_id] = reason
         else:
-            self._in_epoch.setdefault(epoch, {})[sample_id] = reason
+            self._in_epoch.setdefault(epoch, {})[sample] = reason
 
-    def substitute(self, epoch: int, sample_id: int) -> int:
-        """Return the first substitute that isn't known to be bad.
+    def substitute(self, epoch: int, sample: DeliveredSample) -> int:
+        """Return the first substitute that isn't known to be bad, from the same part.
 
         Raises TooManyBadSamplesError after `ATTEMPTS` bad substitutes.
         """
         from penstock.pipeline.plan import ATTEMPTS, substitutes  # needed for bad samples only
 
+        sample_id = sample.sample_id
         contents, own = self._contents, self._source.rows(np.array([sample_id], np.int64))
+        place, within = int(contents.places(own)[0]), None
+        if self._ends is not None:
+            part = int(np.searchsorted(self._ends, place, side="right"))
+            within = int(self._ends[part - 1]) if part else 0, int(self._ends[part])
         for found in substitutes(
             sample_id,
             seed=self._seed,
-            epoch=epoch,
+            epoch=sample.epoch,
+            occurrence=sample.occurrence,
             starts=contents.starts,
             sizes=contents.sizes,
-            place=int(contents.places(own)[0]),
+            place=place,
+            within=within,
         ):
             candidate = int(self._source.ids(contents.rows(np.array([found], np.int64)))[0])
-            if candidate != sample_id and self.reason(epoch, candidate) is None:
+            one = sample._replace(sample_id=candidate)
+            if candidate != sample_id and self.reason(epoch, one) is None:
                 return candidate
-        known = {**self._always, **self._in_epoch.get(epoch, {})}
+        in_epoch = {each.sample_id: why for each, why in self._in_epoch.get(epoch, {}).items()}
+        known = {**self._always, **in_epoch}
         raise TooManyBadSamplesError(
-            f"Sample {sample_id} is bad ({self.reason(epoch, sample_id)}), and so are all "
+            f"Sample {sample_id} is bad ({self.reason(epoch, sample)}), and so are all "
             f"{ATTEMPTS} substitutes that were tried. Bad: {listed_reasons(known)}. {REMEDY}",
             sample_ids=tuple(sorted(known)),
         )
@@ -133,10 +150,10 @@ class BadCount:
 
     The caller provides each batch's position, and whether it begins an epoch.
 
-    samples: of an epoch, over all ranks. names: returns the names of samples; None if they have
-    none. bad_samples: drops its records of earlier epochs. remedy: for a dataset with too many
-    bad samples. max_bad: every rank stops if more than this share of the samples is bad in an
-    epoch.
+    samples: different ones of an epoch, over all ranks. names: returns the names of samples; None
+    if they have none. bad_samples: drops its records of earlier epochs. remedy: for a dataset with
+    too many bad samples. max_bad: every rank stops if more than this share of the samples is bad in
+    an epoch.
     """
 
     samples: int

@@ -78,14 +78,15 @@ class BatchReader:
         """
         epoch, valid, rows = steps[0].start.epoch, slots[0].valid, samples.rows
         own, delivery = self.dataset.ids(rows), samples.delivery(epoch)
-        bad = self.bad_samples.reasons(epoch, own)
+        bad = self.bad_samples.reasons(epoch, own, delivery)
         if valid is None:
             content = self._read(own, epoch, delivery, bad=bad, rows=rows)
         else:
             found: dict[int, str] = {}
             content = self._read_once(own, delivery, found, rows)
             for row, why in found.items():
-                self.bad_samples.record(epoch, int(own[row]), why, lasting=self._lasts)
+                sample = delivery.of(row, int(own[row]))
+                self.bad_samples.record(epoch, sample, why, lasting=self._lasts)
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
@@ -137,21 +138,22 @@ class BatchReader:
         """
         rows = sorted(self._record_undecodable(batch, undecodable))
         own, delivery = batch.own[rows], batch.delivery.take(rows)
-        bad = self.bad_samples.reasons(batch.epoch, own)
+        bad = self.bad_samples.reasons(batch.epoch, own, delivery)
         substitutes = self._read(own, batch.epoch, delivery, bad=bad)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
         return rows, substitutes
 
     def _record_undecodable(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
         """Record the samples that didn't decode, and return their rows with reasons."""
-        reasons: dict[int, str] = {}
+        reasons, delivery = dict[int, str](), batch.delivery
         for image, rows in undecodable.items():
             recipe = self.recipes[image]
             # In another epoch, a random window may miss the damage.
             lasting = not (recipe.random and recipe.decodes_window)
             for row, why in rows.items():
-                reason, sample_id = self.payloads.reason(image, why), int(batch.content.ids[row])
-                self.bad_samples.record(batch.epoch, sample_id, reason, lasting=lasting)
+                reason = self.payloads.reason(image, why)
+                sample = delivery.of(row, int(batch.content.ids[row]))
+                self.bad_samples.record(batch.epoch, sample, reason, lasting=lasting)
                 reasons.setdefault(row, reason)
         return reasons
 
@@ -171,14 +173,15 @@ class BatchReader:
         """
         ids = own.copy()
         for row in bad:
-            ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
+            ids[row] = self.bad_samples.substitute(epoch, delivery.of(row, int(own[row])))
         found: dict[int, str] = {}
         content = self._read_once(ids, delivery, found, None if bad else rows)
         while found:
             for row, why in found.items():
-                self.bad_samples.record(epoch, int(ids[row]), why, lasting=self._lasts)
+                sample = delivery.of(row, int(ids[row]))
+                self.bad_samples.record(epoch, sample, why, lasting=self._lasts)
                 bad.setdefault(row, why)  # the first reason is that of the row's own sample
-                ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
+                ids[row] = self.bad_samples.substitute(epoch, delivery.of(row, int(own[row])))
             replaced, again = sorted(found), dict[int, str]()
             others = self._read_once(ids[replaced], delivery.take(replaced), again)
             content = content.patched(replaced, others)

@@ -21,6 +21,7 @@ from .needs import window_room_warning as window_room_warning, node_ranks as nod
 from .needs import open_windows_bytes as open_windows_bytes, room_for_fills as room_for_fills
 from .needs import shards_of_ranks as shards_of_ranks, widening as widening
 from .order import (
+    DeliveredSample as DeliveredSample,
     Delivery as Delivery,
     JobPlan as JobPlan,
     LEAST_UNITS as LEAST_UNITS,

@@ -35,7 +35,7 @@ import operator
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,14 @@ if TYPE_CHECKING:
     """Slots [low, high) of a global batch: its position, its size, low and high."""
 
 
+class DeliveredSample(NamedTuple):
+    """One delivery of a sample, which has random draws of its own. epoch: of its part."""
+
+    sample_id: int
+    epoch: int
+    occurrence: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
     """The delivery of each sample of a batch, which keys its random draws beside seed and id.
@@ -86,6 +94,12 @@ class Delivery:
             self.epoch if isinstance(self.epoch, int) else self.epoch[rows],
             None if self.occurrences is None else self.occurrences[rows],
         )
+
+    def of(self, row: int, sample_id: int) -> DeliveredSample:
+        """Return the delivery of one row of the batch. sample_id: of the sample that it gets."""
+        epoch = self.epoch if isinstance(self.epoch, int) else int(self.epoch[row])
+        occurrence = 0 if self.occurrences is None else int(self.occurrences[row])
+        return DeliveredSample(sample_id, epoch, occurrence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

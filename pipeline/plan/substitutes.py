@@ -1,8 +1,9 @@
 """Choose the substitutes of a bad sample: pure functions of seed, epoch and sample id.
 
 So they don't depend on batch size, world and restarts. The first attempts choose from the same
-shard, whose bytes are local, the later ones from all samples. If a substitute is bad, too, the
-caller takes the next one.
+shard, whose bytes are local, the later ones from all samples, or from those of the same part of a
+mixture, whose shares and fields so remain. If a substitute is bad, too, the caller takes the next
+one.
 """
 
 from __future__ import annotations
@@ -32,17 +33,22 @@ def substitutes(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     place: int | None = None,
+    occurrence: int = 0,
+    within: tuple[int, int] | None = None,
 ) -> Iterator[int]:
     """Yield the indices, among all samples, of the substitutes of a bad one; they may repeat.
 
     starts, sizes: samples before and in each shard, shape (shards,). place: index of the bad
-    sample; None if that is its id.
+    sample; None if that is its id. occurrence: how many earlier positions of the epoch deliver it.
+    within: [first, end) of the indices of its part; None if there is one part.
     """
     place = sample_id if place is None else place
+    first, end = within or (0, int(starts[-1] + sizes[-1]))
+    again = (occurrence,) if occurrence else ()
     for attempt in range(ATTEMPTS):
-        draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))
+        draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT, *again))
         if attempt < SAME_SHARD_ATTEMPTS:
             shard = int(np.searchsorted(starts, place, side="right")) - 1
             yield int(starts[shard]) + draw % int(sizes[shard])
         else:
-            yield draw % int(starts[-1] + sizes[-1])
+            yield first + draw % (end - first)

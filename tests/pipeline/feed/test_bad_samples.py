@@ -157,6 +157,29 @@ class TestSubstitutes:
         near = [place, *found[:SAME_SHARD_ATTEMPTS]]
         assert len(set(np.searchsorted(contents.starts, near, side="right").tolist())) == 1
 
+    @given(
+        sizes=st.lists(st.integers(1, 50), min_size=1, max_size=6),
+        occurrence=st.integers(0, 3),
+        data=st.data(),
+    )
+    def test_within_a_part(self, sizes: list[int], occurrence: int, data: st.DataObject) -> None:
+        contents = values_of(sizes)
+        first_shard = data.draw(st.integers(0, len(sizes) - 1))
+        end_shard = data.draw(st.integers(first_shard + 1, len(sizes)))
+        first, end = sum(sizes[:first_shard]), sum(sizes[:end_shard])
+        place = data.draw(st.integers(first, end - 1))
+
+        def found_with(**more: Any) -> list[int]:
+            starts, counts = contents.starts, contents.sizes
+            return list(substitutes(place, seed=1, epoch=2, starts=starts, sizes=counts, **more))
+
+        found = found_with(within=(first, end), occurrence=occurrence)
+        assert all(first <= one < end for one in found)
+        if (first, end) == (0, contents.samples):
+            assert found == found_with(occurrence=occurrence)
+        if occurrence and contents.samples > 3:
+            assert found_with(occurrence=occurrence) != found_with()
+
     def test_every_bad_sample_is_replaced_and_no_good_one_is(self, thirty: Path) -> None:
         bad = bad_ids(thirty, RANDOM_30)
         found = stand_ins(thirty, epochs=2)

@@ -168,3 +168,35 @@ def test_options_that_go_with_another_say_so(
         runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
     needed = "--cache" if flags[0] == "--peers" else "--peers"
     assert f"pass {needed} too" in capsys.readouterr().err
+
+
+def _printed_by(
+    name: str, flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """Run a script of examples/ in this process, and return the lines that it prints."""
+    monkeypatch.setattr(sys, "argv", [name, *flags])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_language_model_learns_from_parts_by_a_schedule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _printed_by("mix_tokens.py", ["--steps", "64"], monkeypatch, capsys)
+    assert "a new loader continues at step 32" in lines.pop(5)
+    rows = [[float(cell.rstrip("%")) for cell in line.split()[1:]] for line in lines[1:]]
+    assert len(rows) == 8
+    shares, losses = [row[::2] for row in rows], [row[1::2] for row in rows]
+    assert shares[0] == pytest.approx([82.5, 13.5, 4.0], abs=1.0)
+    assert shares[-1] == pytest.approx([33.3, 33.3, 33.3], abs=1.0)
+    assert all(last < first - 0.5 for first, last in zip(losses[0], losses[-1], strict=True))
+
+
+def test_encoders_of_images_and_texts_learn_from_two_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _printed_by("contrastive.py", ["--steps", "32"], monkeypatch, capsys)
+    rows = [[float(cell.strip("%,")) for cell in line.split()] for line in lines[1:]]
+    assert [row[2::2] for row in rows] == [[67, 33]] * 8
+    assert rows[-1][1] < rows[0][1] - 0.5
+    assert min(rows[-1][3::2]) > 40

@@ -25,4 +25,4 @@ from .store import Answer as Answer, FORKED as FORKED, Failure as Failure
 from .store import check_size as check_size, check_version as check_version
 from .store import is_strong as is_strong, version_text as version_text
 from .store import ObjectInfo as ObjectInfo, ObjectRange as ObjectRange
-from .store import RequestError as RequestError, Store as Store, StreamedAnswer as StreamedAnswer
+from .store import RequestError as RequestError, Store as Store

@@ -12,13 +12,13 @@ _MOST = 2**63  # the limit of SQLite's and the kernel's integers
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
-def parse_size(size: int | str, *, what: str = "size") -> int:
+def parse_size(size: int | str, *, what: str = "size", least: int = 1) -> int:
     """Return the bytes of a size: an int (bytes), or a text such as "64MiB" or "1.5TB".
 
     KiB to TiB are powers of 1024, kB to TB powers of 1000. what: the argument's name in the error.
-    Raises ConfigError for anything else, 0 and less.
+    least: 0 allows no bytes. Raises ConfigError for anything else.
     """
-    number, why = 0.0, ""
+    number, why = -1.0, ""
     if isinstance(size, int) and not isinstance(size, bool):
         number = size
     elif isinstance(size, str) and (match := _PATTERN.fullmatch(size)):
@@ -29,7 +29,7 @@ def parse_size(size: int | str, *, what: str = "size") -> int:
             why = " (a fraction of a byte: is the unit missing?)"
         else:
             number = float(match[1]) * factor
-    if not 1 <= number < _MOST:
+    if not least <= number < _MOST:
         raise ConfigError(
             f"{what}: got {size!r}{why}, wanted a positive number of bytes such as 67108864, "
             '"64MiB" or "1.5TB".'

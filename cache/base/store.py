@@ -78,30 +78,19 @@ class Answer:
     """The bytes that one request returned.
 
     data: a buffer (an argument of memoryview()) of exactly the requested bytes. version,
-    object_bytes: the version and the size of the object.
+    object_bytes: the version and the size of the object. passed_bytes: the number of bytes that
+    were already passed on from a stream; data is then empty.
     """
 
     data: Any
     version: str
     object_bytes: int
+    passed_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
         """The number of bytes in the answer."""
-        return memoryview(self.data).nbytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamedAnswer(Answer):
-    """An answer whose bytes were already passed on from a stream: data is empty. passed_bytes:
-    their number."""
-
-    passed_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """The number of bytes that were passed on."""
-        return self.passed_bytes
+        return self.passed_bytes or memoryview(self.data).nbytes
 
 
 class Store(ABC):

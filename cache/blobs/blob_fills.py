@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import StreamedAnswer, wait_for
+from penstock.cache.base import wait_for
 from penstock.cache.blobs.upstream import BlobRange, BlobRequest, object_changed
 from penstock.cache.disk import (
     BLOCK_BYTES,
@@ -355,7 +355,7 @@ class PieceRequests:
             is_same = not is_of_one_object or fill.agree(answer.version)
             if not is_same or answer.object_bytes != wanted.segment.whole_bytes:
                 raise object_changed(source, wanted.segment)
-            if isinstance(answer, StreamedAnswer):
+            if answer.passed_bytes:
                 fill.mark(span)
             else:
                 fill.write(span, memoryview(answer.data))

@@ -38,7 +38,7 @@ class BlobRange:
     blob: the blob, whose key identifies it for every source. segment: the first segment that holds
     the bytes. at: their first byte in the segment's object. version: the version that the object
     must have if its segment names none. keep(start, data, crc): receives the bytes as they arrive,
-    with their offset in the blob and their checked CRC-32C; the answer is then a `StreamedAnswer`.
+    with their offset in the blob and their checked CRC-32C; the answer then has `passed_bytes`.
     Bytes of an incomplete range don't count.
     """
 

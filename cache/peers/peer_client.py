@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base import Answer, ObjectRange, RequestError, StreamedAnswer
+from penstock.cache.base import Answer, ObjectRange, RequestError
 from penstock.cache.disk import BLOCK_BYTES
 from penstock.cache.errors import PenstockError
 from penstock.cache.peers import protocol
@@ -364,7 +364,7 @@ class PeerStore:
             if not left:
                 break
             self._directory.lacks(peer, blob.key, time.monotonic())
-        return StreamedAnswer(data=b"", version="", object_bytes=0, passed_bytes=passed_bytes)
+        return Answer(data=b"", version="", object_bytes=0, passed_bytes=passed_bytes)
 
     def _explain(self, peer: Peer, error: RequestError, *, waited_s: float) -> None:
         """Record why a peer that never answered doesn't answer. Probe it for that, unless it sends
@@ -395,7 +395,5 @@ class PeerStore:
 def _answer_of(wanted: BlobRange, data: memoryview) -> Answer:
     """Return the answer with a range's bytes, or without them if they were kept as they arrived."""
     whole_bytes = wanted.segment.whole_bytes
-    if wanted.keep is None:
-        return Answer(data=data, version="", object_bytes=whole_bytes)
-    size_bytes = wanted.end - wanted.start
-    return StreamedAnswer(data=b"", version="", object_bytes=whole_bytes, passed_bytes=size_bytes)
+    passed_bytes = 0 if wanted.keep is None else wanted.end - wanted.start
+    return Answer(data=data, version="", object_bytes=whole_bytes, passed_bytes=passed_bytes)

@@ -36,7 +36,7 @@ from penstock.cache.base import (
 )
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.cache.secrets import clean_message, redact
-from penstock.cache.stores.request_failures import obstore_failure
+from penstock.cache.stores.request_failures import obstore_failure, too_long
 from penstock.cache.stores.storage_options import (
     AZURE_OPTIONS,
     GCS_OPTIONS,
@@ -311,11 +311,7 @@ def _read_at_most(result: Any, wanted: int) -> memoryview:
     at = 0
     for part in result.stream(min_chunk_size=min(_STEP_BYTES, max(1, wanted))):
         if at + len(part) > wanted:
-            raise RequestError(
-                "refused",
-                f"the server sends more than the {wanted} requested bytes: this is a fault of the "
-                "server or a proxy, and the answer was discarded",
-            )
+            raise too_long(wanted)
         view[at : at + len(part)] = memoryview(part)
         at += len(part)
     return view[:at]

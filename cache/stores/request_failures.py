@@ -55,6 +55,16 @@ def retry_after_s(headers: Mapping[str, Any]) -> float | None:
         return None
 
 
+def too_long(wanted: int, sent: int | None = None) -> RequestError:
+    """Return the error for an answer with more than the requested bytes."""
+    more = "more" if sent is None else f"{sent} bytes, more"
+    return RequestError(
+        "refused",
+        f"the server sends {more} than the {wanted} requested bytes: this is a fault of the server "
+        "or a proxy, and the answer was discarded",
+    )
+
+
 WHOLE = "the server answered a range with the whole object"
 
 # -- answers of web servers and buckets

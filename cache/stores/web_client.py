@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from penstock.cache.base import FORKED, RequestError
+from penstock.cache.stores.request_failures import too_long
 from penstock.cache.stores.storage_options import parse_seconds
 from penstock.cache.stores.tls import tls_context
 from penstock.cache.stores.web_address import (
@@ -91,7 +92,7 @@ class Reply:
         if length is None:
             return self._read_stream(most)
         if length > most:
-            raise _too_long(length, most)
+            raise too_long(most, length)
         view = np.empty(length, np.uint8).data
         self.read_into(view)
         return view
@@ -149,18 +150,9 @@ class Reply:
         except (HTTPException, ValueError) as error:
             raise RequestError("transient", f"a broken answer ({type(error).__name__})") from None
         if total > most and not truncate:
-            raise _too_long(None, most)
+            raise too_long(most)
         self._done = total <= most
         return memoryview(b"".join(parts)[:most])
-
-
-def _too_long(length: int | None, most: int) -> RequestError:
-    size = "without end" if length is None else f"of {length} bytes"
-    return RequestError(
-        "refused",
-        f"the server sends an answer {size} to a request for {most} bytes: this is a fault of the "
-        "server or a proxy, and the answer was discarded",
-    )
 
 
 class _BodyStream(io.RawIOBase):

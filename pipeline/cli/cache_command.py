@@ -22,8 +22,7 @@ from penstock.cache import ConfigError, PenstockError, WriteError, disk
 from penstock.cache.base import format_size, parse_size
 from penstock.pipeline.cli.command_options import Json
 from penstock.pipeline.cli.commands import command, root_app
-from penstock.pipeline.cli.doctor_table import count
-from penstock.pipeline.cli.printing import report
+from penstock.pipeline.cli.printing import count, report
 from penstock.pipeline.cli.progress_bars import ByteProgress
 
 if TYPE_CHECKING:
@@ -144,12 +143,12 @@ def evict(
             "cache evict: got neither --to nor --dataset, wanted at least one: --to SIZE frees "
             "space, --dataset URL evicts a dataset's blobs; `penstock cache clear` evicts all."
         )
-    to_bytes = None if to is None else _size_or_zero(to)
+    to_bytes = None if to is None else parse_size(to, what="--to", least=0)
     with _errors(folder):
         blobs, freed_bytes, left_bytes = disk.admin.evict(folder, to_bytes=to_bytes, label=label)
-    done = f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
     values = {"blobs": blobs, "bytes": freed_bytes, "left_bytes": left_bytes}
-    report(values, [f"{done}, {format_size(left_bytes)} left"], as_json=as_json)
+    done = f"{_evicted(blobs, freed_bytes)}, {format_size(left_bytes)} left"
+    report(values, [done], as_json=as_json)
     if to_bytes is not None and label is None and left_bytes > to_bytes:
         Console(stderr=True).print(
             f"[yellow]warning:[/] {format_size(left_bytes)} remain, more than --to "
@@ -173,9 +172,7 @@ def clear(
         if not yes and not typer.confirm(f"Evict everything in {folder} ({total})?", err=True):
             raise typer.Exit(1)
         blobs, freed_bytes, left_bytes = disk.admin.evict(folder)
-    shown = [
-        f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
-    ]
+    shown = [_evicted(blobs, freed_bytes)]
     if left_bytes:
         shown.append(
             f"[yellow]left:[/] {format_size(left_bytes)} that live jobs pin, fill or have mapped; "
@@ -199,6 +196,10 @@ def gc(folder: Folder, as_json: Json = False) -> None:
     report({"mended": mended, "bytes": freed_bytes}, [done], as_json=as_json)
 
 
+def _evicted(blobs: int, freed_bytes: int) -> str:
+    return f"[bold green]done[/] {count(blobs, 'blob')} evicted, {format_size(freed_bytes)} freed"
+
+
 def _columns(blob: BlobRecord, now_s: float) -> tuple[str, ...]:
     needs = [name for name, true in (("pinned", blob.pinned), ("mapped", blob.in_use)) if true]
     return (
@@ -218,11 +219,6 @@ def ago(seconds: float) -> str:
         if seconds >= length_s:
             return f"{seconds // length_s:,.0f} {unit}"
     return "now"
-
-
-def _size_or_zero(text: str) -> int:
-    """Parse a size in bytes, which may be 0."""
-    return 0 if text.strip() == "0" else parse_size(text, what="--to")
 
 
 @contextlib.contextmanager

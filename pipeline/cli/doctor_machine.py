@@ -44,7 +44,8 @@ from penstock.cache.base import (
     usable_cores,
 )
 from penstock.cache.disk import FolderLayout, admin
-from penstock.pipeline.cli.doctor_table import CheckTable, Finding, count, fail, ok, ok_if, warn
+from penstock.pipeline.cli.doctor_table import CheckTable, Finding, fail, ok, ok_if, warn
+from penstock.pipeline.cli.printing import count
 from penstock.pipeline.plan import World, launcher
 
 if TYPE_CHECKING:

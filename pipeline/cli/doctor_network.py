@@ -47,13 +47,12 @@ from penstock.pipeline.cli.doctor_table import (
     CheckTable,
     DoctorFacts,
     Finding,
-    count,
     fail,
-    format_time,
     ok,
     ok_if,
     warn,
 )
+from penstock.pipeline.cli.printing import count, format_time
 from penstock.pipeline.plan import peer_token
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import Failure, ObjectInfo, Peers, Store
     from penstock.cache.peers import PeerSecret
-    from penstock.pipeline.cli.doctor_table import Finding
 
 STORE, PEER = CheckTable(), CheckTable()
 

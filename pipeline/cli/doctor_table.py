@@ -6,7 +6,6 @@ the function that collects what it needs. Tests judge invented facts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
@@ -101,17 +100,3 @@ class CheckTable:
                     yield verdict._replace(name=check.name)
                 if check.is_gate and (verdict is None or verdict.status == "fail"):
                     return
-
-
-def count(number: int, noun: str) -> str:
-    """Format a number with its noun: 1 rank, 2 ranks, 2 processes."""
-    plural = "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural * (number != 1)}"
-
-
-def format_time(time_s: float) -> str:
-    """Format a time: 0.21 ms, 34 ms, 1.2 s."""
-    if time_s >= 1:
-        return f"{time_s:.1f} s"
-    digits = max(0, 1 - math.floor(math.log10(max(1e-5, 1000 * time_s))))
-    return f"{1000 * time_s:.{digits}f} ms"

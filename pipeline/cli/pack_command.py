@@ -27,8 +27,7 @@ from penstock.pipeline.cli.command_options import (
     parse_places,
 )
 from penstock.pipeline.cli.commands import command
-from penstock.pipeline.cli.doctor_table import count
-from penstock.pipeline.cli.printing import report
+from penstock.pipeline.cli.printing import count, report
 from penstock.pipeline.cli.progress_bars import SampleProgress
 from penstock.pipeline.plan import World
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import ConfigError
@@ -60,10 +61,6 @@ class _Figure:
     unit: float | None = None
 
 
-def _room(text: str, *, what: str) -> int:
-    return 0 if text.strip() == "0" else parse_size(text, what=what)
-
-
 def _rate_text(bytes_per_s: float) -> str:
     return f"{format_size(bytes_per_s)}/s"
 
@@ -92,7 +89,7 @@ _CACHES = {
 _NODE = {
     "cores": _Figure("cores of a node", "{:g}".format),
     "ram_bytes": _Figure("RAM of a node", format_size, parse_size, "ram"),
-    "nvme_bytes": _Figure("NVMe of a node", format_size, _room, "nvme"),
+    "nvme_bytes": _Figure("NVMe of a node", format_size, partial(parse_size, least=0), "nvme"),
     "nvme_bytes_per_s": _Figure("NVMe bandwidth", _rate_text, parse_rate, "nvme_bandwidth"),
     "nic_bytes_per_s": _Figure(
         "NIC of a node", lambda rate: f"{rate * 8 / 1e9:g} Gb/s each way", parse_rate, "nic"

@@ -102,6 +102,20 @@ def test_each_rank_gets_the_shares_and_reads_its_own_shards():
         assert len(known) < len(plan.sizes) / 2
 
 
+@pytest.mark.parametrize("weights", [(5, 3, 2), (10, 1, 1)])
+@pytest.mark.parametrize(("rule", "unit"), [("first", 1), ("first", 96), ("all", 1), ("once", 1)])
+@pytest.mark.parametrize("world", [2, 8])
+def test_a_rank_knows_the_shards_that_it_reads(weights, rule, unit, world):
+    """Also once parts of an epoch are used up, and the others have larger shares."""
+    plan, outside, read = mixture(weights=weights, rule=rule, rows=60, unit=unit), 0, 0
+    for rank in range(world):
+        known = plan.shards(96, first=rank, end=rank + 1, world=world)
+        for found in batches(plan, 0, 96, rank=rank, world=world):
+            outside += int((~np.isin(found.rows[:, 0], known)).sum())
+            read += len(found.rows)
+    assert outside < 0.02 * read
+
+
 def test_a_global_batch_of_one_part():
     plan = mixture(unit=64, rule=64 * 20)
     for found in batches(plan, 0, 64):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -397,12 +398,20 @@ _COUNTED = 2**14  # samples whose lengths give the mean of a part
 def _mean_tokens(leaf: _Leaf) -> float:
     """Return the mean number of tokens of a part's samples, from at most `_COUNTED` of them."""
     source, schema = leaf.source, leaf.source.schema
-    field = next((name for name in source.fields if isinstance(schema.get(name), Tokens)), None)
-    if field is None:
+    forms = {name: schema[name].form for name in source.fields if name in schema}
+    found = [
+        (not isinstance(schema[name], Tokens), number, name, form)
+        for number, (name, form) in enumerate(forms.items())
+        if form is not None and form.dtype.kind in "iu" and len(form.shape) == 1
+    ]
+    if not found:
         raise ConfigError(
             f'per="token": the part "{leaf.name}" delivers no field of tokens. Its fields: '
             f'{dict(schema)}. Select one with fields=, or pass per="sample".'
         )
+    *_, field, form = min(found)
+    if not form.is_ragged:  # sequences that are cut or packed to one length
+        return float(math.prod(form.fixed_shape))
     samples = source.contents.samples
     places = np.unique(np.linspace(0, samples - 1, min(samples, _COUNTED)).astype(np.int64))
     return max(1.0, float(source.lengths(field, source.contents.rows(places)).mean()))

@@ -109,7 +109,12 @@ def _first_settings(
 def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:
     """Warn of the costs of a job's order. Only the first rank warns."""
     world = options.world
-    icc = order.source.contents.icc
+    icc, mixture = order.source.contents.icc, order.source.contents.mixture
+    if world.process == 0 and mixture is not None and (own := order.settings.mixture) is not None:
+        from penstock.pipeline.plan import late_parts_warning  # needed by mixtures only
+
+        if late := late_parts_warning(mixture, own, global_batch=order.walk.schedule.size):
+            warnings.warn(late, PenstockWarning, stacklevel=4)
     if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
     from penstock.pipeline.plan import clustered_labels_warning, uneven_batches_warning

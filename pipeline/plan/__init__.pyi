@@ -12,7 +12,11 @@ from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
 from .lane_choice import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
 from .lanes import ordered_slots as ordered_slots, partners as partners
-from .mixture_plan import MixturePlan as MixturePlan, MixtureSettings as MixtureSettings
+from .mixture_plan import (
+    MixturePlan as MixturePlan,
+    MixtureSettings as MixtureSettings,
+    late_parts_warning as late_parts_warning,
+)
 from .needs import AHEAD_BYTES as AHEAD_BYTES, CONNECTIONS_MARGIN as CONNECTIONS_MARGIN
 from .needs import DEMAND as DEMAND, LookAhead as LookAhead, MOST_AHEAD as MOST_AHEAD
 from .needs import MOST_ROOM as MOST_ROOM, MOST_WIDENING as MOST_WIDENING, Needs as Needs

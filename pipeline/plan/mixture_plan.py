@@ -266,6 +266,54 @@ def mixture_settings(
     )
 
 
+_MOST_SHOWN = 5  # parts in a message
+
+
+def late_parts_warning(
+    mixture: MixtureContents, own: MixtureSettings, *, global_batch: int
+) -> str | None:
+    """Return a warning of parts that some global batches lack, and after how many batches each of
+    the latest appears; None unless there are more parts than a batch has samples."""
+    parts = len(own.names)
+    if parts <= global_batch or own.changes is not None:
+        return None
+    stream, batches = own.stream(mixture), -(-own.samples // global_batch)
+
+    def absent(batch: int) -> NDArray[np.bool_]:
+        none: NDArray[np.bool_] = stream.counts(min(batch * global_batch, own.samples)) == 0
+        return none
+
+    latest = np.zeros(parts, np.int64)  # a number of batches after which each part is still absent
+    for bound in (2**k for k in range(batches.bit_length())):
+        latest[absent(bound)] = bound
+    never = np.flatnonzero(absent(batches))
+    if len(never):
+        message = f"the first epoch has no sample of {_named(own.names, never)}"
+        return (
+            f"The mixture has {parts:,} parts, and {message}. Raise the smallest weights, or pass "
+            "a longer epoch to mix."
+        )
+    shown = []
+    for part in np.argsort(-latest, kind="stable")[:_MOST_SHOWN].tolist():
+        low, high = int(latest[part]), min(batches, max(1, 2 * int(latest[part])))
+        while low + 1 < high:
+            middle = (low + high) // 2
+            low, high = (middle, high) if absent(middle)[part] else (low, middle)
+        shown.append((high, own.names[part]))
+    listed = ", ".join(f'"{name}" after {number:,}' for number, name in sorted(shown)[::-1])
+    return (
+        f"The mixture has {parts:,} parts, and a global batch {global_batch:,} samples: no batch "
+        f"has all of them. Each part has appeared after {max(shown)[0]:,} batches; the latest are "
+        f"{listed}."
+    )
+
+
+def _named(names: Sequence[str], parts: Ints) -> str:
+    some = ", ".join(f'"{names[part]}"' for part in parts[:_MOST_SHOWN].tolist())
+    more = len(parts) - _MOST_SHOWN
+    return some if more <= 0 else f"{some} and {more:,} others"
+
+
 _PART = 0x70617274  # keeps seeds of parts apart from other hashes
 
 

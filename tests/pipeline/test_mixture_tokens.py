@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock import DataLoader, Dataset, Map, Value, World, mix
+from penstock import DataLoader, Dataset, Map, MixUp, Value, World, mix
 from penstock.errors import ConfigError
 from tests.token_files import write_megatron
 
@@ -198,6 +198,8 @@ class TestBatchesByTokens:
     def test_what_cannot_be_exact_is_refused(self, documents):
         with pytest.raises(ConfigError, match='per="batch"'):
             loader(mix(documents, weights=WEIGHTS, per="batch"))
+        with pytest.raises(ConfigError, match=r"MixUp.* a mixture don't keep them together"):
+            loader(mix(documents, weights=WEIGHTS), augment=[MixUp()])
 
 
 def _noise(tokens: Any, rng: np.random.Generator) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock import DataLoader, Dataset, Map, Value, World, mix
-from penstock.errors import ConfigError, PlanError, ResumeError
+from penstock.errors import ConfigError, PenstockWarning, PlanError, ResumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,6 +186,28 @@ def test_weights_are_set_for_a_later_step(parts):
 
 def _id(number: int) -> int:
     return number % 1000 + (0, 300, 390)[number // 1000]
+
+
+def test_more_parts_than_a_batch_has_samples(parts):
+    """It works, and the loader says once after how many batches the parts appear."""
+    many = {f"p{n}": parts["math"].subset(np.arange(n, n + 2)) for n in range(28)}
+    many |= {"rare": parts["code"], "rarest": parts["web"]}
+    weights = dict.fromkeys(many, 1.0) | {"rare": 0.05, "rarest": 0.01}
+    source = mix(many, weights=weights, epoch=6000, fields=("array", "part"))
+    with (
+        pytest.warns(PenstockWarning, match="30 parts, and a global batch 24 samples") as found,
+        loader(source) as job,
+    ):
+        batches = [batch[1].numpy() for batch in job]
+    first = {
+        name: 1 + next(n for n, part in enumerate(batches) if (part == number).any())
+        for number, name in enumerate(many)
+    }
+    (warning,) = found
+    assert f'"rarest" after {first["rarest"]}, "rare" after {first["rare"]}' in str(warning.message)
+    assert first["rarest"] == max(first.values()) > first["rare"] > 2
+    with pytest.warns(PenstockWarning, match='no sample of "rare", "rarest"'):
+        loader(mix(many, weights=weights, epoch=48)).close()
 
 
 class TestBadInput:

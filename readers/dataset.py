@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from penstock.readers.index import Folder, Index
     from penstock.readers.origin import LeftOut, Url
+    from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
 
@@ -365,6 +366,13 @@ class Dataset(Source):
             blocks=blocks,
         )
         return naming.batch(batch)
+
+    def _find(self, rows: NDArray[np.int64]) -> FoundRows | None:
+        """Return where samples lie in memory; None if they aren't plain rows."""
+        found = self._open().find(rows)
+        if found is None or self._naming.is_plain:
+            return found
+        return replace(found, columns=self._naming.new(found.columns))
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first length of each sample of a field, int64, shape (n,)."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import DecodedChunks
     from penstock.readers.mixtures import EpochRule, MixtureStream, WeightChange, WeightScale
     from penstock.readers.origin import LeftOut
+    from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import ImageRange
 
@@ -368,6 +369,12 @@ class Source(ABC):
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
 
+    def _find(self, rows: Ints) -> FoundRows | None:
+        """Return where samples lie in memory, if they are plain rows of one form that are copied
+        best together with those of other sources; else None."""
+        del rows
+        return None
+
     def read_parts(
         self,
         rows: Ints,
@@ -639,8 +646,14 @@ class View(Source):
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         bad, crops = options.get("bad"), options.get("crops")
-        batches, order = [], []
-        for run in self._runs(rows):
+        runs, batches, order = list(self._runs(rows)), [], []
+        blocks = options.get("blocks")
+        is_whole = not crops and options.get("fields") is None and options.get("mode") != "pread"
+        if len(runs) > 1 and blocks is not None and is_whole:
+            found = self._found(runs, len(rows))  # one copy of a field from all bases
+            if found is not None and (plain := found.read(blocks)) is not None:
+                return plain
+        for run in runs:
             own, places = options.copy(), np.arange(len(rows))[run.at]
             if bad is not None:
                 own["bad"] = {}
@@ -664,6 +677,19 @@ class View(Source):
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one base."""
         return run.base.read(run.rows, **options)
+
+    def _find(self, rows: Ints) -> FoundRows | None:
+        return self._found(list(self._runs(rows)), len(rows))
+
+    def _found(self, runs: Sequence[Run], count: int) -> FoundRows | None:
+        """Return where samples lie in memory; None if they aren't plain rows of one form."""
+        found: list[tuple[Ints | slice, FoundRows]] = []
+        for run in runs:
+            each = run.base._find(run.rows)
+            if each is None:
+                return None
+            found.append((run.at, replace(each, ids=each.ids + run.first_id)))
+        return type(found[0][1]).joined(found, count) if found else None
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Return the upright height and width of the images in a shard, int32, shape (samples,

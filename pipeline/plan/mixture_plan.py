@@ -20,7 +20,7 @@ import math
 import threading
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from penstock.pipeline.plan.order import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -418,46 +418,59 @@ class MixturePlan(JobPlan):
             return self._resolve(epoch, cuts)
 
     def _resolve(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
-        found = [self._slots(epoch, *cut) for cut in cuts]
-        part, index = (np.concatenate(each) for each in zip(*found, strict=True))
-        epochs, position = np.divmod(index, self._samples[part])
-        offset, lane = np.divmod(position, self._lanes[part])
+        """Return the samples in slots [low, high) of some batches, end to end."""
+        begin = np.array([position for position, *_ in cuts])
+        sizes = np.array([self._count(*cut) for cut in cuts])
+        samples = self._batches(epoch, begin, sizes)
+        order = samples.key.argsort(kind="stable")
+        first = np.cumsum(sizes) - sizes
+        low, high = (first + [cut[place] for cut in cuts] for place in (2, 3))
+        if (high - low != sizes).any():
+            order = np.concatenate([order[a:b] for a, b in zip(low, high, strict=True)])
+        part, epochs, lane, offset = (each[order] for each in samples[:4])
         rows = np.empty((len(part), 2), np.int64)
-        order = np.lexsort((epochs, part)) if len(part) else part
-        border = np.flatnonzero((np.diff(part[order]) != 0) | (np.diff(epochs[order]) != 0)) + 1
-        for some in np.split(order, border) if len(part) else ():
-            number = int(part[some[0]])
-            own = self._parts[number].rows(int(epochs[some[0]]), lane[some], offset[some])
-            own[:, 0] += self._first_shard[number]
-            rows[some] = own
+        for number, some in _groups(part):
+            least = int(epochs[some].min())
+            for later, same in _groups(epochs[some] - least):
+                at = same if isinstance(some, slice) else some[same]
+                own = self._parts[number].rows(least + later, lane[at].copy(), offset[at].copy())
+                own[:, 0] += self._first_shard[number]
+                rows[at] = own
         return SlotSamples(rows=rows, epochs=epochs)
 
-    def _slots(
-        self, epoch: int, position: int, size: int, low: int, high: int
-    ) -> tuple[Ints, Ints]:
-        """Return the part of each sample in slots [low, high) of a batch, and its index in the
-        part's stream."""
-        count = self._count(position, size, low, high)
-        part, index, key = self._batch(epoch, position, count)
-        own = np.argsort(key, kind="stable")[low:high]
-        return part[own], index[own]
-
-    def _batch(self, epoch: int, position: int, count: int) -> tuple[Ints, Ints, Ints]:
-        """Return part, index and sort key of the samples of a batch, part by part."""
-        first = epoch * self.samples + position
-        before, after = self._stream.counts(first), self._stream.counts(first + count)
-        counts = after - before
-        part = np.repeat(np.arange(len(self._parts)), counts)
-        index = np.arange(count) + (before - np.cumsum(counts) + counts)[part]
-        lane = index % self._samples[part] % self._lanes[part]
-        return part, index, self._slot_key[self._first_lane[part] + lane]
+    def _batches(self, epoch: int, begin: Ints, sizes: Ints) -> _Samples:
+        """Return the samples of batches, batch by batch and in these part by part."""
+        parts, first = len(self._parts), epoch * self.samples + begin
+        if (first[1:] == (first + sizes)[:-1]).all():  # they follow one another
+            counts = self._stream.counts_at(np.append(first, first[-1] + sizes[-1]))
+            before, after = counts[:-1], counts[1:]
+        else:
+            borders, places = np.unique([first, first + sizes], return_inverse=True)
+            before, after = self._stream.counts_at(borders)[places.reshape(2, -1)]
+        before = before.reshape(-1)
+        counts = after.reshape(-1) - before
+        group = np.repeat(np.arange(len(counts)), counts)
+        part = group % parts
+        own = np.tile(self._samples, len(begin))
+        epochs = before // own  # of the first sample of a part in a batch
+        first_position = before - epochs * own - np.cumsum(counts) + counts
+        position, epochs = np.arange(len(group)) + first_position[group], epochs[group]
+        if (position >= self._samples[part]).any():
+            more, position = np.divmod(position, self._samples[part])
+            epochs += more
+        offset, lane = np.divmod(position, self._lanes[part])
+        key = self._slot_key[self._first_lane[part] + lane]
+        if len(begin) > 1:
+            key = key + (group // parts * self.lanes).astype(np.uint32)
+        return _Samples(part, epochs, lane, offset, key)
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the partners of slots [low, high): the other of two neighbours in a
         lane of the same part. The only sample of a lane has the one before it of its part, and the
         only sample of a part itself."""
         with self._lock:
-            part, _, key = self._batch(epoch, position, self._count(position, size))
+            count = np.array([self._count(position, size)])
+            part, *_, key = self._batches(epoch, np.array([position]), count)
         order = np.argsort(key, kind="stable")
         part, key = part[order], key[order]
         slot = np.arange(len(key))
@@ -503,3 +516,30 @@ class MixturePlan(JobPlan):
 
 
 _VARIATION = 2.0  # samples
+
+
+class _Samples(NamedTuple):
+    """Some samples of a stream: their parts, the parts' epochs, their places in these, and sort
+    keys. All of shape (n,)."""
+
+    part: Ints
+    epoch: Ints
+    lane: Ints
+    offset: Ints
+    key: NDArray[Any]
+
+
+def _groups(values: Ints) -> Iterator[tuple[int, Ints | slice]]:
+    """Yield each of some small integers of 0 or more, and where it is."""
+    counts = np.bincount(values)
+    found = np.flatnonzero(counts).tolist()
+    if len(found) <= 1:
+        yield from ((value, slice(None)) for value in found)
+    elif len(found) <= _FEW:
+        yield from ((value, np.flatnonzero(values == value)) for value in found)
+    else:
+        order, end = values.argsort(kind="stable"), np.cumsum(counts)
+        yield from ((value, order[end[value] - counts[value] : end[value]]) for value in found)
+
+
+_FEW = 4  # values: a search for each takes less time than a sort

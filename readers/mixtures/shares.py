@@ -122,15 +122,20 @@ class ShareTree:
 
     def counts(self, n: int) -> Ints:
         """Return how many of the first n positions each part has, int64, shape (parts,)."""
+        found: Ints = self.counts_at(np.array([n]))[0]
+        return found
+
+    def counts_at(self, positions: Ints) -> Ints:
+        """Return `counts` of several numbers of positions, int64, shape (n, parts)."""
         levels = self._levels
-        value = np.zeros(self._places, np.int64)
-        value[0] = n
+        value = np.zeros((self._places, len(positions)), np.int64)
+        value[0] = positions
         for level in levels:
             here = value[level.node]
-            value[level.left] = left = self._left(here, level.splits)
+            value[level.left] = left = self._left(here, level.splits[:, :, None])
             value[level.left + 1] = here - left
-        counts = np.empty(len(self.shares), np.int64)
-        counts[self._order] = value[self._leaf_place]
+        counts = np.empty((len(positions), len(self.shares)), np.int64)
+        counts[:, self._order] = value[self._leaf_place].T
         return counts
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:

@@ -108,12 +108,12 @@ class _Stage:
         """Return True for a sample of this stage."""
         return self.start <= sample and (self.end is None or sample < self.end)
 
-    def counts_before(self, sample: int) -> Ints:
-        """Return how many samples each part has before a sample of this stage."""
-        units, rest = divmod(sample - self.start, self.unit)
-        counts: Ints = self.counts + self.tree.counts(units) * self.unit
-        if rest:
-            counts[self.tree.locate(np.array([units]))[0]] += rest
+    def counts_before(self, samples: Ints) -> Ints:
+        """Return how many samples each part has before samples of this stage, (n, parts)."""
+        units, rest = np.divmod(samples - self.start, self.unit)
+        counts: Ints = self.counts + self.tree.counts_at(units) * self.unit
+        if self.unit > 1:
+            counts[np.arange(len(samples)), self.tree.locate(units)[0]] += rest
         return counts
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
@@ -162,20 +162,24 @@ class MixtureStream:
 
         Raises PlanError for a sample before the first change.
         """
-        return self._stage(sample).counts_before(sample)
+        found: Ints = self._stage(sample).counts_before(np.array([sample]))[0]
+        return found
+
+    def counts_at(self, samples: Ints) -> Ints:
+        """Return `counts` before several samples of the stream, ascending: int64, shape (n,
+        parts)."""
+        counts = np.empty((len(samples), len(self.sizes)), np.int64)
+        for stage, some in self._in_stages(samples):
+            counts[some] = stage.counts_before(samples[some])
+        return counts
 
     def locate(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return the part of each sample of the stream, and its index in the part's own stream:
         int64, shape (n,) each. samples: ascending, int64, shape (n,). Raises PlanError as
         `counts`."""
         part, index = np.empty((2, len(samples)), np.int64)
-        at = 0
-        while at < len(samples):
-            stage, end = self._stage(int(samples[at])), len(samples)
-            if stage.end is not None:
-                end = int(np.searchsorted(samples, stage.end))
-            part[at:end], index[at:end] = stage.locate(samples[at:end])
-            at = end
+        for stage, some in self._in_stages(samples):
+            part[some], index[some] = stage.locate(samples[some])
         return part, index
 
     def weights_at(self, sample: int) -> Weights:
@@ -204,6 +208,16 @@ class MixtureStream:
                     yield left
 
     # -- stages
+
+    def _in_stages(self, samples: Ints) -> Iterator[tuple[_Stage, slice]]:
+        """Yield the stages of ascending samples, each with its part of them."""
+        at = 0
+        while at < len(samples):
+            stage, end = self._stage(int(samples[at])), len(samples)
+            if stage.end is not None:
+                end = int(np.searchsorted(samples, stage.end))
+            yield stage, slice(at, end)
+            at = end
 
     def _stage(self, sample: int) -> _Stage:
         """Return the stage that contains a sample."""
@@ -257,7 +271,7 @@ class MixtureStream:
             stage, owed = self._stage(start - 1), None
             if not self._is_once:
                 owed = stage.tree.owed_after((start - last.start) // self.unit)
-            counts = stage.counts_before(start)
+            counts = stage.counts_before(np.array([start]))[0]
             self._next = next(self._planned, None)
             self._known.append(Weights(start=start, shares=shares, counts=counts, owed=owed))
         return bisect.bisect_right(self._known, sample, key=_START) - 1

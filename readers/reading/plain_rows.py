@@ -9,6 +9,7 @@ shards and files.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,11 @@ from penstock.readers.files import PageAdvice, advise_willneed
 from penstock.readers.formats import StridedRows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from penstock.cache.base import TrafficMeter
     from penstock.readers.blocks import Blocks
     from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
@@ -51,12 +55,100 @@ class _RowAddresses(NamedTuple):
     kept: dict[int, list[NDArray[Any]]]
 
 
+class _FoundColumn(NamedTuple):
+    """The addresses of a field's rows, int64, shape (n,). shape: of a sample; None for a number of
+    a table. dtype: as samples have it."""
+
+    addresses: Ints
+    plain: StridedRows
+    shape: tuple[int, ...] | None
+    dtype: np.dtype[Any]
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """What must be equal if rows of several datasets are copied together."""
+        _, row_bytes, dtype, below = self.plain.layout
+        return row_bytes, dtype, below, self.shape, self.dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundRows:
+    """The places in memory of a batch's plain rows, in one dataset or in several.
+
+    ids: of the samples, int64, shape (n,). kept: keeps the memory alive. meters: count the bytes
+    that are read, with the number of samples of each. advice: decides whether pages are requested
+    ahead.
+    """
+
+    ids: Ints
+    columns: dict[str, _FoundColumn]
+    kept: list[object]
+    meters: list[tuple[TrafficMeter, int]]
+    advice: PageAdvice
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence[tuple[Ints | slice, FoundRows]], count: int
+    ) -> FoundRows | None:
+        """Return the rows of several datasets as those of one batch; None if they differ in form.
+
+        parts: the positions in the batch of each dataset's rows. count: of all rows.
+        """
+        first = parts[0][1]
+        forms = {name: column.layout for name, column in first.columns.items()}
+        for _, found in parts[1:]:
+            if {name: column.layout for name, column in found.columns.items()} != forms:
+                return None
+        ids = np.empty(count, np.int64)
+        columns = {
+            name: column._replace(addresses=np.empty(count, np.int64))
+            for name, column in first.columns.items()
+        }
+        for at, found in parts:
+            ids[at] = found.ids
+            for name, column in found.columns.items():
+                columns[name].addresses[at] = column.addresses
+        return cls(
+            ids,
+            columns,
+            [kept for _, each in parts for kept in each.kept],
+            [meter for _, each in parts for meter in each.meters],
+            first.advice,
+        )
+
+    def read(self, blocks: Blocks) -> SampleBatch | None:
+        """Copy the rows; return None if some are bad."""
+        began = time.perf_counter()
+        columns, size_bytes, count = dict[str, DenseColumn](), 0, len(self.ids)
+        for name, (addresses, plain, shape, dtype) in self.columns.items():
+            if shape is None:
+                bits = np.empty(count, np.int64)
+                _gather(addresses, plain, bits)
+                columns[name] = DenseColumn(from_bits(bits, dtype))
+                continue
+            if self.advice.is_on:
+                advise_willneed(addresses, addresses + plain.row_bytes)
+            out = blocks.array((count, *shape), dtype)
+            if not _gather(addresses, plain, out):
+                return None
+            columns[name] = DenseColumn(out)
+            size_bytes += count * plain.row_bytes
+        seconds = time.perf_counter() - began
+        for meter, samples in self.meters:
+            meter.add(bytes_disk=size_bytes * samples // count)
+        self.advice.note(samples=count, size_bytes=size_bytes, seconds=seconds)
+        return SampleBatch(ids=self.ids, columns=columns, bytes_read=size_bytes)
+
+
 class PlainRows:
-    """Reads fields of a local dataset whose rows are plain: of one shape, each at the same distance
+    """Finds fields of a local dataset whose rows are plain: of one shape, each at the same distance
     from the one before it. Safe for several threads."""
 
-    def __init__(self, choice: BatchFields, index: Index, shards: OpenShards) -> None:
-        """choice: with dense fields and numbers of tables only."""
+    def __init__(
+        self, choice: BatchFields, index: Index, shards: OpenShards, local: TrafficMeter
+    ) -> None:
+        """choice: with dense fields and numbers of tables only. local: counts the bytes read."""
+        self._local = local
         self._choice, self._index, self._shards = choice, index, shards
         self._known = self._no_addresses()
         self._plain: dict[str, StridedRows] = {}
@@ -64,37 +156,27 @@ class PlainRows:
         self._skipped, self._to_skip = 0, 1
         self._advice = PageAdvice()
 
-    def read(self, rows: Ints, *, blocks: Blocks) -> SampleBatch | None:
-        """Return samples; None if they must be read in another way, because they aren't plain, or
-        aren't checked yet, or some are bad. rows: checked."""
+    def find(self, rows: Ints) -> FoundRows | None:
+        """Return where samples lie in memory; None if they must be read in another way, because
+        they aren't plain, or aren't checked yet. rows: checked."""
         if self._is_off or not len(rows):
             return None
-        began = time.perf_counter()
         shards, inside = rows[:, 0], rows[:, 1]
-        known = self._addresses(shards)  # held to the end: another thread may drop the addresses
+        known = self._addresses(shards)
         if known is None:
             return None
-        columns, size_bytes = dict[str, DenseColumn](), 0
-        for number, name in enumerate(self._choice.fields):
-            plain, form = self._plain[name], self._choice.dense.get(name)
-            addresses = known.starts[number][shards] + inside * plain.stride_bytes
-            if form is None:
-                bits = np.empty(len(rows), np.int64)
-                _gather(addresses, plain, bits)
-                columns[name] = DenseColumn(from_bits(bits, self._choice.values_of[name][1]))
-                continue
-            if self._advice.is_on:
-                advise_willneed(addresses, addresses + plain.row_bytes)
-            out = blocks.array((len(rows), *form.fixed_shape), form.dtype)
-            if not _gather(addresses, plain, out):
-                return None
-            columns[name] = DenseColumn(out)
-            size_bytes += len(rows) * plain.row_bytes
-        seconds = time.perf_counter() - began
-        self._advice.note(samples=len(rows), size_bytes=size_bytes, seconds=seconds)
-        return SampleBatch(
-            ids=self._index.starts[shards] + inside, columns=columns, bytes_read=size_bytes
-        )
+        columns, choice = dict[str, _FoundColumn](), self._choice
+        for number, name in enumerate(choice.fields):
+            plain, form = self._plain[name], choice.dense.get(name)
+            columns[name] = _FoundColumn(
+                known.starts[number][shards] + inside * plain.stride_bytes,
+                plain,
+                None if form is None else form.fixed_shape,
+                choice.values_of[name][1] if form is None else form.dtype,
+            )
+        # Held to the end, because another thread may drop the addresses.
+        ids = self._index.starts[shards] + inside
+        return FoundRows(ids, columns, [known], [(self._local, len(ids))], self._advice)
 
     def close(self) -> None:
         """Release all maps. Safe to call twice."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Column, ColumnCrop
     from penstock.readers.index import Index
     from penstock.readers.reading.batch_plan import Ints
-    from penstock.readers.reading.plain_rows import PlainRows
+    from penstock.readers.reading.plain_rows import FoundRows, PlainRows
     from penstock.readers.reading.span_reading import SpanReader
 
 _MODES = get_args(ReadMode)
@@ -43,7 +43,7 @@ class SampleReader:
         if self._choice.may_be_plain and index.remote is None:
             from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
-            self._plain = PlainRows(self._choice, index, self.shards)
+            self._plain = PlainRows(self._choice, index, self.shards, self._local)
 
     @cached_property
     def _spans(self) -> SpanReader:
@@ -73,9 +73,9 @@ class SampleReader:
         _check_rows(rows, index, mode)
         if self._plain is not None and not crops and mode != "pread":  # plain rows are read whole
             is_chosen = fields is None or choice.fields == self._choice.fields
-            plain = self._plain.read(rows, blocks=blocks) if is_chosen else None
+            found = self._plain.find(rows) if is_chosen else None
+            plain = None if found is None else found.read(blocks)
             if plain is not None:
-                self._local.add(bytes_disk=plain.bytes_read)
                 return plain
         visit = BatchRows.of(rows, self.shards, columns=choice.columns)
         marks: dict[int, str] | None = None if bad is None else {}
@@ -110,6 +110,13 @@ class SampleReader:
             present=present,
             bytes_read=size_bytes,
         )
+
+    def find(self, rows: Ints) -> FoundRows | None:
+        """Return where samples lie in memory; None if they aren't plain rows."""
+        if self._plain is None:
+            return None
+        _check_rows(rows, self.index, "copy")
+        return self._plain.find(rows)
 
     def _count_rows(
         self, visit: BatchRows, columns: Mapping[str, Column], choice: BatchFields

@@ -22,7 +22,8 @@ from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
 from .field_operations import ColumnOperation as ColumnOperation
-from .field_operations import Map as Map, Pad as Pad, PlacedMap as PlacedMap
+from .field_operations import Map as Map, PackTokens as PackTokens, Pad as Pad
+from .field_operations import PlacedMap as PlacedMap
 from .field_operations import SanitizeBoxes as SanitizeBoxes, Unpack as Unpack
 from .field_operations import check_maps as check_maps, split_maps as split_maps
 from .field_recipes import FieldLists as FieldLists

@@ -1,9 +1,10 @@
-"""Define the operations on fields, which need no image: Map, Pad, Unpack, SanitizeBoxes.
+"""Define the operations on fields, which need no image.
 
 Map calls a user's function on the stored values, before anything is decoded or resized. So it must
 precede all other operations: after a crop it would seem to get the crop. Pad turns fields whose
-samples differ in length into one dense tensor. Unpack cuts packed sequences of tokens into their
-documents. SanitizeBoxes drops boxes of which a recipe leaves too little.
+samples differ in length into one dense tensor. PackTokens joins them to sequences of one length,
+and Unpack cuts packed sequences into their documents. SanitizeBoxes drops boxes of which a recipe
+leaves too little.
 
 A job on arrays or tokens loads this module and none of the operations on images.
 """
@@ -16,7 +17,7 @@ import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -231,20 +232,52 @@ MAX_PADDED_LENGTH = 2**31
 
 
 class ColumnOperation(FieldOperation, metaclass=ABCMeta):
-    """Base class of operations that change the form of one field's column, on any thread. It has
-    the argument `field`."""
+    """Base class of operations that change the form of fields' columns, on any thread.
+
+    adds: fields that batches have because of it.
+    """
+
+    __slots__ = ()
+
+    adds: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abstractmethod
+    def changes(self) -> tuple[str, ...]:
+        """The fields whose columns it changes."""
+
+    def fits_field(self, name: str, _type: FieldType) -> bool:
+        """Return True for the list of one of its fields."""
+        return name in self.changes
+
+    @abstractmethod
+    def check_types(self, selected: Mapping[str, FieldType], /) -> None:
+        """Raise RecipeError for fields of other types than it needs."""
+
+    @abstractmethod
+    def columns(
+        self, content: SampleBatch, names: Names, /
+    ) -> dict[str, DenseColumn | RaggedColumn]:
+        """Return the changed and the added columns of a batch. names: returns names of samples by
+        id."""
+
+
+class OneColumnOperation(ColumnOperation):
+    """Base class of operations that change the form of one field's column: their argument
+    `field`."""
 
     __slots__ = ()
 
     field: str
 
-    def fits_field(self, name: str, _type: FieldType) -> bool:
-        """Return True for the list of its own field."""
-        return name == self.field
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Its field."""
+        return (self.field,)
 
-    @abstractmethod
-    def check_types(self, selected: Mapping[str, FieldType], /) -> None:
-        """Raise RecipeError for fields of other types than it needs."""
+    def columns(self, content: SampleBatch, names: Names) -> dict[str, DenseColumn | RaggedColumn]:
+        """Return the changed column."""
+        return {self.field: self.column(content, names)}
 
     @abstractmethod
     def column(self, content: SampleBatch, names: Names, /) -> DenseColumn | RaggedColumn:
@@ -266,7 +299,7 @@ _padded_lengths = arg.expect(
 
 
 @operation
-class Pad(ColumnOperation):
+class Pad(OneColumnOperation):
     """Pad each sample of a field at its end, so that a batch of the field is one tensor.
 
     field: a field whose samples differ in length, such as boxes or tokens. to: the first length of
@@ -309,7 +342,11 @@ class Pad(ColumnOperation):
                 "for the longest of each batch."
             )
         dtype = column.values.dtype
-        out = np.full((len(column), *to, *column.values.shape[1:]), self._fill(dtype), dtype)
+        out = np.full(
+            (len(column), *to, *column.values.shape[1:]),
+            _fill(self, self.field, self.value, dtype),
+            dtype,
+        )
         if several is not None:
             for row, shape in enumerate(shapes.tolist()):
                 out[row][tuple(map(slice, shape))] = column.sample(row)
@@ -335,20 +372,9 @@ class Pad(ColumnOperation):
             )
         return lengths
 
-    def _fill(self, dtype: np.dtype[Any]) -> Any:
-        """Return the padding value in a column's dtype. Raises RecipeError if it can't hold it."""
-        with np.errstate(all="ignore"), contextlib.suppress(OverflowError):
-            value = np.array(self.value).astype(dtype)
-            if dtype.kind not in "biu" or value == self.value:
-                return value
-        raise RecipeError(
-            f"{self}: {dtype} can't hold value={self.value!r}. Choose another value, or store "
-            f"{self.field!r} in a wider type."
-        )
-
 
 @operation
-class Unpack(ColumnOperation):
+class Unpack(OneColumnOperation):
     """Cut the sequences of a batch into their documents, for attention that doesn't cross them.
 
     field: a field of sequences of one length, such as "tokens" or "position". by: the field of the
@@ -390,6 +416,116 @@ class Unpack(ColumnOperation):
         is_token = numbers >= 0
         firsts = np.flatnonzero(begins[is_token])
         return RaggedColumn(column.values[is_token], np.append(firsts, int(is_token.sum())))
+
+
+DOCUMENT, POSITION = "document", "position"
+
+
+@operation
+class PackTokens(ColumnOperation):
+    """Pack the samples of each batch into as few sequences of one length as they need.
+
+    fields: one or several fields of the same lengths in each sample, such as tokens and their loss
+    mask, which are packed alike. to: the length of a sequence. A longer sample is an error that
+    names it; nothing is cut off. value: fills the ends of sequences.
+
+    The fields then have the shape (sequences, to) in a batch, and two more fields come last:
+    "document", the number in the batch of the sample of each token, int64, -1 at the ends; and
+    "position", the place of each token in its sample, int64, 0 at the ends. The longest sample
+    comes first, each into the first sequence that has room for it. With `batch_tokens=` of at most
+    `to`, a batch is one sequence. It doesn't change other fields, which have a value for each
+    sample: `values[document]` has one for each token.
+    """
+
+    fields: str | Sequence[str] = argument(arg.field_names)
+    _: KW_ONLY
+    to: int = argument(arg.whole_number(1, MAX_PADDED_LENGTH))
+    value: float = argument(_padding_value, default=0)
+
+    adds = (DOCUMENT, POSITION)
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Its fields."""
+        return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+
+    def check_types(self, selected: Mapping[str, FieldType]) -> None:
+        """Raise RecipeError unless all fields are lists of numbers that differ in length."""
+        for name in self.changes:
+            form = selected[name].form
+            if form is None or form.shape != (None,):
+                raise RecipeError(
+                    f'{self}: got {selected[name]!r} for "{name}", wanted lists of numbers that '
+                    'differ in length, such as Tokens() or Array("uint8", (None,)).'
+                )
+
+    def columns(self, content: SampleBatch, names: Names) -> dict[str, DenseColumn | RaggedColumn]:
+        """Return the packed columns, and whose tokens they are. Raises ConfigError for a sample
+        that is too long, or whose fields differ in length."""
+        from penstock.readers.formats.tokens import pack_pieces  # no other operation needs it
+
+        lengths = self._lengths(content, names)
+        pieces = np.flatnonzero(lengths)
+        order, bounds = pack_pieces(lengths[pieces], room=self.to)
+        order = pieces[order]
+        counts = lengths[order]
+        before = np.cumsum(counts) - counts
+        sequence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        place = before - before[bounds[:-1]][sequence]  # of a piece, in its sequence
+        position = np.arange(int(counts.sum())) - np.repeat(before, counts)
+        to = np.repeat(sequence * self.to + place, counts) + position
+        shape = len(bounds) - 1, self.to
+        packed: dict[str, DenseColumn | RaggedColumn] = {}
+        for name in self.changes:
+            column = content.columns[name]
+            assert isinstance(column, RaggedColumn), name
+            values = column.values[np.repeat(column.offsets[order], counts) + position]
+            packed[name] = _filled(shape, to, values, _fill(self, name, self.value, values.dtype))
+        packed[DOCUMENT] = _filled(shape, to, np.repeat(order, counts), -1)
+        packed[POSITION] = _filled(shape, to, position, 0)
+        return packed
+
+    def _lengths(self, content: SampleBatch, names: Names) -> NDArray[np.int64]:
+        """Return the tokens of each sample, int64, shape (n,)."""
+        first, *others = self.changes
+        found = {name: np.diff(content.columns[name].offsets) for name in self.changes}  # type: ignore[union-attr]
+        lengths = found[first].astype(np.int64, copy=False)
+        for name in others:
+            if len(rows := np.flatnonzero(found[name] != lengths)):
+                row, sample_id = int(rows[0]), int(content.ids[rows[0]])
+                raise ConfigError(
+                    f"{self}: sample {sample_id} ({names([sample_id])[0]}) has {lengths[row]:,} "
+                    f'values of "{first}" and {found[name][row]:,} of "{name}". Wanted as many of '
+                    "each: fields that are packed together have one value a token."
+                )
+        if len(longer := np.flatnonzero(lengths > self.to)):
+            row, sample_id = int(longer[0]), int(content.ids[longer[0]])
+            raise ConfigError(
+                f"{self}: sample {sample_id} ({names([sample_id])[0]}) is longer: it has "
+                f"{lengths[row]:,} tokens. Nothing is cut off: pass a larger to=, or cut it in a "
+                "Map."
+            )
+        return lengths
+
+
+def _filled(
+    shape: tuple[int, int], places: NDArray[np.int64], values: NDArray[Any], fill: Any
+) -> DenseColumn:
+    out = np.full(shape, fill, values.dtype)
+    out.reshape(-1)[places] = values
+    return DenseColumn(out)
+
+
+def _fill(op: Operation, field: str, value: float, dtype: np.dtype[Any]) -> Any:
+    """Return a padding value in a column's dtype. Raises RecipeError if it can't hold it."""
+    with np.errstate(all="ignore"), contextlib.suppress(OverflowError):
+        found = np.array(value).astype(dtype)
+        if dtype.kind not in "biu" or found == value:
+            return found
+    raise RecipeError(
+        f"{op}: {dtype} can't hold value={value!r}. Choose another value, or store "
+        f"{field!r} in a wider type."
+    )
 
 
 _least_pixels = arg.expect(lambda value: arg.real(value, 0, math.inf), "pixels, 0 or more")

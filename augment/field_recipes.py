@@ -106,8 +106,15 @@ def check_recipes(
     followers = _followers(lists, selected, images, ranges)
     columns: dict[str, ColumnOperation] = {}
     for op in _each(lists, ColumnOperation):
-        _claim(columns, op, op.field, "field", selected)
+        for name in op.changes:
+            _claim(columns, op, name, "field", selected)
         op.check_types(selected)
+        if taken := [name for name in op.adds if name in fields]:
+            raise RecipeError(
+                f'{op} adds the field "{taken[0]}" to each batch, and one of that name is there. '
+                "Leave that out of fields=, rename it, or pack only once."
+            )
+        fields = (*fields, *op.adds)
     return FieldRecipes(fields=tuple(fields), images=images, followers=followers, columns=columns)
 
 

@@ -1,6 +1,7 @@
 from . import errors as errors
 from .augment.field_operations import (
     Map as Map,
+    PackTokens as PackTokens,
     Pad as Pad,
     SanitizeBoxes as SanitizeBoxes,
     Unpack as Unpack,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -101,6 +101,23 @@ def test_the_page_on_mixtures_runs(
             assert shown in printed
         for shown in re.findall(r"^# (.*)", code, re.M):
             assert shown.replace(",", "") == printed
+
+
+def test_the_conversations_of_the_page_on_tokens_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tokens.md").read_text()
+    code = re.search(
+        r"^```python\n(.*?)^```", text[text.index("\n## Conversations") :], re.M | re.S
+    )
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(compile(code[1], "docs/tokens.md", "exec"), names)
+    assert names["packed"].shape[0] in (4, 5)
+    assert names["packed"].shape == names["loss"].shape == names["position"].shape
+    answers = [chr(token - 4) for token in names["packed"][names["loss"]].tolist() if token > 3]
+    assert {*answers} <= {*"0123456789."}
 
 
 def test_parts_of_a_dataset_are_taken_as_the_document_states(

@@ -235,7 +235,7 @@ def _build(
             meter=meter,
         ),
         meter=meter,
-        columns=tuple(recipes.columns.values()),
+        columns=(*dict.fromkeys(recipes.columns.values()),),
         membership=None if membership.store is None else membership,
     )
     meter.chunks = _watch_chunks(

@@ -151,10 +151,14 @@ class BatchPipeline:
         self._change_columns(batch)
 
     def _change_columns(self, batch: Batch) -> None:
-        """Pad and unpack the fields that the recipe names."""
+        """Pad, pack and unpack the fields that the recipe names."""
         if self.columns:
             names = self.reader.dataset.names
-            batch.filled = {op.field: op.column(batch.content, names) for op in self.columns}
+            batch.filled = {
+                field: column
+                for op in self.columns
+                for field, column in op.columns(batch.content, names).items()
+            }
 
     # -- decode: one thread at a time
 

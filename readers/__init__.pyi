@@ -9,14 +9,18 @@ from .index.opening import open_index as open_index
 from .mixture import Mixture as Mixture, PART as PART, mix as mix
 from .mixture_file import is_mixture_file as is_mixture_file, mix_file as mix_file
 from .mixture_file import open_source as open_source
+from .mixture_summary import MixtureSummary as MixtureSummary, PartSummary as PartSummary
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
 from .serialized_source import SerializedSource as SerializedSource
 from .sources import (
     Contents as Contents,
     MixtureContents as MixtureContents,
+    ReadOptions as ReadOptions,
+    Run as Run,
     Selection as Selection,
     Source as Source,
+    View as View,
 )
 from .types import ANY_SIZE as ANY_SIZE, Encoded as Encoded, EncodedBatch as EncodedBatch
 from .types import Facts as Facts, ImageFacts as ImageFacts, ImageRange as ImageRange

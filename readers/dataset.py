@@ -283,6 +283,16 @@ class Dataset(Source):
             return False
         return not arguments.renames and data.arrangement() == DEFAULT_ARRANGEMENT
 
+    @property
+    def kind(self) -> str:
+        """The format of the data."""
+        return self.index.kind
+
+    @property
+    def is_self_contained(self) -> bool:
+        """True if the data hold their own index, as packs do."""
+        return self.index.is_self_contained
+
     def _largest(self, name: str) -> int:
         bounds = self.index.summary(self._naming.stored_name(name)).bounds
         return super()._largest(name) if bounds is None else int(bounds[1])

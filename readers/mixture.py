@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -18,13 +17,13 @@ from penstock.readers.fieldtypes import (
     ClassLabel,
     DenseColumn,
     Schema,
-    Tokens,
     check_names,
     check_selection,
     cropped,
     renamed_field,
     stored_fields,
 )
+from penstock.readers.mixture_summary import summarise, token_lengths
 from penstock.readers.mixtures import WeightScale
 from penstock.readers.sources import MixtureContents, Source
 
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, SampleBatch
-    from penstock.readers.mixtures import EpochRule, Transition, WeightsArgument
+    from penstock.readers.mixture_summary import MixtureSummary
+    from penstock.readers.mixtures import EpochRule, MixtureStream, Transition, WeightsArgument
     from penstock.readers.sources import Contents, ReadOptions, Run
 
     Ints = NDArray[np.int64]
@@ -173,6 +173,11 @@ class Mixture(Concatenation):
         return self._mixture.samples
 
     @property
+    def kind(self) -> str:
+        """The formats of the parts."""
+        return f"mixture of {super().kind}"
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The names of the parts, in the order of their numbers in the field "part"."""
         return self._mixture.names
@@ -224,6 +229,32 @@ class Mixture(Concatenation):
             "split: got a mixture, whose epochs are those of its parts. Split each part, then mix "
             "those that belong together."
         )
+
+    def select(self, *fields: str, owns_parts: bool = False) -> Mixture:
+        """Return the same mixture with other fields of a batch, in order. Raises ConfigError for
+        fields that the parts lack."""
+        lacking = self.contents.lacking
+        chosen = check_selection(check_names(fields) or (), self.schema, lacking, url=self.url)
+        found = type(self)(self.bases, self._mixture, self._schema, chosen)
+        found.owns_parts = owns_parts
+        return found
+
+    def summary(self, *, epoch: int = 0) -> MixtureSummary:
+        """Return what each part gives in an epoch of the mixture: its share, samples, tokens, own
+        epochs, repeats and bytes. `print` shows them as a table.
+
+        Counts are those of a job with the mixture's weights; a loader with drop_last=True prolongs
+        the epoch to full batches. Raises ConfigError for a negative epoch, and the errors of
+        reading the lengths of tokens.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigError(f"epoch: got {epoch!r}, wanted a whole number from 0 on.")
+        mixture = self._mixture
+        return self.summary_of(mixture.stream(), samples=mixture.samples, epoch=epoch)
+
+    def summary_of(self, stream: MixtureStream, *, samples: int, epoch: int) -> MixtureSummary:
+        """Return the summary for a job's own stream and number of samples of an epoch."""
+        return summarise(self._mixture, self.bases, stream=stream, samples=samples, epoch=epoch)
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
@@ -392,26 +423,14 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 _NAMED = 3  # parts that a message lists
-_COUNTED = 2**14  # samples whose lengths give the mean of a part
 
 
 def _mean_tokens(leaf: _Leaf) -> float:
-    """Return the mean number of tokens of a part's samples, from at most `_COUNTED` of them."""
-    source, schema = leaf.source, leaf.source.schema
-    forms = {name: schema[name].form for name in source.fields if name in schema}
-    found = [
-        (not isinstance(schema[name], Tokens), number, name, form)
-        for number, (name, form) in enumerate(forms.items())
-        if form is not None and form.dtype.kind in "iu" and len(form.shape) == 1
-    ]
-    if not found:
+    """Return the mean number of tokens of a part's samples."""
+    found = token_lengths(leaf.source)
+    if found is None:
         raise ConfigError(
             f'per="token": the part "{leaf.name}" delivers no field of tokens. Its fields: '
-            f'{dict(schema)}. Select one with fields=, or pass per="sample".'
+            f'{dict(leaf.source.schema)}. Select one with fields=, or pass per="sample".'
         )
-    *_, field, form = min(found)
-    if not form.is_ragged:  # sequences that are cut or packed to one length
-        return float(math.prod(form.fixed_shape))
-    samples = source.contents.samples
-    places = np.unique(np.linspace(0, samples - 1, min(samples, _COUNTED)).astype(np.int64))
-    return max(1.0, float(source.lengths(field, source.contents.rows(places)).mean()))
+    return max(1.0, found.mean)

@@ -73,13 +73,14 @@ def mix_file(
 
 
 def open_source(
-    url: Url, *, cache: DiskCache | Folder | None = None, allow_left_out: float = ALLOWED_LEFT_OUT
-) -> Source:
-    """Return the mixture of a mixture file, or the dataset of any other URL."""
+    url: Url, *, allow_left_out: float = ALLOWED_LEFT_OUT, **arguments: Any
+) -> Dataset | Mixture:
+    """Return the mixture of a mixture file, or the dataset of any other URL. arguments: of
+    `Dataset`; for a mixture file only cache."""
     if is_mixture_file(url):
         assert not isinstance(url, list | tuple)
-        return mix_file(os.fsdecode(url), cache=cache, allow_left_out=allow_left_out)
-    return Dataset(url, cache=cache, allow_left_out=allow_left_out)
+        return mix_file(os.fsdecode(url), allow_left_out=allow_left_out, **arguments)
+    return Dataset(url, allow_left_out=allow_left_out, **arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -339,6 +339,16 @@ class Source(ABC):
         return None
 
     @property
+    def kind(self) -> str:
+        """The format of the data, or what the source makes of others."""
+        return type(self).__name__
+
+    @property
+    def is_self_contained(self) -> bool:
+        """True if the data hold their own index, as packs do, or need none."""
+        return True
+
+    @property
     def chunks(self) -> tuple[DecodedChunks, ...]:
         """The stores of decoded chunks, one for each dataset that is open."""
         return tuple(dict.fromkeys(store for each in self._datasets() for store in each._chunks))
@@ -609,6 +619,16 @@ class View(Source):
 
     def _datasets(self) -> tuple[Source, ...]:
         return tuple(whole for base in self.bases for whole in base._datasets())
+
+    @property
+    def kind(self) -> str:
+        """The formats of the bases."""
+        return "/".join(dict.fromkeys(base.kind for base in self.bases))
+
+    @property
+    def is_self_contained(self) -> bool:
+        """True if the data of all bases hold their own index."""
+        return all(base.is_self_contained for base in self.bases)
 
     @property
     def fields(self) -> tuple[str, ...]:

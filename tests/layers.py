@@ -34,6 +34,7 @@ readers.serialized_source
 readers.mixture_file
 readers.dataset
 readers.mixture
+readers.mixture_summary
 readers.concatenation
 readers.sources
 readers.splits readers.remote_shards readers.mixtures

@@ -38,7 +38,7 @@ from penstock.cache import ConfigError, MissingDependencyError, ordered
 from penstock.cache.base import ObjectRange, usable_cores
 from penstock.pipeline.feed import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.options import parse_device
-from penstock.pipeline.plan import first_settings, make_plan
+from penstock.pipeline.plan import first_settings, stream_plan
 from penstock.pipeline.report import Ceilings, ProgressiveCost, Rate
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing import baseline_twin
@@ -184,10 +184,11 @@ def _rows(
     near: a mask of the shards to read; None or all False reads every shard.
     """
     contents = dataset.contents
-    plan = make_plan(contents, first_settings(contents, seed=0, global_batch=batch_size))
+    plan = stream_plan(contents, first_settings(contents, seed=0, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run has just read epoch 0
-        for position in range(0, contents.samples, batch_size):
-            rows = plan.batch(epoch, position, batch_size)
+        for position in range(0, plan.samples, batch_size):
+            size = min(batch_size, plan.samples - position)
+            rows = plan.places(epoch, position, size, low=0, high=size).rows
             if near is not None and near.any():
                 rows = rows[near[rows[:, 0]]]
             if len(rows):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.loader_comparison import LoaderComparison
     from penstock.pipeline.bench.workload import Workload
     from penstock.pipeline.report import Ceilings
-    from penstock.readers import Dataset
+    from penstock.readers import Source
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.
 _SEARCH_RUN_SHARE = 0.2
@@ -100,7 +100,6 @@ def bench(
     import_all()
     progress("opening (a dataset without an index is indexed once)")
     with workload.dataset() as dataset:
-        dataset.open()
         workload = workload.settled(dataset)
         if loaders:  # before anything is measured
             check_comparable(dataset, workload.recipe.operations)
@@ -125,8 +124,8 @@ def bench(
             setup=setup,
             dataset=DatasetFacts(
                 samples=len(dataset),
-                bytes=int(dataset.index.shard_bytes.sum()),
-                kind=dataset.index.kind,
+                bytes=int(dataset.contents.shard_bytes.sum()),
+                kind=dataset.kind,
             ),
             raw=raw,
             stepped=stepped,
@@ -145,7 +144,7 @@ def bench(
 
 def _play(
     workload: Workload,
-    dataset: Dataset,
+    dataset: Source,
     setup: LoaderSettings,
     progress: ProgressReport,
     *,
@@ -164,21 +163,21 @@ def _play(
 
 
 @contextmanager
-def reopened(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
+def reopened(workload: Workload, dataset: Source) -> Iterator[Source]:
     """Yield a dataset without earlier runs' fetched data: a remote dataset without a cache= is
     opened again, with a new temporary folder as its cache, unless it would have to be indexed
     again."""
-    keeps_index = dataset.index.is_self_contained or workload.data.get("index") is not None
-    if dataset.remote is None or workload.data.get("cache") is not None or not keeps_index:
+    keeps_index = dataset.is_self_contained or workload.data.get("index") is not None
+    if dataset.remote_shards is None or workload.data.get("cache") is not None or not keeps_index:
         yield dataset
         return
     with workload.dataset() as own:
-        own.open()
+        own.contents  # noqa: B018  # opens it, before the time is measured
         yield own
 
 
 def _search(
-    workload: Workload, dataset: Dataset, start: LoaderSettings, progress: ProgressReport
+    workload: Workload, dataset: Source, start: LoaderSettings, progress: ProgressReport
 ) -> SearchResult:
     seconds = max(_LEAST_SEARCH_RUN_S, _SEARCH_RUN_SHARE * workload.seconds)
 
@@ -198,7 +197,7 @@ def _search(
     return tune(start, axes, measure)
 
 
-def workload_ceilings(workload: Workload, dataset: Dataset, setup: LoaderSettings) -> Ceilings:
+def workload_ceilings(workload: Workload, dataset: Source, setup: LoaderSettings) -> Ceilings:
     """Measure each stage of a workload separately, on its open dataset."""
     from penstock.augment import check_recipes
 

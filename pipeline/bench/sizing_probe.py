@@ -44,7 +44,6 @@ class MachineProbe:
 def probe(workload: Workload) -> MachineProbe:
     """Measure the machine in some seconds. Raises what opening, reading and decoding raise."""
     with workload.dataset() as dataset:
-        dataset.open()
         settled = workload.settled(dataset)
         ceilings = workload_ceilings(settled, dataset, settled.setup(dataset))
         latency_s = store_latency(dataset)

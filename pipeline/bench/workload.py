@@ -20,19 +20,21 @@ from penstock.cache.base import READ_MODE, usable_cores
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.settings_search import LoaderSettings
 from penstock.pipeline.plan import World
-from penstock.readers import Dataset
+from penstock.readers import Run, View, is_mixture_file, open_source
 from penstock.readers.fieldtypes import ID, SampleBatch, image_fields
 from penstock.readers.formats import AUTO as ANY_FORMAT
 from penstock.readers.origin import show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+    from typing import Unpack
 
     import numpy as np
     from numpy.typing import NDArray
 
     from penstock.augment import Recipes
     from penstock.pipeline.loader import DataLoader
+    from penstock.readers import Contents, ReadOptions, RemoteShards, Source
 
 AUTO = "auto"
 RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")
@@ -132,25 +134,48 @@ def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
     )
 
 
-class WholeSamples(Dataset):
-    """A dataset that reads and checks its fields but delivers only ids.
+class WholeSamples(View):
+    """A source that reads and checks the fields of another one, but delivers only ids. Its
+    `close()` closes that source."""
 
-    Its arguments are those of `Dataset`.
-    """
+    def __init__(self, source: Source) -> None:
+        self.url, self.bases = source.url, (source,)
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def contents(self) -> Contents:
+        """The contents of the source."""
+        return self._source.contents
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a batch."""
         return (ID,)
 
-    def read(
-        self, rows: NDArray[np.int64], *, fields: Sequence[str] | None = None, **options: Any
-    ) -> SampleBatch:
-        """Read rows as `Dataset.read` does; without fields= the columns are dropped."""
-        batch = super().read(rows, fields=fields, **options)
-        if fields is not None:
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """The shards that are read from a remote store."""
+        return self._source.remote_shards
+
+    def _runs(self, rows: NDArray[np.int64]) -> Iterable[Run]:
+        return (Run(self._source, rows, slice(None)),)
+
+    def _rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._source.rows(ids)
+
+    def read(self, rows: NDArray[np.int64], **options: Unpack[ReadOptions]) -> SampleBatch:
+        """Read rows as the source does; without fields= the columns are dropped."""
+        batch = self._source.read(rows, **options)
+        if options.get("fields") is not None:
             return batch
-        return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)
+        return replace(batch, columns={}, present={})
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
 
 
 # ImageNet's usual batch on one accelerator; a smaller dataset is one batch.
@@ -182,19 +207,17 @@ class Workload:
         """The URL without its secrets, for messages."""
         return show(self.url)
 
-    def dataset(self) -> Dataset:
-        """Return the dataset, which isn't open yet; the caller closes it."""
-        from penstock.readers import Dataset
+    def dataset(self) -> Source:
+        """Return the dataset, or the mixture of a mixture file; the caller closes it."""
+        source = open_source(self.url, **self.data, allow_left_out=1)
+        return WholeSamples(source) if self.recipe.reads_only else source
 
-        kind = WholeSamples if self.recipe.reads_only else Dataset
-        return kind(self.url, **self.data, allow_left_out=1)
-
-    def settled(self, dataset: Dataset) -> Workload:
+    def settled(self, dataset: Source) -> Workload:
         """Return the workload with the recipe for this open dataset. Raises RecipeError."""
         images = image_fields(dataset.schema, dataset.fields)
         return replace(self, recipe=self.recipe.settled(has_images=bool(images)))
 
-    def setup(self, dataset: Dataset) -> LoaderSettings:
+    def setup(self, dataset: Source) -> LoaderSettings:
         """Return the given settings, with the loader's defaults for the rest. Raises PlanError for
         a batch larger than the dataset."""
         samples = len(dataset)
@@ -211,7 +234,7 @@ class Workload:
             prefetch_factor=2 if self.recipe.shuffled else 1,
         )
 
-    def loader(self, dataset: Dataset, setup: LoaderSettings) -> DataLoader:
+    def loader(self, dataset: Source, setup: LoaderSettings) -> DataLoader:
         """Build the loader of a run, with a world of this process alone."""
         from penstock.pipeline.loader import DataLoader
 
@@ -232,7 +255,8 @@ class Workload:
     @property
     def imports(self) -> str:
         """The imports of `line`, as a user would write them."""
-        names = {"DataLoader", "Dataset", *self.recipe.names}
+        is_mixture = is_mixture_file(self.url)
+        names = {"DataLoader", "mix_file" if is_mixture else "Dataset", *self.recipe.names}
         names |= {type(each).__name__ for each in (self.data.get("schema") or {}).values()}
         return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
 
@@ -258,7 +282,8 @@ class Workload:
                 parts.append("storage_options=storage_options")
             elif value and (name, value) != ("format", ANY_FORMAT):
                 parts.append(f"{name}={str(value) if isinstance(value, PathLike) else value!r}")
-        return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
+        kind = "mix_file" if is_mixture_file(self.url) else "Dataset"
+        return f"DataLoader({kind}({', '.join(parts)}), {', '.join(options)})"
 
 
 def step_of(

@@ -80,7 +80,7 @@ def bench(
         num_workers=num_workers,
         step_s=step_s,
         accelerator=accelerator or "",
-        data=data.arguments(),
+        data=data.arguments_for(url),
     )
     loaders = _loaders(against, recipe=recipe, device=device)
     _report(_measured(workload, search=tune, loaders=loaders), as_json=as_json, plot=plot)

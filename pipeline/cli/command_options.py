@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -20,7 +20,10 @@ Recipe = Literal["imagenet", "imagenet-eval", "none"]
 
 _PANEL = "The dataset"
 
-Source = Annotated[str, Argument(help="The dataset: a path or an fsspec URL.")]
+Source = Annotated[
+    str,
+    Argument(help="The dataset: a path or an fsspec URL; or a mixture file (.yaml, .yml, .json)."),
+]
 Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout.")]
 StorageOption = Annotated[
     list[str] | None,
@@ -113,6 +116,22 @@ class DatasetOptions:
         arguments = self.description()
         sampling: Sampling = arguments.pop("sampling")
         return arguments | sampling.arguments()
+
+    def arguments_for(self, url: str) -> dict[str, Any]:
+        """Return the arguments of `open_source` for a URL or a mixture file. Raises ConfigError for
+        options that a mixture file has to contain."""
+        from penstock.readers import is_mixture_file
+
+        if not is_mixture_file(url):
+            return self.arguments()
+        given = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if wrong := [name for name in given if name != "cache"]:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+            raise ConfigError(
+                f"{options.replace('--index-folder', '--index')}: {url} is a mixture file, which "
+                "contains this for each of its parts. Write it there."
+            )
+        return {"cache": self.cache}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from penstock.cache import ConfigError
 from penstock.pipeline.cli.printing import report
 from penstock.pipeline.loader import DataLoader
 from penstock.pipeline.plan import World
-from penstock.readers import Dataset
+from penstock.readers import Dataset, is_mixture_file, mix_file
 from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import Operation
     from penstock.pipeline.cli.command_options import Recipe
+    from penstock.readers import Source
     from penstock.readers.fieldtypes import Schema
 
 _SHEET_PIXELS = 1800  # about the width of a screen
@@ -252,12 +253,18 @@ MOST_SAMPLES = 1024
 _SQUARE = 224
 
 
-def open_with_all_fields(url: str, **options: Any) -> Dataset:
-    """Open a dataset with all fields, their presence flags and the sample id.
+def open_with_all_fields(url: str, **options: Any) -> Source:
+    """Open a dataset, or the mixture of a mixture file, with all fields, their presence flags and
+    the sample id.
 
     options: arguments of `Dataset`.
     """
     options["allow_left_out"] = 1  # inspection must not fail because of bad samples
+    if is_mixture_file(url):
+        mixture = mix_file(url, **options)
+        schema, lacking = mixture.schema, mixture.contents.lacking
+        selected = [*schema, *(n + PRESENT for n in schema if lacking.get(n)), number_name(schema)]
+        return mixture.select(*selected, owns_parts=True)
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
     fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name))]
@@ -265,7 +272,7 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
 
 
 def load_batch(
-    dataset: Dataset, *, size: int, recipe: Recipe, seed: int, epoch: int
+    dataset: Source, *, size: int, recipe: Recipe, seed: int, epoch: int
 ) -> tuple[dict[str, Any], list[Picture]]:
     """Load the first batch of an epoch; return the values of `--json`, and its images as pictures.
 
@@ -306,7 +313,7 @@ def load_batch(
 
 
 def _recipe_for(
-    dataset: Dataset, images: list[str], recipe: Recipe
+    dataset: Source, images: list[str], recipe: Recipe
 ) -> tuple[tuple[Operation, ...] | None, str]:
     """Return a recipe that gives the images of a batch one shape, and its description.
 
@@ -315,7 +322,7 @@ def _recipe_for(
     if not images:
         return None, "none"
     ops = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}[recipe]
-    if ops is not None or all(dataset.index.images[name].fixed for name in images):
+    if ops is not None or all(dataset.contents.images[name].fixed for name in images):
         return ops, recipe
     words = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
     return (Decode(), Resize((_SQUARE, _SQUARE))), words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -13,6 +13,7 @@ from penstock.cache import ConfigError
 from penstock.pipeline.cli.command_options import IndexedOptions, Json, Recipe, Source, parse_places
 from penstock.pipeline.cli.commands import command
 from penstock.pipeline.cli.printing import report
+from penstock.readers import is_mixture_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +39,13 @@ def inspect(
 ) -> None:
     """Show the contents of a dataset and the order of a job; with --batch, show a batch.
 
+    Of a mixture file, show what each part gives in an epoch: samples, tokens, own epochs, bytes.
+
     batch_size: Global batch for which lanes and window are shown.
     batch: Show a batch of this many samples as the model will receive it.
     augment: With --batch: the recipe for images.
     seed: With --batch: seed of order and augmentation.
-    epoch: With --batch: epoch of the batch.
+    epoch: With --batch: epoch of the batch. Of a mixture file: epoch whose parts are shown.
     out: With --batch: write the batch as a picture, such as contact.png.
     """
     if batch is None and out is not None:
@@ -54,12 +57,16 @@ def inspect(
     parse_places(data.fields)  # raises for names alone, because all fields are shown
     with _log_at_info():
         if batch is None:
-            _show_index(url, data, batch_size=batch_size, as_json=as_json)
+            arguments = data.arguments_for(url)
+            if is_mixture_file(url):
+                _show_mixture(url, arguments, batch_size=batch_size, epoch=epoch, as_json=as_json)
+            else:
+                _show_index(url, data, batch_size=batch_size, as_json=as_json)
             return
         # Imports are local in all commands, so that no command waits for another one's imports.
         from penstock.pipeline.cli.inspect_batch import load_batch, open_with_all_fields, show_batch
 
-        with open_with_all_fields(url, **data.arguments()) as dataset:
+        with open_with_all_fields(url, **data.arguments_for(url)) as dataset:
             values, pictures = load_batch(
                 dataset, size=batch, recipe=augment, seed=seed, epoch=epoch
             )
@@ -74,6 +81,17 @@ def _show_index(url: str, data: IndexedOptions, *, batch_size: int, as_json: boo
     values = index_values(found, batch_size=batch_size)
     warn_of_labels(found)
     report(values, shown_index(url, values), as_json=as_json)
+
+
+def _show_mixture(
+    url: str, arguments: dict[str, Any], *, batch_size: int, epoch: int, as_json: bool
+) -> None:
+    from penstock.pipeline.cli.mixture_report import mixture_values, shown_mixture
+    from penstock.readers import mix_file
+
+    with mix_file(url, **arguments, allow_left_out=1) as mixture:
+        values, summary = mixture_values(mixture, batch_size=batch_size, epoch=epoch)
+    report(values, shown_mixture(url, values, summary), as_json=as_json)
 
 
 @contextmanager

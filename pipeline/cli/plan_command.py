@@ -22,6 +22,7 @@ from penstock.pipeline.cli.progress_bars import MeasuringBar
 if TYPE_CHECKING:
     from penstock.pipeline.cli.plan_inputs import KnownFigures
     from penstock.pipeline.plan.sizing import Forecast
+    from penstock.readers import MixtureSummary
 
 _out = partial(Option, rich_help_panel="The output")
 
@@ -49,7 +50,8 @@ def plan(
     accelerator utilisation (AU: the share of the time in which GPUs compute), and names what limits
     them. docs/sizing.md has the formulas and the units.
 
-    url: The dataset, if it exists: a path or an fsspec URL; else --samples.
+    url: The dataset, if it exists: a path or an fsspec URL, or a mixture file, of whose parts the
+        plan says what each gives; else --samples.
     au: Accelerator utilisation that later epochs must reach, in per cent; if they don't, print the
         limit and exit with 2.
     measure: Measure what isn't given, in some seconds: this machine's disk (--cache, else the
@@ -57,6 +59,7 @@ def plan(
     plot: Draw AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.
     """
     from penstock.pipeline.bench import check_plot
+    from penstock.pipeline.cli.mixture_report import part_table
     from penstock.pipeline.cli.plan_inputs import SetupChoice
     from penstock.pipeline.cli.plan_report import plan_values, plot_plan, show_plan
     from penstock.pipeline.plan.sizing import forecast, unmet_utilisation
@@ -66,18 +69,22 @@ def plan(
         check_plot(plot)
     if au is not None and not 0 < au <= 100:
         raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
+    summary: MixtureSummary | None = None
     if url is None:
         _check_without_url(given, measure)
         known: KnownFigures = {}
     else:
-        known = _known(url, data.arguments(), measure)
+        known, summary = _known(url, data.arguments_for(url), measure)
     choice = SetupChoice(options, known, given)
     setup, assumptions = choice.setup(), choice.notes
     found = forecast(setup)
     if as_json:
-        typer.echo(json.dumps(plan_values(found, assumptions)))
+        parts = {} if summary is None else {"mixture": summary.values()}
+        typer.echo(json.dumps(plan_values(found, assumptions) | parts))
     else:
         show_plan(found, assumptions, Console())
+        if summary is not None:
+            Console().print("\nThe first epoch:", part_table(summary))
     if plot is not None:
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
@@ -97,29 +104,34 @@ def _check_without_url(given: frozenset[str], measure: bool) -> None:
         )
 
 
-def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownFigures:
+def _known(
+    url: str, arguments: dict[str, Any], measure: bool
+) -> tuple[KnownFigures, MixtureSummary | None]:
     """Return the facts of the index of a URL; with `measure` also the rates of this machine's disk,
-    of decoding and of the URL's store."""
+    of decoding and of the URL's store. Also returns the first epoch of a mixture file."""
     from penstock.pipeline.bench import Workload, probe, recipe_named
-    from penstock.readers import Dataset
-    from penstock.readers.origin import local_path
+    from penstock.readers import Mixture, open_source
 
+    summary: MixtureSummary | None = None
     try:
-        with Dataset(url, allow_left_out=1, **arguments) as dataset:
-            dataset.open()
-            contents = dataset.contents
+        with open_source(url, allow_left_out=1, **arguments) as dataset:
+            contents, is_local = dataset.contents, dataset.remote_shards is None
+            samples, sample_bytes = contents.samples, contents.sample_bytes
+            if isinstance(dataset, Mixture):
+                summary = dataset.summary()
+                samples, sample_bytes = summary.samples, summary.bytes / summary.samples
     except (DatasetNotFoundError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
     known: KnownFigures = {
-        "samples": (contents.samples, "index"),
-        "sample_bytes": (int(contents.shard_bytes.sum()) / contents.samples, "index"),
+        "samples": (samples, "index"),
+        "sample_bytes": (sample_bytes, "index"),
         "shards": (len(contents.sizes), "index"),
         "shuffled": (contents.shuffled, "index"),
         "icc": (contents.icc, "index"),
-        "is_local": (local_path(url) is not None, "local URL"),
+        "is_local": (is_local, "local URL"),
     }
     if not measure:
-        return known
+        return known, summary
     workload = Workload(
         url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, data=arguments
     )
@@ -132,7 +144,7 @@ def _known(url: str, arguments: dict[str, Any], measure: bool) -> KnownFigures:
         "store_bytes_per_s": (found.store_bytes_per_s, "measured here, by one process"),
         "store_latency_s": (found.store_latency_s, "measured here"),
     }
-    return known | {name: each for name, each in measured.items() if each[0] is not None}
+    return known | {name: each for name, each in measured.items() if each[0] is not None}, summary
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:

@@ -105,7 +105,7 @@ def warm(
     workers: Shards that are fetched in parallel.
     dry_run: Only show what would be fetched and whether it fits.
     """
-    place = data.arguments()
+    place = data.arguments_for(url)
     others = peers_of(peers, peer_nodes, peer_token_file, tls=tls)
     place["cache"] = _cache(cache, max_bytes, others)
     launched = _launched(nodes=nodes, node_rank=node_rank)
@@ -166,14 +166,14 @@ def _fetched(
 
     place: arguments of `Dataset`; order: arguments of `feed.warm`. Raises ConfigError.
     """
-    from penstock.readers import Dataset
+    from penstock.readers import open_source
 
     if if_empty and order["process"][1] > 1:  # a process would see what another has just fetched
         raise ConfigError(
             f"--if-empty: got {order['process'][1]} processes on this node, wanted one (srun "
             "--ntasks-per-node=1)."
         )
-    with Dataset(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
+    with open_source(url, allow_left_out=1, **place) as dataset, ByteProgress("warm") as bar:
         remote = dataset.remote_shards
         if remote is None:
             return f"{dataset.url} is local and read in place: there is nothing to warm."

@@ -50,7 +50,7 @@ from penstock.pipeline.options import (
     shuffle_settings,
 )
 from penstock.pipeline.plan import Cursor, Needs, World, node_ranks
-from penstock.readers import Dataset, SerializedSource, Source
+from penstock.readers import SerializedSource, Source, open_source
 
 if TYPE_CHECKING:
     import os
@@ -406,7 +406,7 @@ def warm(
     single node would read the same ones in another order. Only shards that the cache keeps for the
     job are fetched.
 
-    dataset, cache: a dataset, or a URL and the cache for it.
+    dataset, cache: a dataset, or a URL and the cache for it; also a mixture file (`mix_file`).
     state: of a job that will continue, from `state_dict()`. Its plan, lane order, batches and
     position apply. Of the other arguments of the plan, only global_batch_size may be passed, too,
     if the job will have another one.
@@ -441,7 +441,7 @@ def warm(
         )
     source: Any
     if not isinstance(dataset, Source):
-        source = Dataset(dataset, cache=cache, allow_left_out=1)
+        source = open_source(dataset, cache=cache, allow_left_out=1)
     elif cache is None:
         source = contextlib.nullcontext(dataset)  # stays open
     else:

@@ -4,6 +4,7 @@ from .buckets import BucketPlan as BucketPlan, BucketSettings as BucketSettings
 from .buckets import BucketWalk as BucketWalk
 from .buckets import bucket_settings as bucket_settings, cut_by_tokens as cut_by_tokens
 from .buckets import least_tokens as least_tokens
+from .job_order import stream_plan as stream_plan
 from .job_order import JobOrder as JobOrder, PlanSettings as PlanSettings
 from .job_order import bucket_plan as bucket_plan, make_plan as make_plan
 from .job_order import order_fingerprint as order_fingerprint

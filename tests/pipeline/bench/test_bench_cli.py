@@ -47,7 +47,7 @@ from penstock.pipeline.bench import (
 from penstock.pipeline.cli import main
 from penstock.pipeline.plan import World
 from penstock.pipeline.report import Ceilings, Diagnosis, LoaderFacts, Rate
-from penstock.readers import Dataset
+from penstock.readers import Dataset, Source
 from penstock.readers.formats import check_sampling
 from tests import warm
 from tests.conftest import SAMPLES
@@ -525,7 +525,7 @@ def test_a_remote_set_is_opened_for_each_run(
     fsspec.filesystem("memory").put(str(pack), "/bench-remote", recursive=True)
     opened, real = [], Workload.dataset
 
-    def count(workload: Workload) -> Dataset:
+    def count(workload: Workload) -> Source:
         opened.append(workload)
         return real(workload)
 
@@ -555,12 +555,10 @@ def test_a_set_is_reopened_where_that_makes_it_cold(
     anew: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared: Any = SimpleNamespace(
-        index=SimpleNamespace(is_self_contained=kind == "pack"), remote=remote or None
-    )
+    shared: Any = SimpleNamespace(is_self_contained=kind == "pack", remote_shards=remote or None)
     fresh = MagicMock()
     monkeypatch.setattr(Workload, "dataset", lambda _: fresh)
     workload = a_workload("x", data={"cache": cache, "index": index})
     with reopened(workload, shared) as own:
         assert (own is not shared) == anew
-    assert fresh.__enter__.return_value.open.called == anew
+    assert fresh.__enter__.called == anew

@@ -69,6 +69,7 @@ _MODULES = {
     ),
     "tokens": _OwnFormat("penstock.readers.formats.tokens.token_format", ("bin", "idx")),
     "npy": _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
+    "jsonl": _OwnFormat("penstock.readers.formats.jsonl_format", ("jsonl",)),
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }

@@ -48,9 +48,13 @@ SAMPLES = 12
 
 
 class FormatConformance:
-    """One format, on one dataset of SAMPLES labelled images in at least two shards."""
+    """One format, on one dataset of SAMPLES labelled images in at least two shards.
+
+    field: the one whose bytes are in files; samples of another one have no labels.
+    """
 
     name: str
+    field = "image"
 
     def write(self, folder: Path) -> Path:
         """Write the dataset below an empty folder and return its root."""
@@ -72,6 +76,10 @@ class FormatConformance:
     def index(self, root: Path) -> Index:
         place = None if self.format.has_own_index else root.with_name("own-index")
         return open_index(root, index=place, verify=images.verify)
+
+    def everything(self, dataset: Dataset) -> object:
+        """Return all samples of a dataset."""
+        return everything(dataset)
 
     # Recognise and list.
 
@@ -96,7 +104,7 @@ class FormatConformance:
         for number in range(len(index.sizes)):
             entry, table = index.manifest.entry(number), index.open(number).table
             assert table.shape == (entry.samples, index.layout.table.count)
-            start, end, crc, *_ = index.layout.table.spans["image"]
+            start, end, crc, *_ = index.layout.table.spans[self.field]
             assert (table[:, start] < table[:, end]).all()
             assert (table[:, end] <= entry.size_bytes).all()
             assert (table[:, crc] >= 0).all()
@@ -114,7 +122,7 @@ class FormatConformance:
         for number in range(len(index.sizes)):
             shard = index.open(number)
             assert shard.source.is_mapped != self.format.is_file_per_sample
-            start, end, crc, *_ = index.layout.table.spans["image"]
+            start, end, crc, *_ = index.layout.table.spans[self.field]
             starts, ends = shard.table[:, start], shard.table[:, end]
             read = read_spans(shard, starts, ends, "pread")
             assert [crc32c(sample) for sample in read] == shard.table[:, crc].tolist()
@@ -135,7 +143,7 @@ class FormatConformance:
             self._read_first(index)
 
     def _read_first(self, index: Index) -> None:
-        shard, (start, end, *_) = index.open(0), index.layout.table.spans["image"]
+        shard, (start, end, *_) = index.open(0), index.layout.table.spans[self.field]
         read_spans(shard, shard.table[:, start], shard.table[:, end], "pread")
 
     @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
@@ -144,11 +152,11 @@ class FormatConformance:
     ) -> None:
         place = None if self.format.has_own_index else tmp_path / "own-index"
         with Dataset(root, index=place) as dataset:
-            expected = everything(dataset)
+            expected = self.everything(dataset)
         found = []
         for cache in ("one", "two"):
             with Dataset(remote_url, cache=tmp_path / cache) as dataset:
-                assert everything(dataset) == expected
+                assert self.everything(dataset) == expected
                 found.append(dataset.index.keys)
                 sources = [dataset.index.source(n) for n in range(len(found[0]))]
                 assert tuple(source.key for source in sources) == found[-1]
@@ -181,15 +189,15 @@ class IndexedFormatConformance(FormatConformance):
         count = len(candidates)
         assert isinstance(candidates, Candidates)
         assert count == SAMPLES
-        assert list(candidates.schema) == ["image", "label"]
-        assert len(candidates.values["label"]) == count
+        assert next(iter(candidates.schema)) == self.field
+        assert all(len(values) == count for values in candidates.values.values())
         assert len(set(candidates.names)) == count
         together = np.concatenate(candidates.shards)
         assert sorted(together.tolist()) == list(range(count))
         some = together[::-1]
-        found = read_candidates(local(root), candidates, some)["image"]
+        found = read_candidates(local(root), candidates, some)[self.field]
         assert [len(each) for each in found if isinstance(each, np.ndarray)] == (
-            candidates.spans["image"].sizes[some].tolist()
+            candidates.spans[self.field].sizes[some].tolist()
         )
 
     def builder(self, origin: Origin) -> IndexBuilder:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.readers import pack
+from penstock.readers import Dataset, pack
+from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.formats import ChunkFormat, formats
 from tests import images
+from tests.json_lines import json_lines
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
+from tests.readers.remote_sets import rows_of
 from tests.tars import tar_folder
 
 if TYPE_CHECKING:
@@ -43,7 +46,24 @@ class TestPack(FormatConformance):
         return folder / "pack"
 
 
+class TestJsonl(IndexedFormatConformance):
+    name, field = "jsonl", "json"
+
+    def write(self, folder: Path) -> Path:
+        return json_lines(folder / "chats", samples=SAMPLES, files=3)
+
+    def test_an_image_and_its_label_are_six_numbers_of_one_table(self, root: Path) -> None:
+        """Test that a text is three."""
+        columns = self.index(root).layout.table
+        assert (columns.values, columns.present, columns.count) == ({}, {}, 3)
+
+    def everything(self, dataset: Dataset) -> list[bytes]:
+        column = dataset.read(rows_of(dataset)).columns[self.field]
+        assert isinstance(column, EncodedColumn)
+        return [bytes(sample) for sample in column.samples]
+
+
 def test_every_format_is_tried() -> None:
-    tried = {each.name for each in (TestFolder, TestTar, TestPack)}
+    tried = {each.name for each in (TestFolder, TestTar, TestPack, TestJsonl)}
     # Formats in chunks have samples of other kinds, and tests of their own.
     assert tried == {each.name for each in formats() if not isinstance(each, ChunkFormat)}

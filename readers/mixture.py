@@ -54,6 +54,7 @@ def mix(
     per: Literal["sample", "token", "batch"] = "sample",
     fields: Sequence[str] | None = None,
     missing: Literal["error", "mask"] = "error",
+    part_augment: Mapping[str, Any] | None = None,
 ) -> Mixture:
     """Mix datasets, or parts of some, by weights: mix({"web": a, "code": b}, weights={"web": 0.7,
     "code": 0.3}).
@@ -80,6 +81,8 @@ def mix(
       their names). None: the fields of all parts.
     - missing: of a field that some parts lack. "error" refuses it; "mask" delivers it together with
       "<field>.present", one bool per sample, and empty values or zeros where it is False.
+    - part_augment: recipes of some parts, by name, in place of the loader's `augment=`:
+      {"web": [Resize((224, 224))]}. All must deliver the same fields, sizes and types.
 
     A field must have the same type in all parts that have it. Sample ids are those of the first
     part, followed by those of the second, and so on. Its `close()` closes nothing: keep the parts
@@ -133,6 +136,7 @@ def mix(
         rule=epoch,
         per=per,
         max_repeats=dict(max_repeats or {}),
+        augments=_augments(leaves, parts, {} if part_augment is None else part_augment),
     )
     return Mixture(sources, mixture, schema, chosen)
 
@@ -191,6 +195,11 @@ class Mixture(Concatenation):
         digest = hashlib.sha256(f"mix {joined.fingerprint} {text}".encode())
         schema = Schema({**self._schema, PART: ClassLabel(mixture.names)})
         return replace(joined, schema=schema, fingerprint=digest.hexdigest(), mixture=mixture)
+
+    @property
+    def _stored_schema(self) -> Schema:
+        """The fields of a sample that are stored: without its part."""
+        return self._schema
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -313,11 +322,39 @@ class Mixture(Concatenation):
 
 
 class _Leaf(NamedTuple):
-    """A part that is no mixture. share: of the weight of the part that it belongs to."""
+    """A part that is no mixture. share: of the weight of the part that it belongs to. augment: its
+    recipe in the mixture that it comes from."""
 
     name: str
     source: Source
     share: float
+    augment: Any = None
+
+
+def _augments(
+    leaves: Sequence[_Leaf], parts: Mapping[str, Source], given: object
+) -> dict[str, Any]:
+    """Return the recipes of the parts that have one: that of the part, of the mixture among the
+    parts to which it belongs, or the one that it has there. Raises ConfigError."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"part_augment: got {given!r:.80}, wanted recipes by the names of parts, such as "
+            '{"web": [Resize((224, 224))]}.'
+        )
+    names = [leaf.name for leaf in leaves]
+    if unknown := sorted(map(str, given.keys() - {*names, *parts})):
+        raise ConfigError(f"part_augment: got {unknown}, and the parts are {names}.")
+    for name, recipe in given.items():
+        if not isinstance(recipe, list | tuple | Mapping):
+            raise ConfigError(
+                f"part_augment: got {recipe!r:.80} for {name!r}, wanted a list of operations, or "
+                "such a list by field, as for augment= of the loader."
+            )
+    found = {
+        leaf.name: given.get(leaf.name, given.get(leaf.name.split("/")[0], leaf.augment))
+        for leaf in leaves
+    }
+    return {name: recipe for name, recipe in found.items() if recipe is not None}
 
 
 def _leaves(parts: object) -> list[_Leaf]:
@@ -345,7 +382,8 @@ def _leaves(parts: object) -> list[_Leaf]:
             )
         shares = inner.changes[0].shares
         for each, part, share in zip(inner.names, source.bases, shares, strict=True):
-            leaves.append(_Leaf(f"{name}/{each}", part, share / sum(shares)))
+            augment = inner.augments.get(each)
+            leaves.append(_Leaf(f"{name}/{each}", part, share / sum(shares), augment))
     return leaves
 
 

@@ -28,7 +28,7 @@ from penstock.readers.fieldtypes import (
     base_name,
     check_renames,
     class_field,
-    joined_batches,
+    interleaved,
     joined_columns,
 )
 from penstock.readers.types import MAX_PIXELS
@@ -138,7 +138,8 @@ class MixtureContents:
 
     names: of the parts, in order. parts: their contents. changes: their weights. rule: of the end
     of an epoch. per: what weights are shares of. max_repeats: largest mean number of times that an
-    epoch delivers a sample of a part, by name. scale: turns weights into shares.
+    epoch delivers a sample of a part, by name. scale: turns weights into shares. augments: the
+    recipes of parts that have one of their own, by name.
     """
 
     names: tuple[str, ...]
@@ -148,6 +149,7 @@ class MixtureContents:
     rule: EpochRule = "first"
     per: Literal["sample", "token", "batch"] = "sample"
     max_repeats: Mapping[str, float] = field(default_factory=dict)
+    augments: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> Ints:
@@ -276,7 +278,12 @@ class Source(ABC):
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names by label; empty without labels."""
-        return self.schema.class_names()
+        return self._stored_schema.class_names()
+
+    @property
+    def _stored_schema(self) -> Schema:
+        """The fields of a sample that are stored."""
+        return self.schema
 
     @property
     def num_classes(self) -> int | None:
@@ -289,7 +296,7 @@ class Source(ABC):
         """
         if self.classes:
             return len(self.classes)
-        schema = self.schema
+        schema = self._stored_schema
         whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
         field = class_field(schema, (*self.fields, *schema)) or whole
         if field is None:
@@ -688,11 +695,7 @@ class View(Source):
                 bad.update({int(places[row]): why for row, why in (own["bad"] or {}).items()})
             batches.append(replace(batch, ids=batch.ids + run.first_id) if run.first_id else batch)
             order.append(places)
-        if len(batches) == 1:
-            return batches[0]
-        back = np.empty(len(rows), np.int64)
-        back[np.concatenate(order)] = np.arange(len(rows))
-        return joined_batches(batches).take(back)
+        return interleaved(batches, order)
 
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one base."""

@@ -7,7 +7,7 @@ and both are logged.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_costs
-from penstock.pipeline.feed.map_fields import make_recipes, mapped_fields
+from penstock.pipeline.feed.part_recipes import checked_augments
 from penstock.pipeline.feed.runner import READ_AHEAD, PipelineRunner, ReadScale
 from penstock.pipeline.feed.tensors import Finisher, PageLocked
 from penstock.pipeline.members import Membership
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.augment import ArrayDraws
-    from penstock.pipeline.feed.image_decoding import ImageDecoding
+    from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
@@ -49,12 +49,11 @@ def checked_order(dataset: Source, options: LoaderOptions) -> JobOrder:
     Raises what `build_assembly` raises.
     """
     order = freeze_order(dataset, options)
-    mapped = mapped_fields(dataset, options.augment)
-    recipes = make_recipes(dataset, options, mapped)
-    if recipes.mixed is not None:
+    augments = checked_augments(dataset, options)
+    if augments.first.recipes.mixed is not None:
         from penstock.pipeline.feed.image_decoding import make_mixed
 
-        make_mixed(mapped.schema, options, recipes)
+        make_mixed(dataset, augments.first.mapped.schema, options, augments.first.recipes)
     return order
 
 
@@ -127,8 +126,8 @@ def _build(
     contents, schema, seed = dataset.contents, dataset.schema, order.settings.seed
     cores = options.world.threads(usable_cores())
     threads, timeout_s = options.num_workers or cores, options.timeout or STALL_TIMEOUT_S
-    mapped = mapped_fields(dataset, options.augment)
-    recipes = make_recipes(dataset, options, mapped)
+    augments = checked_augments(dataset, options)
+    recipes, reads = augments.first.recipes, augments.reads
     image = next(iter(recipes.images.values()), None)
     meter = Meter(
         decode_threads=threads,
@@ -141,23 +140,28 @@ def _build(
         left_out=dataset.left_out,
     )
     membership.use_meter(meter)
-    mapper: Mapper | None = None
-    if mapped.maps:
-        from penstock.pipeline.feed.map_calls import Mapper  # needed for Maps only
+    mappers: list[Mapper | None] = []
+    crops: list[ArrayDraws | None] = []
+    for each in augments.each:
+        mappers.append(None)
+        if each.mapped.maps:
+            from penstock.pipeline.feed.map_calls import Mapper, joined_facts  # for Maps only
 
-        mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
-        meter.map = mapper.facts
-    crops: ArrayDraws | None = None
-    if mapped.crops:
-        from penstock.augment import ArrayDraws  # needed for arrays only
+            mappers[-1] = Mapper(
+                each.mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s
+            )
+            meter.map = partial(joined_facts, [one for one in mappers if one is not None])
+        crops.append(None)
+        if each.mapped.crops:
+            from penstock.augment import ArrayDraws  # needed for arrays only
 
-        crops = ArrayDraws(crops=mapped.crops, seed=seed)
+            crops[-1] = ArrayDraws(crops=each.mapped.crops, seed=seed)
     boxes: ValueChecks | None = None
-    has_rules = any(schema[name].checks_values for name in mapped.reads if name in schema)
+    has_rules = any(schema[name].checks_values for name in reads if name in schema)
     if has_rules and not contents.are_checked:
         from penstock.readers.fieldtypes import ValueChecks
 
-        boxes = ValueChecks.of(schema, mapped.reads, samples=len(dataset))
+        boxes = ValueChecks.of(schema, reads, samples=len(dataset))
     prefetch: Prefetch | None = None
     if (remote := dataset.remote_shards) is not None:
         from penstock.pipeline.feed.prefetch import FILLED_SHARE, Prefetch, wanted_share
@@ -168,7 +172,10 @@ def _build(
             world=options.world,
             least_ahead=options.depth + READ_AHEAD,
             store=membership.store,
-            fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
+            fills=any(
+                each is None or wanted_share(dataset, remote, each) >= FILLED_SHARE
+                for each in crops
+            ),
         )
         meter.remote = prefetch.facts
     check_headers: Callable[..., Mapping[int, str]] | None = None
@@ -176,20 +183,39 @@ def _build(
         from penstock.augment import bad_headers
 
         check_headers = bad_headers
-    decoding: ImageDecoding | None = None
+    decoding: ImageDecoding | PartDecoding | None = None
     # resident=True without images is an error, which make_decoding raises.
     if recipes.images or recipes.followers or options.resident is True:
-        from penstock.pipeline.feed.image_decoding import make_decoding
+        from penstock.pipeline.feed.image_decoding import make_part_decoding
 
-        decoding = make_decoding(dataset, options, order, mapped, recipes, threads=threads)
+        decoding = make_part_decoding(dataset, options, order, augments, threads=threads)
         if decoding.resident is not None:
             meter.resident = decoding.resident.facts
     mixed = None if decoding is None else decoding.mixed
     bad_samples = BadSamples(dataset, seed=seed)
     memory = PageLocked.of(options.device, pins=options.pin_memory)
-    payloads = Payloads(
-        {name: schema[name] for name in mapped.reads}, max_pixels=contents.max_pixels
+    payloads = Payloads({name: schema[name] for name in reads}, max_pixels=contents.max_pixels)
+    reader = BatchReader(
+        dataset=dataset,
+        recipes=recipes.images,
+        payloads=payloads,
+        mode=options.read,
+        bad_samples=bad_samples,
+        probe=meter.probe,
+        resident=None if decoding is None else decoding.resident,
+        maps=mappers[0],
+        crops=crops[0],
+        boxes=boxes,
+        blocks=Blocks(allocate=memory),
+        fields=None if reads == stored_fields(dataset.fields, schema) else reads,
+        bad_headers=check_headers,
     )
+    if len(augments.each) > 1:
+        readers = tuple(
+            replace(reader, recipes=each.recipes.images, maps=maps, crops=crop)
+            for each, maps, crop in zip(augments.each, mappers, crops, strict=True)
+        )
+        reader = replace(reader, maps=None, crops=None, augments=augments, readers=readers)
     pipeline = BatchPipeline(
         walk=order.walk,
         endless=order.settings.shuffle,
@@ -199,21 +225,7 @@ def _build(
             padded_by=None if options.pad is None else order.walk,
             mixes=mixed is not None,
         ),
-        reader=BatchReader(
-            dataset=dataset,
-            recipes=recipes.images,
-            payloads=payloads,
-            mode=options.read,
-            bad_samples=bad_samples,
-            probe=meter.probe,
-            resident=None if decoding is None else decoding.resident,
-            maps=mapper,
-            crops=crops,
-            boxes=boxes,
-            blocks=Blocks(allocate=memory),
-            fields=None if mapped.reads == stored_fields(dataset.fields, schema) else mapped.reads,
-            bad_headers=check_headers,
-        ),
+        reader=reader,
         images=decoding,
         finisher=Finisher(
             recipes.fields,
@@ -247,10 +259,10 @@ def _build(
         ReadScale.of(
             dataset,
             options,
-            fields=mapped.reads,
+            fields=reads,
             are_slow=payloads.are_slow,
             has_images=pipeline.has_images,
-            map_threads=None if mapper is None else mapper.threads,
+            map_threads=max((one.threads for one in mappers if one is not None), default=None),
         ),
         decodes_ahead=options.device.type == "cpu" and (pipeline.has_images or options.pin_memory),
         prefetch=prefetch,

@@ -32,11 +32,12 @@ class Batch:
         empty ones in a padded batch. bad: rows whose own sample is bad, with reasons. valid: bool,
         shape (n,), False if a padded slot holds a stand-in or a bad sample; None without padding.
     draw:
-        draws: the random numbers of each sample, by image field; masks, boxes and points in content
-        are moved accordingly. mix: how the samples are mixed once they are decoded; the last rows
-        may then be samples of other ranks, which are read as partners only. filled: ragged columns
-        after padding, and packed columns after unpacking. read_s, load_s: CPU time and wall-clock
-        time of reading and drawing.
+        draws: the random numbers of each sample, by image field (of a mixture whose parts have
+        recipes, see `PartDecoding`); masks, boxes and points in content are moved accordingly. mix:
+        how the samples are mixed once they are decoded; the last rows may then be samples of other
+        ranks, which are read as partners only. filled: ragged columns after padding, and packed
+        columns after unpacking. read_s, load_s: CPU time and wall-clock time of reading and
+        drawing.
     decode:
         images: by field; empty without images and after `finish`. read_wait_s, decode_wait_s: time
         spent waiting for bytes and for DALI.

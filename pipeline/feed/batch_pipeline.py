@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.bad_samples import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
-    from penstock.pipeline.feed.image_decoding import ImageDecoding
+    from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import Membership
     from penstock.pipeline.plan import Cursor, RankOrder, Step, Walk
@@ -65,7 +65,7 @@ class BatchPipeline:
     endless: bool
     slots: RankOrder
     reader: BatchReader
-    images: ImageDecoding | None
+    images: ImageDecoding | PartDecoding | None
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
@@ -173,7 +173,10 @@ class BatchPipeline:
             self._replace(batch, bad, self.images)
 
     def _replace(
-        self, batch: Batch, bad: Mapping[str, Mapping[int, str]], images: ImageDecoding
+        self,
+        batch: Batch,
+        bad: Mapping[str, Mapping[int, str]],
+        images: ImageDecoding | PartDecoding,
     ) -> None:
         """Replace samples that didn't decode by substitutes, images included, or mark them.
 

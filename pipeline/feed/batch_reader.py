@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report import ReadProbe
 from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
-from penstock.readers.fieldtypes import EncodedColumn, FieldType, RaggedColumn, SampleBatch
+from penstock.readers.fieldtypes import (
+    EncodedColumn,
+    FieldType,
+    RaggedColumn,
+    SampleBatch,
+    interleaved,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.bad_samples import BadSamples
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.map_calls import Mapper
+    from penstock.pipeline.feed.part_recipes import Augments
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.plan import Delivery, RankSlots, SlotSamples, Step
     from penstock.readers import Encoded, Source
@@ -45,6 +52,8 @@ class BatchReader:
     fields: to read; None for those of the dataset. boxes: finds bad boxes that no index has
     checked; None if there are none. blocks: memory for large arrays. probe: samples
     the batches that were read. bad_headers: `penstock.augment.bad_headers`; None without images.
+    augments, readers: of a mixture whose parts have different recipes, these and a reader for each,
+    which has their recipes, maps and crops.
     """
 
     dataset: Source
@@ -60,6 +69,8 @@ class BatchReader:
     boxes: ValueChecks | None = None
     blocks: Blocks = field(default_factory=Blocks)
     bad_headers: Callable[..., Mapping[int, str]] | None = None
+    augments: Augments | None = None
+    readers: tuple[BatchReader, ...] = ()
 
     def read(
         self,
@@ -122,6 +133,8 @@ class BatchReader:
         self.blocks.close()
         if self.maps is not None:
             self.maps.close()
+        for reader in self.readers:
+            reader.close()
 
     def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
@@ -147,9 +160,9 @@ class BatchReader:
         """Record the samples that didn't decode, and return their rows with reasons."""
         reasons, delivery = dict[int, str](), batch.delivery
         for image, rows in undecodable.items():
-            recipe = self.recipes[image]
+            recipes = [each.recipes[image] for each in self.readers or (self,)]
             # In another epoch, a random window may miss the damage.
-            lasting = not (recipe.random and recipe.decodes_window)
+            lasting = not any(recipe.random and recipe.decodes_window for recipe in recipes)
             for row, why in rows.items():
                 reason = self.payloads.reason(image, why)
                 sample = delivery.of(row, int(batch.content.ids[row]))
@@ -191,6 +204,8 @@ class BatchReader:
     @property
     def _lasts(self) -> bool:
         """True if a sample that is bad when it is read is bad in every epoch."""
+        if self.readers:
+            return all(reader._lasts for reader in self.readers)
         is_cropped = self.crops is not None and self.crops.is_random
         return not is_cropped and (self.maps is None or not self.maps.is_random)
 
@@ -205,6 +220,8 @@ class BatchReader:
 
         bad: gets the rows of bad samples, with reasons. rows: (shard, row) of each id, if known.
         """
+        if any(each.maps is not None or each.crops is not None for each in self.readers):
+            return self._read_by_recipe(ids, delivery, bad, rows)
         if self.resident is not None:
             content = self.resident.read(ids, bad, self._read_files)
         elif self.crops is None:
@@ -219,6 +236,26 @@ class BatchReader:
                 content, epoch=delivery.epoch, occurrences=delivery.occurrences, bad=bad
             )
         return content
+
+    def _read_by_recipe(
+        self,
+        ids: NDArray[np.int64],
+        delivery: Delivery,
+        bad: dict[int, str],
+        rows: NDArray[np.int64] | None,
+    ) -> SampleBatch:
+        """Read samples as `_read_once`, those of each recipe by its own reader."""
+        assert self.augments is not None
+        batches: list[SampleBatch] = []
+        places: list[NDArray[np.int64]] = []
+        for number, own in self.augments.split(ids):
+            found: dict[int, str] = {}
+            some = None if rows is None else rows[own]
+            reader = self.readers[number]
+            batches.append(reader._read_once(ids[own], delivery.take(own), found, some))
+            places.append(own)
+            bad.update({int(own[place]): why for place, why in found.items()})
+        return interleaved(batches, places)
 
     def _read_files(
         self,

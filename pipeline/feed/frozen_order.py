@@ -59,7 +59,7 @@ def _by_tokens(
 ) -> JobOrder:
     """Return the order of a job whose batches are cut by tokens."""
     if source.contents.mixture is not None:
-        _check_mixture(source.contents.mixture, options)
+        _check_mixture(source, source.contents.mixture, options)
     if settings is None:
         buckets = freeze_buckets(source, options)
         first = _first_settings(source.contents, options, global_batch=buckets.batch)
@@ -166,7 +166,7 @@ def freeze_buckets(source: Source, options: LoaderOptions) -> BucketSettings:
     settings = bucket_settings(
         field,
         tokens=tokens * ranks,
-        is_padded=_is_padded(field, options),
+        is_padded=_is_padded(field, source, options),
         ranks=ranks,
         some=_sampled_lengths(source, field),
     )
@@ -213,7 +213,7 @@ def _has_lengths(source: Source, name: str) -> bool:
     return form is not None and form.is_ragged and form.shape[0] is None
 
 
-def _check_mixture(mixture: MixtureContents, options: LoaderOptions) -> None:
+def _check_mixture(source: Source, mixture: MixtureContents, options: LoaderOptions) -> None:
     """Raise ConfigError for a mixture whose batches can't be cut by tokens."""
     from penstock.augment import Stage  # needed by such jobs only
 
@@ -222,7 +222,7 @@ def _check_mixture(mixture: MixtureContents, options: LoaderOptions) -> None:
             'batch_tokens= and per="batch": a batch by tokens holds samples of similar length of '
             'all parts. Pass per="token" or per="sample" to mix, or batch_size=.'
         )
-    for operation in _operations(options):
+    for operation in _operations(source, options):
         if operation.stage is Stage.MIX:
             raise ConfigError(
                 f"{operation} mixes samples of one part with each other, and batches by tokens of "
@@ -230,17 +230,21 @@ def _check_mixture(mixture: MixtureContents, options: LoaderOptions) -> None:
             )
 
 
-def _operations(options: LoaderOptions) -> list[Any]:
-    """Return the operations of all recipes."""
-    augment = options.augment
-    recipes = augment.values() if isinstance(augment, Mapping) else (augment or (),)
-    return [operation for recipe in recipes for operation in recipe]
+def _operations(source: Source, options: LoaderOptions) -> list[Any]:
+    """Return the operations of all recipes, also those of a mixture's parts."""
+    given: list[Any] = [options.augment]
+    if (mixture := source.contents.mixture) is not None:
+        from penstock.pipeline.feed.part_recipes import recipes_of_parts
+
+        given, _ = recipes_of_parts(mixture, options)
+    lists = [[*each.values()] if isinstance(each, Mapping) else [each or ()] for each in given]
+    return [operation for each in lists for recipe in each for operation in recipe]
 
 
-def _is_padded(field: str, options: LoaderOptions) -> bool:
+def _is_padded(field: str, source: Source, options: LoaderOptions) -> bool:
     from penstock.augment import Pad  # needed by such jobs only
 
-    for operation in _operations(options):
+    for operation in _operations(source, options):
         if isinstance(operation, Pad) and operation.field == field:
             if operation.to is not None:
                 raise ConfigError(
@@ -299,10 +303,11 @@ def check_resumed(
     if settings is None:
         return
     field, tokens = token_field(source, options)
-    if (field, _is_padded(field, options)) != (settings.field, settings.is_padded):
+    is_padded = _is_padded(field, source, options)
+    if (field, is_padded) != (settings.field, settings.is_padded):
         raise ResumeError(
             f'State was saved for batches by the lengths of "{settings.field}", padded: '
-            f'{settings.is_padded}; this loader has "{field}", {_is_padded(field, options)}. Pass '
+            f'{settings.is_padded}; this loader has "{field}", {is_padded}. Pass '
             "the same recipe and batch_tokens=."
         )
     check_tokens(source, settings, ranks=ranks)

@@ -1,10 +1,12 @@
 """Decode the images of batches: check recipes, draw random numbers, build and feed the graphs.
 
 Each image field has a graph of its own. A batch is fed to all graphs, and then collected from all.
+Parts of a mixture that have recipes of their own have graphs of their own (`PartDecoding`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,17 +24,25 @@ from penstock.augment import (
     soft_targets,
 )
 from penstock.cache import ConfigError
-from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import BoxUnits, DenseColumn, EncodedColumn, ListColumn
+from penstock.readers import ANY_SIZE, PART
+from penstock.readers.fieldtypes import (
+    BoxUnits,
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    interleaved,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
+    from numpy.typing import NDArray
 
     from penstock.augment import FieldRecipes, ImageMoves, Mix
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
+    from penstock.pipeline.feed.part_recipes import Augments
     from penstock.pipeline.feed.resident_images import ResidentImages
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Delivery, JobOrder
@@ -109,30 +119,45 @@ class ImageDecoding:
 
     def feed(self, batch: Batch) -> None:
         """Feed a batch to all graphs, which work on several batches at once."""
+        self.feed_samples(batch.content, batch.draws, batch.left_out)
+
+    def feed_samples(
+        self, content: SampleBatch, drawn: Mapping[str, Draws], left_out: Mapping[int, str]
+    ) -> None:
+        """Feed samples to all graphs. left_out: rows that aren't decoded, with reasons."""
         for field, graph in self.graphs.items():
-            encoded, draws = batch.content.encoded(field), batch.draws[field]
-            missing: Mapping[int, str] = _missing(batch.content, field)
+            encoded, draws = content.encoded(field), drawn[field]
+            missing: Mapping[int, str] = _missing(content, field)
             if missing:
-                encoded, draws, missing = _with_stand_ins(encoded, draws, missing, batch.left_out)
-            graph.feed(encoded, draws, bad={**missing, **batch.left_out})
+                encoded, draws, missing = _with_stand_ins(encoded, draws, missing, left_out)
+            graph.feed(encoded, draws, bad={**missing, **left_out})
 
     def collect(self, batch: Batch) -> dict[str, dict[int, str]]:
         """Wait for the images of the oldest batch, which must be this one, and fill them in.
 
         Missing images are zeros. Returns the rows of each field that didn't decode, with reasons.
         """
-        bad: dict[str, dict[int, str]] = {}
+        found = self.collect_samples(batch.content, batch.left_out)
+        batch.images |= {field: decoded.images for field, decoded in found.items()}
+        return {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
+
+    def collect_samples(
+        self, content: SampleBatch, left_out: Mapping[int, str]
+    ) -> dict[str, DecodedBatch]:
+        """Wait for the oldest samples that were fed, which must be these, and return them.
+
+        Missing images are zeros, and not bad; nor are rows that were left out.
+        """
+        found: dict[str, DecodedBatch] = {}
         for field, graph in self.graphs.items():
             decoded = graph.outputs_marked()
-            batch.images[field] = decoded.images
-            missing = _missing(batch.content, field)
+            missing = _missing(content, field)
             if missing:
                 decoded.images[list(missing)] = 0
-            if decoded.bad:
-                known = batch.left_out.keys() | missing.keys()
-                new = {row: why for row, why in decoded.bad.items() if row not in known}
-                bad |= {field: new} if new else {}
-        return bad
+            known = left_out.keys() | missing.keys()
+            new = {row: why for row, why in decoded.bad.items() if row not in known}
+            found[field] = DecodedBatch(decoded.images, new)
+        return found
 
     def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
         """Decode a few samples at once, ahead of the batches that were fed.
@@ -166,6 +191,142 @@ class ImageDecoding:
         finally:
             if self.resident is not None:
                 self.resident.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDecoding:
+    """Draws, decodes and mixes the images of a mixture whose parts have different recipes.
+
+    decodings: one for each recipe, in the order of augments. The samples of a batch are divided by
+    the recipes of their parts, and their images are joined again. Draws are by "<number of the
+    recipe>/<image field>", of its samples.
+    """
+
+    augments: Augments
+    decodings: tuple[ImageDecoding, ...]
+    resident: None = None
+
+    @property
+    def graphs(self) -> Mapping[str, Graph]:
+        """The graphs of one of the recipes, by image field."""
+        return self.decodings[0].graphs
+
+    @property
+    def mixed(self) -> MixedFields | None:
+        """The mixer of a batch's samples, the same for all recipes."""
+        return self.decodings[0].mixed
+
+    def draw(
+        self, content: SampleBatch, delivery: Delivery
+    ) -> tuple[dict[str, Draws], SampleBatch]:
+        """Draw the numbers of each sample, and move what follows images, as `ImageDecoding`."""
+        draws: dict[str, Draws] = {}
+        moved: list[SampleBatch] = []
+        places: list[NDArray[np.int64]] = []
+        for number, rows in self.augments.split(content.ids):
+            some = content.take(rows) if self._has_followers else self._images(content, rows)
+            own, after = self.decodings[number].draw(some, delivery.take(rows))
+            draws |= {f"{number}/{field}": each for field, each in own.items()}
+            moved.append(after)
+            places.append(rows)
+        return draws, interleaved(moved, places) if self._has_followers else content
+
+    def mix(self, batch: Batch) -> Mix | None:
+        """Draw how each sample is mixed, and with which partner, which is of the same part."""
+        mix = self.decodings[0].mix(batch)
+        if mix is None:
+            return None
+        share, box, boxed = mix.share.copy(), mix.box.copy(), mix.boxed.copy()
+        for number, rows in self.augments.split(batch.own[: batch.slots.real]):
+            own = self.decodings[number].mix(batch)
+            assert own is not None  # all recipes mix, or none
+            share[rows], box[rows], boxed[rows] = own.share[rows], own.box[rows], own.boxed[rows]
+        return replace(mix, share=share, box=box, boxed=boxed)
+
+    def feed(self, batch: Batch) -> None:
+        """Feed the samples of a batch to the graphs of their recipes."""
+        for decoding, rows, own in self._divided(batch.content, batch.draws):
+            content = self._images(batch.content, rows)
+            decoding.feed_samples(content, own, _of_rows(batch.left_out, rows))
+
+    def collect(self, batch: Batch) -> dict[str, dict[int, str]]:
+        """Wait for the images of the oldest batch, which must be this one, and fill them in."""
+        bad: dict[str, dict[int, str]] = {}
+        parts = []
+        for decoding, rows, _ in self._divided(batch.content, batch.draws):
+            content = self._images(batch.content, rows)
+            found = decoding.collect_samples(content, _of_rows(batch.left_out, rows))
+            parts.append((rows, found))
+        for field, decoded in _joined(parts, len(batch.content)).items():
+            batch.images[field] = decoded.images
+            bad |= {field: dict(decoded.bad)} if decoded.bad else {}
+        return bad
+
+    def decode(self, content: SampleBatch, draws: Mapping[str, Draws]) -> dict[str, DecodedBatch]:
+        """Decode a few samples at once, ahead of the batches that were fed."""
+        parts = [
+            (rows, decoding.decode(content.take(rows), own))
+            for decoding, rows, own in self._divided(content, draws)
+        ]
+        return _joined(parts, len(content))
+
+    def _divided(
+        self, content: SampleBatch, draws: Mapping[str, Draws]
+    ) -> Iterator[tuple[ImageDecoding, NDArray[np.int64], dict[str, Draws]]]:
+        """Yield the decoding of each recipe in a batch, the rows that it decodes and their
+        draws."""
+        for number, rows in self.augments.split(content.ids):
+            decoding = self.decodings[number]
+            yield decoding, rows, {field: draws[f"{number}/{field}"] for field in decoding.graphs}
+
+    @property
+    def _has_followers(self) -> bool:
+        return bool(self.decodings[0].recipes.followers)
+
+    def _images(self, content: SampleBatch, rows: NDArray[np.int64]) -> SampleBatch:
+        """Return only the images of some samples."""
+        return content.without(content.columns.keys() - self.graphs.keys()).take(rows)
+
+    def drain(self) -> None:
+        """Drop the batches in flight."""
+        for decoding in self.decodings:
+            decoding.drain()
+
+    def close(self) -> None:
+        """Release the graphs."""
+        with contextlib.ExitStack() as stack:
+            for decoding in self.decodings:
+                stack.callback(decoding.close)
+
+
+def _of_rows(reasons: Mapping[int, str], rows: NDArray[np.int64]) -> dict[int, str]:
+    """Return the reasons of some rows, by their places among them."""
+    if not reasons:
+        return {}
+    return {place: reasons[row] for place, row in enumerate(rows.tolist()) if row in reasons}
+
+
+def _joined(
+    parts: Sequence[tuple[NDArray[np.int64], dict[str, DecodedBatch]]], count: int
+) -> dict[str, DecodedBatch]:
+    """Join the images of parts of a batch of count samples, at least one part. Each has its rows
+    and its images by field."""
+    (rows, first), *others = parts
+    if not others:
+        return first
+    import torch
+
+    found: dict[str, DecodedBatch] = {}
+    for field, each in first.items():
+        images = each.images.new_empty((count, *each.images.shape[1:]))
+        bad: dict[int, str] = {}
+        for rows, part in parts:
+            images[torch.from_numpy(rows)] = part[field].images
+            bad |= {int(rows[place]): why for place, why in part[field].bad.items()}
+        found[field] = DecodedBatch(images, bad)
+    if images.is_cuda:  # DALI reuses the memory of the parts when they are dropped
+        torch.cuda.current_stream(images.device).synchronize()
+    return found
 
 
 def _missing(content: SampleBatch, field: str) -> dict[int, str]:
@@ -224,16 +385,21 @@ class MixedFields:
         return images, others.with_columns({self.label: DenseColumn(soft)})
 
 
-def make_mixed(schema: Schema, options: LoaderOptions, recipes: FieldRecipes) -> MixedFields | None:
-    """Make the mixer of a batch's samples; None if the recipe doesn't mix. Raises ConfigError."""
+def make_mixed(
+    dataset: Source, schema: Schema, options: LoaderOptions, recipes: FieldRecipes
+) -> MixedFields | None:
+    """Make the mixer of a batch's samples; None if the recipe doesn't mix. schema: of the samples
+    after Maps. Raises ConfigError."""
     image = recipes.mixed
     if image is None:
         return None
     recipe = recipes.images[image]
     name = type(recipe.mixing[0]).__name__
-    labels = [field for field in recipes.fields if field in schema and schema[field].is_class]
+    # Partners are of one part, which stays as it is.
+    part = None if dataset.contents.mixture is None else PART
+    known = [field for field, type in schema.items() if type.is_class and field != part]
+    labels = [field for field in recipes.fields if field in known]
     if len(labels) != 1:
-        known = [field for field, type in schema.items() if type.is_class]
         remedy = f'add "{known[0]}" to the dataset\'s fields' if known else "give it labels"
         raise ConfigError(
             f"{name} mixes labels with the images, but fields={recipes.fields!r} leaves them out. "
@@ -277,12 +443,14 @@ def make_decoding(
     recipes: FieldRecipes,
     *,
     threads: int,
+    is_alone: bool = True,
 ) -> ImageDecoding:
-    """Build the parts that decode, augment and mix images. Raises ConfigError."""
+    """Build the parts that decode, augment and mix images. is_alone: no other recipe decodes images
+    of the dataset. Raises ConfigError."""
     contents, samples = dataset.contents, int(dataset.contents.sizes.sum())
-    mixed = make_mixed(mapped.schema, options, recipes)
+    mixed = make_mixed(dataset, mapped.schema, options, recipes)
     resident: ResidentImages | None = None
-    if options.resident is not False:
+    if options.resident is not False and is_alone:
         from penstock.pipeline.feed.resident_images import make_resident
 
         resident = make_resident(dataset, options, order, recipes.images, mapped, threads=threads)
@@ -311,3 +479,29 @@ def make_decoding(
         decoding.close()
         raise
     return decoding
+
+
+def make_part_decoding(
+    dataset: Source, options: LoaderOptions, order: JobOrder, augments: Augments, *, threads: int
+) -> ImageDecoding | PartDecoding:
+    """Build what decodes the images of all recipes of a loader. Raises ConfigError."""
+    made: list[ImageDecoding] = []
+    try:
+        for each in augments.each:
+            is_alone = len(augments.each) == 1
+            made.append(
+                make_decoding(
+                    dataset,
+                    options,
+                    order,
+                    each.mapped,
+                    each.recipes,
+                    threads=threads,
+                    is_alone=is_alone,
+                )
+            )
+    except BaseException:
+        for decoding in made:
+            decoding.close()
+        raise
+    return PartDecoding(augments=augments, decodings=tuple(made)) if len(made) > 1 else made[0]

@@ -539,6 +539,13 @@ class Mapper:
                 stage.workers.close()
 
 
+def joined_facts(mappers: Sequence[Mapper]) -> MapFacts:
+    """Return the time of the functions of several recipes, and the settings of the slowest one."""
+    found = [mapper.facts() for mapper in mappers]
+    slowest = max(found, key=lambda each: each.seconds)
+    return replace(slowest, seconds=sum(each.seconds for each in found))
+
+
 def _column(batch: SampleBatch, name: str) -> Column:
     if name in batch.columns:
         return batch.columns[name]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import ArrayCrop, FieldLists, PlacedMap, Recipes
     from penstock.pipeline.options import LoaderOptions
-    from penstock.readers import Source
+    from penstock.readers import ImageRange, Source
     from penstock.readers.fieldtypes import Schema
 
 
@@ -92,8 +92,14 @@ def mapped_fields(dataset: Source, recipe: Recipes | None) -> MappedFields:
     )
 
 
-def make_recipes(dataset: Source, options: LoaderOptions, mapped: MappedFields) -> FieldRecipes:
-    """Check the recipe without its Maps against the fields that batches have."""
+def make_recipes(
+    dataset: Source,
+    options: LoaderOptions,
+    mapped: MappedFields,
+    ranges: Mapping[str, ImageRange] | None = None,
+) -> FieldRecipes:
+    """Check the recipe without its Maps against the fields that batches have. ranges: of the images
+    that get the recipe; None for all of the dataset."""
     types = (mapped.schema[name] for name in mapped.fields if name in mapped.schema)
     # Images, and what follows them, are processed even without operations.
     has_images = any(type.is_image or type.refers_to == "image" for type in types)
@@ -102,9 +108,8 @@ def make_recipes(dataset: Source, options: LoaderOptions, mapped: MappedFields) 
     else:
         from penstock.augment import check_recipes
 
-        recipes = check_recipes(
-            mapped.augment, mapped.schema, mapped.fields, dataset.contents.images, mapped.salts
-        )
+        images = dataset.contents.images if ranges is None else ranges
+        recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images, mapped.salts)
     if options.as_dict and options.pad and VALID in recipes.fields:
         raise ConfigError(
             f'as_dict=True and pad="mask" add "{VALID}" to each batch, and the dataset has a field '

@@ -723,7 +723,11 @@ def _join(
         f"{size} from sample {first} on" if first else str(size)
         for first, size in walk.schedule.entries[walk.schedule.history :]
     )
-    recipe, recipe_words = recipe_facts(options.augment)
+    mixture, augment = source.contents.mixture, options.augment
+    if mixture is not None and mixture.augments:
+        recipe, recipe_words = recipe_facts({**mixture.augments, "other parts": augment})
+    else:
+        recipe, recipe_words = recipe_facts(augment)
     facts = SharedFacts(
         dataset=source.contents.fingerprint,
         samples=source.contents.samples,

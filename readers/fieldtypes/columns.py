@@ -262,6 +262,17 @@ def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
     )
 
 
+def interleaved(batches: Sequence[SampleBatch], places: Sequence[Ints]) -> SampleBatch:
+    """Join batches of the same fields, at least one, so that the samples of each lie at its places,
+    which are ascending and together all places."""
+    if len(batches) == 1:
+        return batches[0]
+    order = np.concatenate(places)
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return joined_batches(batches).take(back)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnCrop:
     """The part of each sample of one array field that a batch needs.

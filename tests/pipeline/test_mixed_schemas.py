@@ -261,6 +261,13 @@ class TestImages:
         alone, together = found
         assert all(torch.equal(image, together[number]) for number, image in alone.items())
 
+    def test_the_classes_are_those_of_labels(self, data):
+        parts = {"a": data["labels"], "b": data["labels"]}
+        assert mix(parts, fields=("part", "image", "label")).classes == data["labels"].classes
+        assert mix(parts).num_classes == 3
+        numbers = mix(some(data, "code"), fields=("text", "part"))
+        assert (numbers.classes, numbers.num_classes) == ((), None)
+
     def test_common_fields_of_images(self, data):
         source = mix(some(data, "captions", "labels"), fields=("image",), epoch="once")
         images = [batch["image"] for batch in batches(source, augment=[Resize((16, 16))])]

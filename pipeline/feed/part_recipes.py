@@ -1,0 +1,164 @@
+"""Check the recipes of a loader: one, or several that the parts of a mixture have.
+
+Batches have one form, so all recipes must deliver the same fields, in the same types and shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache import ConfigError, RecipeError
+from penstock.pipeline.feed.map_fields import MappedFields, make_recipes, mapped_fields
+from penstock.pipeline.options import checked_augment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.augment import FieldRecipes, Recipes
+    from penstock.pipeline.options import LoaderOptions
+    from penstock.readers import MixtureContents, Source
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedAugment:
+    """A recipe that was checked against a dataset. mapped: the fields after its Maps. recipes: its
+    operations on each of them."""
+
+    mapped: MappedFields
+    recipes: FieldRecipes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Augments:
+    """The different recipes of a loader, at least one.
+
+    reads: the dataset's fields that are read for them. of_part: the number of each part's recipe,
+    int64, shape (parts,). first_ids: the first sample id of each part. Without parts that have
+    recipes, both are empty.
+    """
+
+    each: tuple[CheckedAugment, ...]
+    reads: tuple[str, ...]
+    of_part: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    first_ids: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def first(self) -> CheckedAugment:
+        """A recipe that shows the form of all batches."""
+        return self.each[0]
+
+    def split(self, ids: Ints) -> list[tuple[int, Ints]]:
+        """Return the numbers of the recipes of these samples, and the rows of each."""
+        part = np.searchsorted(self.first_ids, ids, side="right") - 1
+        numbers = self.of_part[part]
+        found = np.flatnonzero(np.bincount(numbers, minlength=1)).tolist()
+        return [(number, np.flatnonzero(numbers == number)) for number in found]
+
+
+def checked_augments(dataset: Source, options: LoaderOptions) -> Augments:
+    """Return the recipes of a loader: its own, and those of a mixture's parts.
+
+    Raises ConfigError and RecipeError for recipes that don't fit the dataset or one another.
+    """
+    mixture = dataset.contents.mixture
+    if mixture is None or not mixture.augments:
+        mapped = mapped_fields(dataset, options.augment)
+        one = CheckedAugment(mapped=mapped, recipes=make_recipes(dataset, options, mapped))
+        return Augments(each=(one,), reads=mapped.reads)
+    recipes, numbers = recipes_of_parts(mixture, options)
+    owners = [numbers.index(number) for number in range(len(recipes))]  # one part of each
+    each = []
+    for number, recipe in enumerate(recipes):
+        try:
+            mapped = mapped_fields(dataset, recipe)
+            ranges = _ranges(dataset, mixture, [own == number for own in numbers])
+            checked = make_recipes(dataset, options, mapped, ranges)
+        except RecipeError as error:
+            owner = mixture.names[owners[number]]
+            raise RecipeError(f'The recipe of the part "{owner}": {error}') from error
+        each.append(CheckedAugment(mapped=mapped, recipes=checked))
+        _check_alike(each, [mixture.names[owner] for owner in owners])
+    if len(each) > 1 and options.resident is True:
+        raise ConfigError(
+            "resident=True keeps the decoded images of one recipe in memory, and the parts of this "
+            "mixture have several (part_augment). Drop one of the two."
+        )
+    ids = np.array([part.id_end for part in mixture.parts], np.int64)
+    return Augments(
+        each=tuple(each),
+        reads=tuple(dict.fromkeys(name for one in each for name in one.mapped.reads)),
+        of_part=np.array(numbers, np.int64),
+        first_ids=np.cumsum(ids) - ids,
+    )
+
+
+def recipes_of_parts(
+    mixture: MixtureContents, options: LoaderOptions
+) -> tuple[list[Recipes | None], list[int]]:
+    """Return the different recipes of a mixture's parts, and the number of each part's recipe."""
+    different: list[Any] = []
+    numbers = []
+    for name in mixture.names:
+        recipe = options.augment
+        if name in mixture.augments:
+            try:
+                recipe = checked_augment(mixture.augments[name])
+            except ConfigError as error:
+                raise type(error)(f'part_augment, of "{name}": {error}') from error
+        if recipe not in different:
+            different.append(recipe)
+        numbers.append(different.index(recipe))
+    return different, numbers
+
+
+def _ranges(dataset: Source, mixture: MixtureContents, own: Sequence[bool]) -> dict[str, Any]:
+    """Return the bounds of the sizes of each image field in some of the parts; of all parts if
+    those lack it. own: True for the parts."""
+    from penstock.readers.formats import join_ranges  # needed by such mixtures only
+
+    parts = [part for part, is_own in zip(mixture.parts, own, strict=True) if is_own]
+    found = {}
+    for name, whole in dataset.contents.images.items():
+        ranges = [part.images[name] for part in parts if name in part.images]
+        found[name] = join_ranges(ranges) if ranges else whole
+    return found
+
+
+def _check_alike(each: Sequence[CheckedAugment], owners: Sequence[str]) -> None:
+    """Raise RecipeError if the last recipe gives batches of another form than the first. owners: a
+    part with each of the recipes."""
+    first, last = each[0], each[-1]
+    forms = [_form(first), _form(last)]
+    names = [*dict.fromkeys(name for form in forms for name in form)]
+    for name in names:
+        one, other = (form.get(name, "no such field") for form in forms)
+        if one != other:
+            raise RecipeError(
+                f'part_augment: the parts "{owners[0]}" and "{owners[len(each) - 1]}" deliver '
+                f'different batches. "{name}": {one}, and {other}. Each batch has samples of '
+                "several parts, so give all recipes the same fields, sizes and types."
+            )
+
+
+def _form(augment: CheckedAugment) -> dict[str, Any]:
+    """Return what batches have, by field, for comparison and messages."""
+    recipes, schema = augment.recipes, augment.mapped.schema
+    found: dict[str, Any] = {}
+    for name in recipes.fields:
+        if (recipe := recipes.images.get(name)) is None:
+            found[name] = schema.get(name, "as it is stored")
+            if (operation := recipes.columns.get(name)) is not None:
+                found[name] = f"{found[name]}, {operation}"
+            continue
+        channels, height, width = recipe.shape
+        found[name] = f"{recipe.dtype} images, {height} high, {width} wide, {channels} channels"
+        if recipe.mixing:
+            found[name] += f", mixed by {', '.join(map(str, recipe.mixing))}"
+    return found

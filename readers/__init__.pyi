@@ -6,6 +6,7 @@ from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index
 from .index.opening import IndexSummary as IndexSummary, build_index as build_index
 from .index.opening import open_index as open_index
+from .map_mixture import MapMixture as MapMixture, index_contents as index_contents
 from .mixture import Mixture as Mixture, PART as PART, mix as mix
 from .mixture_file import is_mixture_file as is_mixture_file, mix_file as mix_file
 from .mixture_file import open_source as open_source

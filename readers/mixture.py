@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Unpack, cast
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from penstock.readers.fieldtypes import (
     renamed_field,
     stored_fields,
 )
+from penstock.readers.map_mixture import MapMixture, check_map_style, index_contents, mix_by_index
 from penstock.readers.mixture_summary import summarise, token_lengths
 from penstock.readers.mixtures import WeightScale
 from penstock.readers.sources import MixtureContents, Source
@@ -44,7 +45,7 @@ PART = "part"
 
 
 def mix(
-    parts: Mapping[str, Source],
+    parts: Mapping[str, Any],
     *,
     weights: WeightsArgument = "size",
     epoch: EpochRule = "first",
@@ -63,8 +64,9 @@ def mix(
     after any restart. Each part keeps its own order and its own epochs, which are complete: a part
     begins its next epoch when it is used up, also in the middle of an epoch of the mixture.
 
-    - parts: sources by name. A mixture among them contributes its parts, as "name/part", with its
-      own weights as shares of its weight.
+    - parts: sources by name, or torch datasets with a length and samples by index (then the loader
+      needs seed=, and batches are what torch makes of the samples). A mixture among them
+      contributes its parts, as "name/part", with its own weights as shares of its weight.
     - weights: numbers by name, in any scale; or "size", the number of samples; or a schedule
       {0: {...}, 50_000_000: {...}} of weights by the sample of the job from which they hold.
     - epoch: the end of an epoch of the mixture: "first", when the first part is used up; "all",
@@ -93,8 +95,12 @@ def mix(
     names, sources = [leaf.name for leaf in leaves], [leaf.source for leaf in leaves]
     if missing not in ("error", "mask"):
         raise ConfigError(f'missing: got {missing!r}, wanted "error" or "mask".')
-    schema, chosen = _fields(leaves, check_names(fields), masks=missing == "mask")
-    contents = [source.contents for source in sources]
+    if are_native := isinstance(sources[0], Source):
+        schema, chosen = _fields(leaves, check_names(fields), masks=missing == "mask")
+        contents = [source.contents for source in sources]
+    else:
+        _refuse_of_fields({"fields": fields, "missing": missing, "per": per})
+        contents = [index_contents(source, len(source)) for source in sources]
     for name, each in zip(names, contents, strict=True):
         if not each.samples:
             raise ConfigError(f'mix: the part "{name}" ({each}) has no samples. Leave it out.')
@@ -138,7 +144,20 @@ def mix(
         max_repeats=dict(max_repeats or {}),
         augments=_augments(leaves, parts, {} if part_augment is None else part_augment),
     )
+    if not are_native:
+        return cast("Mixture", mix_by_index(sources, mixture))  # the loader takes either
     return Mixture(sources, mixture, schema, chosen)
+
+
+def _refuse_of_fields(given: Mapping[str, object]) -> None:
+    """Raise ConfigError for arguments of `mix` that need fields, which torch datasets don't
+    have."""
+    for name, value in given.items():
+        if value not in (None, "error", "sample", "batch"):
+            raise ConfigError(
+                f"mix: got {name}={value!r} for torch datasets, whose samples have no fields with "
+                "types. Drop it, or read the files with penstock.Dataset."
+            )
 
 
 class Mixture(Concatenation):
@@ -157,7 +176,7 @@ class Mixture(Concatenation):
         """schema: the fields of the parts, some of which may lack some. fields: of a batch. Both as
         `mix` has checked."""
         super().__init__(parts)
-        self._mixture, self._schema, self._fields = mixture, schema, fields
+        self.mixture, self._schema, self._fields = mixture, schema, fields
         lacking = {id(each): frozenset(schema.keys() - each.schema.keys()) for each in self.bases}
         self._lacking = {base: names for base, names in lacking.items() if names}
         self._are_alike = all(each.fields == fields for each in self.bases)
@@ -165,16 +184,16 @@ class Mixture(Concatenation):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
-        given = list(self.bases), self._mixture, self._schema, self._fields
+        given = list(self.bases), self.mixture, self._schema, self._fields
         return Mixture, given, {"owns_parts": self.owns_parts}
 
     def __repr__(self) -> str:
-        parts = zip(self._mixture.names, self.bases, strict=True)
+        parts = zip(self.mixture.names, self.bases, strict=True)
         return f"mix({{{', '.join(f'{name!r}: {part!r}' for name, part in parts)}}})"
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch of the mixture."""
-        return self._mixture.samples
+        return self.mixture.samples
 
     @property
     def kind(self) -> str:
@@ -184,12 +203,12 @@ class Mixture(Concatenation):
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of the parts, in the order of their numbers in the field "part"."""
-        return self._mixture.names
+        return self.mixture.names
 
     @cached_property
     def contents(self) -> Contents:
         """The contents of all parts; `Contents.mixture` has those of each, and the weights."""
-        mixture = self._mixture
+        mixture = self.mixture
         joined = joined_contents([part.contents for part in self.bases], self._schema)
         text = repr((mixture.names, mixture.changes, mixture.rule, mixture.per))
         digest = hashlib.sha256(f"mix {joined.fingerprint} {text}".encode())
@@ -218,7 +237,7 @@ class Mixture(Concatenation):
             parts.append(part._renamed(own, made) if own else part)
         return Mixture(
             parts,
-            replace(self._mixture, parts=tuple(part.contents for part in parts)),
+            replace(self.mixture, parts=tuple(part.contents for part in parts)),
             Schema({names.get(n, n): type.renamed(names) for n, type in self._schema.items()}),
             tuple(renamed_field(name, names) for name in self._fields),
         )
@@ -244,7 +263,7 @@ class Mixture(Concatenation):
         fields that the parts lack."""
         lacking = self.contents.lacking
         chosen = check_selection(check_names(fields) or (), self.schema, lacking, url=self.url)
-        found = type(self)(self.bases, self._mixture, self._schema, chosen)
+        found = type(self)(self.bases, self.mixture, self._schema, chosen)
         found.owns_parts = owns_parts
         return found
 
@@ -258,12 +277,12 @@ class Mixture(Concatenation):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ConfigError(f"epoch: got {epoch!r}, wanted a whole number from 0 on.")
-        mixture = self._mixture
+        mixture = self.mixture
         return self.summary_of(mixture.stream(), samples=mixture.samples, epoch=epoch)
 
     def summary_of(self, stream: MixtureStream, *, samples: int, epoch: int) -> MixtureSummary:
         """Return the summary for a job's own stream and number of samples of an epoch."""
-        return summarise(self._mixture, self.bases, stream=stream, samples=samples, epoch=epoch)
+        return summarise(self.mixture, self.bases, stream=stream, samples=samples, epoch=epoch)
 
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
@@ -326,7 +345,7 @@ class _Leaf(NamedTuple):
     recipe in the mixture that it comes from."""
 
     name: str
-    source: Source
+    source: Any
     share: float
     augment: Any = None
 
@@ -365,16 +384,23 @@ def _leaves(parts: object) -> list[_Leaf]:
         )
     leaves = list[_Leaf]()
     for name, source in parts.items():
-        is_name = isinstance(name, str) and name and "/" not in name
-        if not is_name or not isinstance(source, Source):
-            raise ConfigError(
-                f"mix: got {source!r:.80} for {name!r:.40}, wanted penstock.Dataset, subset(), "
-                "split(), concat() or mix() of some, by a name without slashes."
-            )
-        if not isinstance(source, Mixture):
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ConfigError(f"mix: got the name {name!r:.40}, wanted a text without slashes.")
+        if not isinstance(source, Source):
+            check_map_style(name, source)
+    native = [name for name, source in parts.items() if isinstance(source, Source)]
+    if len(native) not in (0, len(parts)):
+        other = next(name for name in parts if name not in native)
+        raise ConfigError(
+            f'mix: "{native[0]}" is a penstock.Dataset, and "{other}" a torch dataset: they are '
+            "read in different ways. Read the files of all parts with penstock.Dataset, or make "
+            "all of them torch datasets."
+        )
+    for name, source in parts.items():
+        if not isinstance(source, Mixture | MapMixture):
             leaves.append(_Leaf(name, source, 1.0))
             continue
-        inner = source._mixture
+        inner = source.mixture
         if len(inner.changes) > 1:
             raise ConfigError(
                 f'mix: the weights of the mixture "{name}" change during the job. Give the '

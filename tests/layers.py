@@ -35,7 +35,7 @@ readers.mixture_file
 readers.dataset
 readers.mixture
 readers.mixture_summary
-readers.concatenation
+readers.concatenation readers.map_mixture
 readers.sources
 readers.splits readers.remote_shards readers.mixtures
 readers.reading

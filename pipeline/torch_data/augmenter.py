@@ -56,10 +56,10 @@ class Augmenter:
         split: SplitBatch,
         *,
         ids: NDArray[np.int64],
-        epoch: int,
+        epoch: int | NDArray[np.int64],
         occurrences: NDArray[np.int64] | None = None,
     ) -> None:
-        """Start decoding a batch. ids: int64, shape (n,). occurrences: as in `draw_base`."""
+        """Start decoding a batch. ids: int64, shape (n,). epoch, occurrences: as in `draw_base`."""
         pixels = bool(split.arrays) and split.arrays[0].ndim == 3
         if self._graph is None or self._graph_is_for != (pixels, split.images):
             self.close()
@@ -78,6 +78,7 @@ class Augmenter:
         if split.images > 1:  # all images of a sample share its draws
             ids = np.tile(ids, split.images)
             occurrences = None if occurrences is None else np.tile(occurrences, split.images)
+            epoch = epoch if isinstance(epoch, int) else np.tile(epoch, split.images)
         draws = draw(
             self.recipe,
             ids=ids,

@@ -155,13 +155,13 @@ Ending = Literal["ended", "left"]
 class WorkerRequest:
     """A request to a worker.
 
-    index: indices of a batch's samples, or one index without batches. occurrences: of each
-    (`Occurrences`); None is zeros. restore: a dataset state that the worker loads first. void:
-    requests nothing; it only moves the next request to the next worker.
+    index: indices of a batch's samples, or one index without batches. epoch: of all, or of each,
+    int64. occurrences: of each (`Occurrences`); None is zeros. restore: a dataset state that the
+    worker loads first. void: requests nothing; it only moves the next request to the next worker.
     """
 
     index: Any = None
-    epoch: int = 0
+    epoch: int | NDArray[np.int64] = 0
     occurrences: NDArray[np.int64] | None = None
     restore: dict[str, Any] | None = None
     void: bool = False
@@ -216,15 +216,16 @@ class WorkerMessage:
     alone.
 
     ids: of the samples: their indices; in a stream, their positions among all workers' streams.
-    occurrences: of the request. position: of the worker behind this message; a map-style dataset's
-    has its state alone; None if there is none. void: it has no batch. bad: rows whose own samples
-    are bad: their indices, and why; ids are then those of the substitutes. error: to raise instead
-    of a batch.
+    epochs, occurrences: of each, of the request; None if all are of the pass's epoch. position: of
+    the worker behind this message; a map-style dataset's has its state alone; None if there is
+    none. void: it has no batch. bad: rows whose own samples are bad: their indices, and why; ids
+    are then those of the substitutes. error: to raise instead of a batch.
     """
 
     batch: Any = None
     samples: int = 0
     ids: Any = ()
+    epochs: NDArray[np.int64] | None = None
     occurrences: NDArray[np.int64] | None = None
     worker: int = 0
     position: WorkerPosition | None = None

@@ -30,6 +30,7 @@ from penstock.pipeline.plan import (
     Walk,
     default_lanes,
     default_window,
+    first_settings,
 )
 from penstock.pipeline.torch_data.mark import (
     Mark,
@@ -42,8 +43,7 @@ from penstock.pipeline.torch_data.mark import (
 )
 from penstock.pipeline.torch_data.occurrences import Occurrences
 from penstock.pipeline.torch_data.random_states import NAMES, WatchedDraws, freeze
-from penstock.readers import Contents
-from penstock.readers.fieldtypes import Schema
+from penstock.readers import MapMixture, index_contents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
+    from penstock.pipeline.plan import MixtureSettings
     from penstock.pipeline.torch_data.augmenter import Augmenter
-    from penstock.readers import Source
+    from penstock.readers import Contents, Source
 
     Ints = NDArray[np.int64]
 
@@ -114,9 +115,9 @@ class PassOrder(ABC):
         return None
 
     @property
-    def parts(self) -> tuple[Ints, Ints] | None:
-        """The first index and the samples of each part, from which substitutes of bad samples are
-        chosen; None if a bad sample is an error."""
+    def parts(self) -> tuple[Ints, Ints, Ints] | None:
+        """The first index and the samples of each shard, and the end of each part of a mixture,
+        from which substitutes of bad samples are chosen; None if a bad sample is an error."""
         return None
 
     @property
@@ -407,11 +408,6 @@ def _call(draw: Callable[[], Any]) -> Any:
 
 # -- Penstock's order
 
-# Up to this many samples, all indices are shuffled at once, at 8 bytes each. Larger datasets are
-# shuffled in windows of virtual shards, as native ones are.
-FULL_SHUFFLE_SAMPLES = 2**26
-VIRTUAL_SHARD_SAMPLES = 2**16
-
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSource:
@@ -429,22 +425,8 @@ class IndexSource:
     @classmethod
     def of(cls, dataset: Any, samples: int) -> Source:
         """Return the source of a dataset of this length."""
-        sizes = np.array([samples])
-        if samples > FULL_SHUFFLE_SAMPLES:
-            whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
-            sizes = np.array([VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0))
-        contents = Contents(
-            schema=Schema({}),
-            sizes=sizes,
-            shard_bytes=sizes * 0,
-            id_end=samples,
-            fingerprint=f"{type(dataset).__name__}-{samples}",
-            icc=None,
-            shuffled=False,
-            images={},
-            files=0,
-            is_file_per_sample=False,
-        )
+        is_mixture = isinstance(dataset, MapMixture)
+        contents = dataset.contents if is_mixture else index_contents(dataset, samples)
         return cast("Source", cls(contents=contents))
 
     def ids(self, rows: Ints) -> Ints:
@@ -469,9 +451,13 @@ class PlannedOrder(PassOrder):
         return self.ranks.plan.fingerprint
 
     @property
-    def parts(self) -> tuple[Ints, Ints] | None:
+    def parts(self) -> tuple[Ints, Ints, Ints] | None:
         contents = self.job.source.contents
-        return None if self.options.max_bad is None else (contents.starts, contents.sizes)
+        if self.options.max_bad is None:
+            return None
+        mixture = contents.mixture
+        ends = [contents.samples] if mixture is None else np.cumsum(mixture.sizes)
+        return contents.starts, contents.sizes, np.array(ends)
 
     def begin(self, mark: Mark) -> PassRequests:
         return _PlannedRequests(self, mark)
@@ -498,25 +484,40 @@ class _PlannedRequests(PassRequests):
             slots = order.ranks.slots(step)
             ids = job.source.ids(slots.rows).tolist()
             self._sent.append(({"position": step.start.position + step.size}, slots.valid))
-            yield WorkerRequest(index=ids if order.options.is_batched else ids[0], epoch=mark.epoch)
+            epochs = slots.samples.epochs
+            yield WorkerRequest(
+                index=ids if order.options.is_batched else ids[0],
+                epoch=mark.epoch if epochs is None else epochs,
+            )
 
 
 def order_of(
-    dataset: Any, options: LoaderOptions, indices: Any, augmenter: Augmenter | None
+    dataset: Any,
+    options: LoaderOptions,
+    indices: Any,
+    augmenter: Augmenter | None,
+    mixture: MixtureSettings | None = None,
 ) -> PassOrder:
     """Return the order and the settings of passes over a dataset.
 
-    indices: of `TorchOrder`. Raises ConfigError and PlanError for arguments that don't fit.
+    indices: of `TorchOrder`. mixture: of a state. Raises ConfigError and PlanError for arguments
+    that don't fit.
     """
     if options.kind == "stream":
         return StreamOrder(dataset=dataset, options=options, augmenter=augmenter)
+    if not options.is_planned and isinstance(dataset, MapMixture):
+        raise ConfigError(
+            f"{dataset!r} needs seed=: with it Penstock orders the samples by their weights. "
+            "torch's own order has none; without weights, pass "
+            "torch.utils.data.ConcatDataset(datasets) instead."
+        )
     if not options.is_planned:
         return TorchOrder(dataset=dataset, options=options, augmenter=augmenter, indices=indices)
-    job = _job_order(dataset, options)
+    job = _job_order(dataset, options, mixture)
     return PlannedOrder(dataset=dataset, options=options, augmenter=augmenter, job=job)
 
 
-def _job_order(dataset: Any, options: LoaderOptions) -> JobOrder:
+def _job_order(dataset: Any, options: LoaderOptions, mixture: MixtureSettings | None) -> JobOrder:
     """Return the order of a job over the indices of a map-style dataset. Raises as `order_of`."""
     try:
         samples = len(dataset)
@@ -525,8 +526,14 @@ def _job_order(dataset: Any, options: LoaderOptions) -> JobOrder:
             f"seed= needs a dataset with a length, but {type(dataset).__name__} has none. Give it "
             "a __len__, or drop seed=."
         ) from error
-    order, schedule = options.order, options.schedule
-    check_shuffles(order, shuffle=bool(options.shuffle))
+    schedule = options.schedule
+    check_shuffles(options.order, shuffle=bool(options.shuffle))
+    source = IndexSource.of(dataset, samples)
+    settings = _settings(source.contents, options)
+    if mixture is not None:
+        lanes, window = sum(mixture.lanes), max(mixture.windows)
+        settings = replace(settings, lanes=lanes, window=window, mixture=mixture)
+    samples = settings.epoch_samples(source.contents)
     walk = Walk(samples=samples, schedule=schedule, drop_last=bool(options.drop_last))
     if samples and not len(walk):
         raise PlanError(
@@ -534,15 +541,32 @@ def _job_order(dataset: Any, options: LoaderOptions) -> JobOrder:
             f"{samples}, and drop_last=True drops it, so an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
-    source = IndexSource.of(dataset, samples)
-    shards, batch = len(source.contents.sizes), schedule.size
+    return JobOrder(source=source, settings=settings, walk=walk)
+
+
+def _settings(contents: Contents, options: LoaderOptions) -> PlanSettings:
+    """Return the settings of a new job's plan."""
+    order, batch = options.order, options.schedule.size
+    seed, shuffle = options.plan_seed, bool(options.shuffle)
+    reshuffle = float(order.reshuffle)
+    if contents.mixture is not None:
+        return first_settings(
+            contents,
+            seed=seed,
+            global_batch=batch,
+            shuffle=shuffle,
+            lanes=order.lanes,
+            window=order.window,
+            reshuffle=reshuffle,
+            drop_last=bool(options.drop_last),
+        )
+    shards = len(contents.sizes)
     lanes = default_lanes(batch, shards)
     window = default_window(shards, lanes, global_batch=batch, icc=None, shuffled=False)
-    settings = PlanSettings(
-        seed=options.plan_seed,
-        shuffle=bool(options.shuffle),
+    return PlanSettings(
+        seed=seed,
+        shuffle=shuffle,
         lanes=lanes if order.lanes is None else order.lanes,
         window=window if order.window is None else order.window,
-        reshuffle=float(order.reshuffle),
+        reshuffle=reshuffle,
     )
-    return JobOrder(source=source, settings=settings, walk=walk)

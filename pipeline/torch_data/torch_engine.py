@@ -40,6 +40,7 @@ from penstock.pipeline.torch_data.torch_loaders import TorchIterator, TorchLoade
 from penstock.pipeline.torch_data.torch_state import (
     check_can_be_taken,
     from_state,
+    mixture_of,
     to_state,
     with_dataset_state,
 )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import World
+    from penstock.pipeline.plan import MixtureSettings, World
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.pipeline.torch_data.mark import WorkerMessage
@@ -414,7 +415,8 @@ class Pass:
             occurrences, rank = message.occurrences, order.options.world.rank
             if order.is_stream and rank:  # each rank numbers its own stream
                 occurrences = np.full(len(ids), rank)
-            augmenter.feed(message.batch, ids=ids, epoch=self._mark.epoch, occurrences=occurrences)
+            epochs = self._mark.epoch if message.epochs is None else message.epochs
+            augmenter.feed(message.batch, ids=ids, epoch=epochs, occurrences=occurrences)
             self._decoding.append(messages)
 
     def _receive(self) -> list[WorkerMessage]:
@@ -511,6 +513,7 @@ class TorchEngine:
     def __init__(self, dataset: Any, options: LoaderOptions, *, indices: Any) -> None:
         """indices: the sampler or batch sampler of torch's loader over the dataset."""
         self._indices = indices
+        self._mixture: MixtureSettings | None = None  # of a loaded state
         self.order = order_of(dataset, options, indices, _augmenter_of(options, indices))
         self.shards_itself = options.is_planned
         augmenter = self.order.augmenter
@@ -547,7 +550,7 @@ class TorchEngine:
             self.order = replace(before, options=options)
             return
         new = _augmenter_of(options, self._indices)
-        self.order = order_of(before.dataset, options, self._indices, new)
+        self.order = order_of(before.dataset, options, self._indices, new, self._mixture)
         if augmenter is not None:
             augmenter.close()
         self.ranks, self._has_joined = Membership(options.world), False
@@ -696,11 +699,16 @@ class TorchEngine:
         self._check_open()
         order, bookmark = self.order, self.bookmark
         try:
+            if (mixture := mixture_of(order, state)) is not None:
+                order = order_of(
+                    order.dataset, order.options, self._indices, order.augmenter, mixture
+                )
             mark = from_state(order, state)
             self.ranks.compare_state(f"epoch {mark.epoch}, position {mark.position}")
         except PenstockError as error:
             self.ranks.refuse(error)
             raise
+        self.order, self._mixture = order, mixture
         self.dataset_epoch.restore(mark.dataset_epoch)
         if order.augmenter is not None and isinstance(state.get("draw_seed"), int):
             order.augmenter.seed = state["draw_seed"]

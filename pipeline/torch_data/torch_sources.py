@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     Collate = Callable[[Any], Any]
     Many = Callable[[list[Any]], list[Any]]
-    Parts = tuple[NDArray[np.int64], NDArray[np.int64]]
+    Parts = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 # Reading a dataset's state may take seconds, so it may use this share of a worker's time. Batches
 # between two states are counted, and after a resume they are read again and dropped.
@@ -210,8 +210,8 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
     """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
     seed: with epoch and index, it keys each sample's random numbers; None keys none. parts: first
-    index and samples of each part, from which substitutes of bad samples are chosen; None if a bad
-    sample is an error.
+    index and samples of each shard, and the end of each part of a mixture, from which substitutes
+    of bad samples are chosen; None if a bad sample is an error.
     """
 
     dataset: Any
@@ -248,6 +248,7 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
             batch=batch,
             samples=len(read.ids),
             ids=read.ids,
+            epochs=None if isinstance(request.epoch, int) else request.epoch,
             occurrences=request.occurrences,
             worker=worker,
             position=WorkerPosition(state=self.state()) if has_position else None,
@@ -255,30 +256,33 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         )
 
     def _fetch(self, request: WorkerRequest) -> tuple[FetchedSamples, Any]:
+        indices = list(request.index) if self.batched else [request.index]
+        epochs = np.broadcast_to(request.epoch, len(indices)).tolist()
         if not self.batched:
-            read = self._read([request.index], request.epoch, None)
+            read = self._read(indices, epochs, None)
             return read, self.collate(read.samples[0])
         many = getattr(self.dataset, "__getitems__", None)
-        read = self._read(list(request.index), request.epoch, many if callable(many) else None)
+        read = self._read(indices, epochs, many if callable(many) else None)
         return read, collate_named(self.collate, read.samples, read.ids)
 
-    def _read(self, indices: list[Any], epoch: int, many: Many | None) -> FetchedSamples:
+    def _read(self, indices: list[Any], epochs: list[int], many: Many | None) -> FetchedSamples:
         """Return samples by index. many: the dataset's `__getitems__`, if it has one.
 
         Raises what the dataset raises, and TooManyBadSamplesError if no substitute is good.
         """
         if many is not None:
             if indices:  # one call draws for all of them: keyed by the first
-                self._seed_sample(indices[0], epoch)
+                self._seed_sample(indices[0], epochs[0])
             try:
                 return FetchedSamples(many(indices), indices)
             except Exception as error:  # raised again, or each sample is read alone
                 if self.parts is None or not is_sample_fault(error):
                     raise
         if self.parts is None:
-            return FetchedSamples([self._read_one(i, epoch, None) for i in indices], indices)
+            pairs = zip(indices, epochs, strict=True)
+            return FetchedSamples([self._read_one(*pair, None) for pair in pairs], indices)
         read = FetchedSamples([], [])
-        for row, index in enumerate(indices):
+        for row, (index, epoch) in enumerate(zip(indices, epochs, strict=True)):
             sample, used, reason = self._read_good(index, epoch, self.parts, many)
             read.samples.append(sample)
             read.ids.append(used)
@@ -292,9 +296,12 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         """Return a sample or its first good substitute, the index of that, and why it was
         replaced."""
         reasons: dict[int, str] = {}
-        starts, sizes = parts
-        seed = self.seed or 0
-        others = substitutes(index, seed=seed, epoch=epoch, starts=starts, sizes=sizes)
+        starts, sizes, ends = parts
+        part = int(np.searchsorted(ends, index, side="right"))
+        within = int(ends[part - 1]) if part else 0, int(ends[part])
+        others = substitutes(
+            index, seed=self.seed or 0, epoch=epoch, starts=starts, sizes=sizes, within=within
+        )
         for candidate in itertools.chain([index], others):
             if candidate in reasons:
                 continue

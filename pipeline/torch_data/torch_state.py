@@ -17,6 +17,7 @@ from penstock.pipeline.torch_data.pass_order import PlannedOrder
 from penstock.pipeline.torch_data.random_states import NAMES
 
 if TYPE_CHECKING:
+    from penstock.pipeline.plan import MixtureSettings
     from penstock.pipeline.torch_data.pass_order import PassOrder
 
 STATE_VERSION = 1
@@ -32,11 +33,38 @@ def to_state(order: PassOrder, mark: Mark, *, bad: int) -> dict[str, Any]:
         "version": STATE_VERSION,
         "kind": "torch",
         **_identity(order),
+        **_mixture(order),
         "drop_last": order.options.drop_last,
         "streams": order.streams,
         "draw_seed": None if order.augmenter is None else order.augmenter.seed,
         "mark": replace(mark, bad=bad).to_dict(),
     }
+
+
+def _mixture(order: PassOrder) -> dict[str, Any]:
+    """Return the settings of a mixture's plan, as JSON types; nothing for other orders."""
+    if not isinstance(order, PlannedOrder) or order.job.settings.mixture is None:
+        return {}
+    return {"mixture": order.job.settings.mixture.to_dict()}
+
+
+def mixture_of(order: PassOrder, state: Any) -> MixtureSettings | None:
+    """Return the settings of a mixture's plan that a state has, None if it has none. Raises
+    ResumeError for another mixture, and for damaged settings."""
+    mixture = order.job.source.contents.mixture if isinstance(order, PlannedOrder) else None
+    if mixture is None or not isinstance(state, dict) or state.get("mixture") is None:
+        return None
+    from penstock.pipeline.plan import MixtureSettings  # needed by mixtures only
+
+    try:
+        settings = MixtureSettings.from_dict(state["mixture"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ResumeError(
+            f"State is damaged: its mixture is {state['mixture']!r:.80}. Start from an older "
+            "checkpoint, or without a state."
+        ) from None
+    settings.check(mixture)
+    return settings
 
 
 def from_state(order: PassOrder, state: Any) -> Mark:

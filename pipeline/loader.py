@@ -40,7 +40,7 @@ from penstock.pipeline.options import (
 )
 from penstock.pipeline.plan import World
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
-from penstock.readers import Source
+from penstock.readers import Source, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import DatasetKind
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data import TorchEngine
+    from penstock.readers import WeightsOfSamples
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
     Engine = NativeEngine | TorchEngine
@@ -194,6 +195,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once per job. True, False, or "auto": if they are small (docs/datasets.md).
     as_dict: native: batches are dicts by field instead of tuples.
+    weights: native: how often each sample is expected in an epoch, whose number of samples is their
+        sum, rounded: an array with a number for each sample in the order of ids, the name of a
+        field of numbers, "balanced" (each class equally often; the sum is the number of samples),
+        or a file of scores (docs/datasets.md). Each sample is delivered floor or ceil of its
+        weight, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
         similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
     read: how a sample's bytes are read from its file: "copy", "pread" or "mmap" (docs/cache.md).
@@ -243,6 +249,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         order: Order = DEFAULT_ORDER,
         read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
+        weights: WeightsOfSamples | None = None,
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
         data_parallel: tuple[int, int] | None = None,
@@ -257,7 +264,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._options = LoaderOptions(kind=kind, **given).with_drawn_seed()
         self._engine: Engine
         if isinstance(dataset, Source):
-            self._init_native(dataset)
+            self._init_native(dataset, weights)
+        elif weights is not None:
+            raise ConfigError(
+                "weights= works on native datasets (penstock.Dataset), but this is a torch "
+                "dataset. Drop it, and pass sampler=torch.utils.data.WeightedRandomSampler(...) "
+                "without seed=; or read the files with penstock.Dataset."
+            )
         else:
             self._init_torch(dataset)
         if self._engine.shards_itself:
@@ -267,13 +280,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.use_stateful_dataloader = True
         self._is_made = True
 
-    def _init_native(self, dataset: Source) -> None:
+    def _init_native(self, dataset: Source, weights: WeightsOfSamples | None) -> None:
         options = self._late_world.resolve(self._options)
         for name in _SHOWN_NATIVE:
             setattr(self, name, getattr(options, name))
         without_worker_context(self)
         self.worker_init_fn = no_worker_processes
-        engine = NativeEngine(dataset, options, world_is_known=self._late_world.is_known)
+        source = dataset if weights is None else weighted(dataset, weights)
+        engine = NativeEngine(source, options, world_is_known=self._late_world.is_known)
         self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
@@ -478,6 +492,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         self._steps_of_plan("set_weights").set_weights(weights, step=step)
 
+    def set_sample_weights(self, weights: WeightsOfSamples) -> None:
+        """Change how often each sample is expected from the next epoch on, for example by its loss.
+
+        All ranks call it with the same arguments. The weights are scaled: an epoch keeps its
+        length. Before the first batch of an epoch, they hold from that epoch on; later, what was
+        prepared is discarded, cached bytes stay, and a running iterator continues. The state
+        records a hash of the array; before load_state_dict(), the same array must be passed to this
+        method, or as weights=.
+
+        weights: as for the argument of the loader. Raises ConfigError for mixtures and for invalid
+        weights; PlanError if shuffle=False, and if ranks call it with different arguments, on each
+        of them. Native datasets only.
+        """
+        self._steps_of_plan("set_sample_weights").set_sample_weights(weights)
+
     def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
         """Continue at a global batch of the job as a rank of another world, without a restart.
 
@@ -583,4 +612,4 @@ _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
     "self",
     "snapshot_every_n_steps",  # changes nothing
 }
-_OPTIONS = _ARGUMENTS - {"dataset", "world", "data_parallel"}
+_OPTIONS = _ARGUMENTS - {"dataset", "world", "data_parallel", "weights"}

@@ -13,6 +13,9 @@ from .mixture_file import open_source as open_source
 from .mixture_summary import MixtureSummary as MixtureSummary, PartSummary as PartSummary
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
+from .sample_weights import SampleSlots as SampleSlots, SampleWeights as SampleWeights
+from .sample_weights import WeightsOfSamples as WeightsOfSamples
+from .sample_weights import checked_weights as checked_weights
 from .serialized_source import SerializedSource as SerializedSource
 from .sources import (
     Contents as Contents,
@@ -22,6 +25,9 @@ from .sources import (
     Selection as Selection,
     Source as Source,
     View as View,
+    Weighted as Weighted,
+    reweighted as reweighted,
+    weighted as weighted,
 )
 from .types import ANY_SIZE as ANY_SIZE, Encoded as Encoded, EncodedBatch as EncodedBatch
 from .types import Facts as Facts, ImageFacts as ImageFacts, ImageRange as ImageRange

@@ -13,6 +13,7 @@ from penstock.cache import ConfigError
 from penstock.readers.fieldtypes import Schema, stored_fields
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
+from penstock.readers.sample_weights import joined_weights
 from penstock.readers.sources import Contents, Run, Source, View
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ def joined_contents(each: Sequence[Contents], schema: Schema) -> Contents:
             if all(name in c.longest for c in each if name in c.schema)
         },
         lacking={name: lack for name in schema if (lack := sum(c.lack(name) for c in each))},
+        weights=joined_weights([(c.weights, c.samples) for c in each]),
     )
 
 

@@ -123,7 +123,7 @@ def mix(
         )
     scale = WeightScale(
         names=tuple(names),
-        sizes=tuple((np.array([each.samples for each in contents]) * tokens).tolist()),
+        sizes=tuple((np.array([each.expected.samples for each in contents]) * tokens).tolist()),
         factors=tuple((np.array([leaf.share for leaf in leaves]) / tokens).tolist()),
         temperature=temperature,
         transition=transition,
@@ -213,7 +213,9 @@ class Mixture(Concatenation):
         text = repr((mixture.names, mixture.changes, mixture.rule, mixture.per))
         digest = hashlib.sha256(f"mix {joined.fingerprint} {text}".encode())
         schema = Schema({**self._schema, PART: ClassLabel(mixture.names)})
-        return replace(joined, schema=schema, fingerprint=digest.hexdigest(), mixture=mixture)
+        return replace(
+            joined, schema=schema, fingerprint=digest.hexdigest(), mixture=mixture, weights=None
+        )
 
     @property
     def _stored_schema(self) -> Schema:
@@ -242,9 +244,9 @@ class Mixture(Concatenation):
             tuple(renamed_field(name, names) for name in self._fields),
         )
 
-    def subset(self, which: object) -> NoReturn:
+    def subset(self, which: object = None, *, weights: object = None) -> NoReturn:
         """Always raise ConfigError: the parts are selected from, before they are mixed."""
-        del which
+        del which, weights
         raise ConfigError(
             "subset: got a mixture, whose epochs are those of its parts. Take subsets of the "
             'parts, then mix them: mix({"a": a.subset(ids), "b": b}).'

@@ -66,10 +66,10 @@ class PartSummary:
 
     share: integer share of the positions where the epoch begins; weight: the same as a fraction.
     size: samples of the part; samples: those that the epoch delivers, repeats counted. epochs: of
-    the part itself, samples / size. least_repeats, most_repeats: how often the epoch delivers each
-    sample. tokens: of the delivered samples; None if the part delivers none; tokens_are_exact:
-    False if they follow from a mean. bytes: in the files, of the delivered samples; stored_bytes:
-    of all files of the part.
+    the part itself, samples / size, or by the sum of its samples' weights. least_repeats,
+    most_repeats: how often the epoch delivers each sample. tokens: of the delivered samples; None
+    if the part delivers none; tokens_are_exact: False if they follow from a mean. bytes: in the
+    files, of the delivered samples; stored_bytes: of all files of the part.
     """
 
     name: str
@@ -157,7 +157,11 @@ def summarise(
     for number, (name, source) in enumerate(zip(mixture.names, sources, strict=True)):
         contents, tokens = mixture.parts[number], token_lengths(source, names=TOKEN_NAMES)
         begin, end, size = int(before[number]), int(after[number]), contents.samples
-        least, most = _repeats(begin, end, size)
+        length = int(mixture.lengths[number])
+        least, most = _repeats(begin, end, length)
+        if (weights := contents.weights) is not None:
+            of_epoch = weights.slots(weights.first, weights.samples).least_and_most
+            least, most = least * of_epoch[0], most * of_epoch[1]
         count = end - begin
         parts.append(
             PartSummary(
@@ -166,7 +170,7 @@ def summarise(
                 weight=float(shares[number] / shares.sum()),
                 size=size,
                 samples=count,
-                epochs=count / size,
+                epochs=count / length,
                 least_repeats=least,
                 most_repeats=most,
                 tokens=None if tokens is None else round(tokens.mean * count),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +32,14 @@ from penstock.readers.fieldtypes import (
     interleaved,
     joined_columns,
 )
+from penstock.readers.sample_weights import (
+    BALANCED,
+    SampleWeights,
+    balanced_weights,
+    checked_weights,
+    is_score_file,
+    read_scores,
+)
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import LeftOut
     from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.sample_weights import WeightsOfSamples
     from penstock.readers.types import ImageRange
 
     Floats = NDArray[np.float64]
@@ -77,6 +87,7 @@ class Contents:
     - lacking: the number of samples that lack a field, for fields that some lack; of a selection,
       that of the whole.
     - mixture: of the parts of a mixture, which follow one another here; None for other sources.
+    - weights: of the samples; None if an epoch delivers each of them once.
     """
 
     schema: Schema
@@ -98,11 +109,22 @@ class Contents:
     selected_bytes: float | None = None
     lacking: Mapping[str, int] = field(default_factory=dict)
     mixture: MixtureContents | None = None
+    weights: SampleWeights | None = None
 
     @cached_property
     def samples(self) -> int:
         """The number of samples."""
         return int(self.sizes.sum())
+
+    @cached_property
+    def expected(self) -> Contents:
+        """The contents with the number of times that a job's first epochs deliver samples of each
+        shard and unit in place of the number of samples, to one; without empty units."""
+        if self.weights is None:
+            return self
+        slots = self.weights.slots(self.weights.first, self.weights.samples)
+        sizes, units = slots.expanded(self.sizes, self.units)
+        return replace(self, sizes=sizes, units=units, weights=None)
 
     @property
     def sample_bytes(self) -> float:
@@ -157,12 +179,23 @@ class MixtureContents:
         return np.array([part.samples for part in self.parts], np.int64)
 
     @cached_property
+    def lengths(self) -> Ints:
+        """Samples of an epoch of each part, int64, shape (parts,)."""
+        return np.array([part.expected.samples for part in self.parts], np.int64)
+
+    @cached_property
+    def weights(self) -> str | None:
+        """The hash of the weights of the parts' samples; None if no part has any."""
+        each = [part.weights and part.weights.first for part in self.parts]
+        return hashlib.sha256(repr(each).encode()).hexdigest()[:32] if any(each) else None
+
+    @cached_property
     def samples(self) -> int:
         """The number of samples of an epoch of the mixture. Raises PlanError if it has no end, and
         if it repeats a part more often than `max_repeats` allows."""
         from penstock.readers.mixtures import epoch_samples
 
-        samples = epoch_samples(self.sizes, self.changes, self.rule)
+        samples = epoch_samples(self.lengths, self.changes, self.rule)
         self.check_repeats(samples)
         return samples
 
@@ -200,7 +233,7 @@ class MixtureContents:
         from penstock.readers.mixtures import MixtureStream  # needed by mixtures only
 
         return MixtureStream(
-            self.sizes,
+            self.lengths,
             self.changes if changes is None else changes,
             counts=counts,
             owed=owed,
@@ -230,6 +263,7 @@ def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
         files=len(places) if base.is_file_per_sample else len(shards),
         units=units,
         selected_bytes=base.sample_bytes,
+        weights=None if base.weights is None else base.weights.take(places),
     )
 
 
@@ -481,22 +515,47 @@ class Source(ABC):
         """Return the renamed source. made: the datasets that were renamed already, by identity."""
         raise NotImplementedError(f"{type(self).__name__} can't be renamed")
 
-    def subset(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Selection:
+    def subset(
+        self,
+        which: Iterable[int] | Iterable[bool] | NDArray[Any] | None = None,
+        *,
+        weights: WeightsOfSamples | None = None,
+    ) -> View:
         """Return some of the samples, as a dataset of its own that reads this one.
 
         which: sample ids, in any order, each once; or a mask of bools, one for each sample in the
-        order of ids. Samples keep their ids, names and draws. It needs 8 bytes of memory per
-        sample. Its `close()` closes nothing: keep this dataset open as long as you need its parts.
-        Raises ConfigError for ids that don't exist or occur twice, a mask of another length, and an
-        empty selection.
+        order of ids; None: all of them. Samples keep their ids, names and draws. It needs 8 bytes
+        of memory per sample. Its `close()` closes nothing: keep this dataset open as long as you
+        need its parts.
+
+        weights: how often each of the samples is expected in an epoch, which then has as many
+        samples as the sum, rounded. Each is delivered floor or ceil of its weight, and with other
+        random draws each time:
+
+        - numbers, one for each sample: in the order of `which` if it has ids, else in that of ids;
+        - the name of a field of numbers;
+        - "balanced": each class is expected equally often; the sum is the number of samples;
+        - a file (a path or a URL): .npy with such an array; .csv or .parquet with a column "weight"
+          or "score" (or one column of numbers), and optionally "id", the samples to which they
+          belong.
+
+        Raises ConfigError for ids that don't exist or occur twice, a mask of another length, an
+        empty selection, and weights that are negative, not finite, all 0 or of another number.
         """
+        if which is None:
+            if weights is None:
+                raise ConfigError("subset: got neither ids or a mask nor weights=.")
+            return weighted(self, weights)
         from penstock.readers.splits import check_choice
 
-        array = check_choice(which, len(self), url=self.url)
+        array = check_choice(which, self.contents.samples, url=self.url)
+        order = None
         if array.dtype == np.bool_:
             places = np.flatnonzero(array)
         else:
-            places = np.sort(self.contents.places(self.rows(array.astype(np.int64))))
+            places = self.contents.places(self.rows(array.astype(np.int64)))
+            order = np.argsort(places)
+            places = places[order]
             if (twice := places[1:][np.diff(places) == 0]).size:
                 (sample,) = self.ids(self.contents.rows(twice[:1])).tolist()
                 raise ConfigError(
@@ -504,7 +563,8 @@ class Source(ABC):
                 )
         if not len(places):
             raise ConfigError(f"subset: got no samples of {self.url}, wanted at least one.")
-        return Selection.of(self, places.astype(np.int64, copy=False))
+        found = Selection.of(self, places.astype(np.int64, copy=False))
+        return found if weights is None else weighted(found, weights, order=order)
 
     def split(
         self,
@@ -531,7 +591,7 @@ class Source(ABC):
         from penstock.readers.splits import by_group, by_sample, check_shares
 
         wanted = check_shares(shares, seed=seed)
-        ids = self.ids(self.contents.rows(np.arange(len(self), dtype=np.int64)))
+        ids = self.ids(self.contents.rows(np.arange(self.contents.samples, dtype=np.int64)))
         if by is None:
             parts = by_sample(ids, wanted, seed=seed)
         elif isinstance(by, str) and by in self.schema and self.schema[by].is_class:
@@ -808,6 +868,126 @@ class Selection(View):
                 f"the {len(self._places):,} that were selected from it."
             )
         return self.contents.rows(places)
+
+
+class Weighted(View):
+    """All samples of another source, each delivered as often as its weight says."""
+
+    def __init__(self, base: Source, weights: SampleWeights) -> None:
+        """base: without weights, or with others, which don't count here."""
+        self._base: Source = base.bases[0] if isinstance(base, Weighted) else base
+        self.url, self.bases, self.part_of = base.url, (self._base,), base.part_of
+        self._weights = weights
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the source and the weights: a spawned worker opens it again."""
+        return Weighted, (self._base, self._weights)
+
+    def __repr__(self) -> str:
+        return f"{self._base!r} with weights"
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The contents of the source, with the weights."""
+        return replace(self._base.contents, weights=self._weights)
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        return Weighted(self._base._renamed(names, made), self._weights)
+
+    def _runs(self, rows: Ints) -> Iterable[Run]:
+        return (Run(self._base, rows, slice(None)),)
+
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """The shards that are read from a remote store."""
+        return self._base.remote_shards
+
+    def _rows(self, ids: Ints) -> Ints:
+        return self._base.rows(ids)
+
+
+def weighted(source: Source, weights: object, *, order: Ints | None = None) -> Weighted:
+    """Return a source with weights of its samples. order: that of numbers, which are then those of
+    samples order[0], order[1], ...; None: that of ids. Raises ConfigError; see `Source.subset`."""
+    if source.contents.weights is not None:
+        raise ConfigError(
+            f"weights: the samples of {source!r:.100} have weights already. Pass them once, to the "
+            "loader or to subset()."
+        )
+    return Weighted(source, SampleWeights.of(weights_for(source, weights, order=order)))
+
+
+def reweighted(
+    source: Source, weights: object, *, is_first: bool, keeps: str | None = None
+) -> Weighted:
+    """Return a source for a job that changes to other weights. Its epochs keep their length; if it
+    has no weights, each of its samples was delivered once. is_first, keeps: as for
+    `SampleWeights.with_array`. Raises ConfigError; see `Source.subset`."""
+    array, contents = weights_for(source, weights), source.contents
+    before = contents.weights or SampleWeights.of(np.ones(contents.samples))
+    return Weighted(source, before.with_array(array, is_first=is_first, keeps=keeps))
+
+
+def weights_for(source: Source, weights: object, *, order: Ints | None = None) -> Floats:
+    """Return the weights of a source's samples, float64, shape (samples,), in the order of ids.
+    Arguments and errors: as for `weighted`."""
+    count = source.contents.samples
+    if source.contents.mixture is not None:
+        raise ConfigError(
+            f"weights: {source!r:.100} is a mixture, whose parts have weights (set_weights changes "
+            "these). Give weights of samples to its parts: mix({...: part.subset(weights=...)})."
+        )
+    if isinstance(weights, str) and weights == BALANCED:
+        return balanced_weights(_classes(source))
+    if isinstance(weights, str) and weights in source.schema:
+        type = source.schema[weights]
+        if type.number is None:
+            raise ConfigError(f'weights: "{weights}" is {type!r}, wanted a field of numbers.')
+        return checked_weights(source.column(weights), count)
+    if isinstance(weights, os.PathLike) or (isinstance(weights, str) and is_score_file(weights)):
+        weights, ids = read_scores(weights)
+        if ids is not None:
+            return checked_weights(_by_id(source, checked_weights(weights, len(ids)), ids), count)
+    elif isinstance(weights, str):
+        numbers = [name for name, type in source.schema.items() if type.number is not None]
+        raise ConfigError(
+            f'weights: got "{weights}", wanted a field of numbers (of {source.url}: {numbers}), '
+            f'"{BALANCED}", a file of scores (.npy, .csv or .parquet), or one number for each '
+            "sample."
+        )
+    given = checked_weights(weights, count)
+    if order is not None:
+        given = given[order]
+    return given
+
+
+def _classes(source: Source) -> NDArray[Any]:
+    """Return the class of each sample, as integers. Raises ConfigError without classes."""
+    schema = source.schema
+    whole = next((name for name in LABELS if _is_whole(schema.get(name))), None)
+    field = class_field(schema, (*source.fields, *schema)) or whole
+    classes = None if field is None else np.asarray(source.column(field))
+    if classes is None or classes.ndim != 1:
+        raise ConfigError(
+            f'weights="{BALANCED}": {source.url} has no field of classes. Its fields: '
+            f"{dict(schema)}. Pass one number for each sample instead."
+        )
+    return classes
+
+
+def _by_id(source: Source, scores: Floats, ids: NDArray[Any]) -> Floats:
+    """Return scores in the order of the samples. Raises ConfigError unless each has one."""
+    if ids.dtype.kind not in "iu":
+        raise ConfigError(f'weights: the column "id" is {ids.dtype}, wanted integers: sample ids.')
+    places = source.contents.places(source.rows(ids.astype(np.int64)))
+    found = np.full(source.contents.samples, -1.0)
+    found[places] = scores
+    if len(places) != len(found) or (found < 0).any():
+        raise ConfigError(
+            f"weights: the file has {len(places):,} scores, of {len(np.unique(places)):,} samples; "
+            f"wanted one for each of the {len(found):,} samples of {source.url}."
+        )
+    return found
 
 
 def _is_whole(type: FieldType | None) -> bool:

@@ -37,7 +37,7 @@ readers.mixture
 readers.mixture_summary
 readers.concatenation readers.map_mixture
 readers.sources
-readers.splits readers.remote_shards readers.mixtures
+readers.splits readers.remote_shards readers.mixtures readers.sample_weights
 readers.reading
 readers.index
 readers.local_place readers.blob_source

@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from penstock.cache import (
     ClosedError,
@@ -27,10 +27,11 @@ from penstock.pipeline.feed.assembly import Assembly, build_assembly, checked_or
 from penstock.pipeline.feed.frozen_order import freeze_order
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.options import check_count, check_epoch
-from penstock.pipeline.plan import Cursor, first_slot
+from penstock.pipeline.plan import Cursor, WeightSettings, check_weights_shuffle, first_slot
+from penstock.readers import reweighted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -317,31 +318,10 @@ class NativeEngine:
         errors of the exchange; the engine is then unchanged.
         """
         self._check_open()
-        membership = self.assembly.membership
-        try:
-            settings, words = self._weight_change(weights, step=step)
-        except PenstockError as error:
-            membership.refuse_weights(error)
-            raise
-        assert settings.mixture is not None
-        membership.agree_on_weights(settings.mixture.text, words)
-        cursor, number = self._position.cursor, self._known_step()
-        self._rebuild(
-            self.options,
-            settings,
-            lane_order=self.order.lane_order,
-            membership=membership,
-            ends_passes=False,
-        )
-        self.order.walk.know(cursor, number)
-        if self._state is not None:
-            fingerprint = self.assembly.fingerprint
-            self._state = replace(self._state, plan=settings, fingerprint=fingerprint)
-        self._position.skip_to(cursor)
+        self._change_weights("set_weights", lambda: self._weight_change(weights, step=step))
 
-    def _weight_change(self, weights: object, *, step: int | None) -> tuple[PlanSettings, str]:
-        """Return the settings with other weights, and words for the change. Raises as
-        `set_weights`."""
+    def _weight_change(self, weights: object, *, step: int | None) -> _WeightChange:
+        """Return the change to other weights of parts. Raises as `set_weights`."""
         settings, walk = self.order.settings, self.order.walk
         mixture = self.dataset.contents.mixture
         if mixture is None or settings.mixture is None:
@@ -358,7 +338,62 @@ class NativeEngine:
         shares = mixture.shares_of(weights)
         sample = walk.change_sample(walk.cursor_of(step))
         parts = settings.mixture.with_weights(mixture, shares, sample=sample)
-        return replace(settings, mixture=parts), f"{weights!r:.200} from step {step:,} on"
+        words = f"{weights!r:.200} from step {step:,} on"
+        return _WeightChange(self.dataset, replace(settings, mixture=parts), parts.text, words)
+
+    def set_sample_weights(self, weights: object) -> None:
+        """Change the weights of the samples from the next epoch on. Passes continue.
+
+        It waits for the other ranks. Raises ConfigError for a mixture and for invalid weights,
+        PlanError for a job that isn't shuffled and if the ranks differ, and the errors of the
+        exchange; the engine is then unchanged.
+        """
+        self._check_open()
+        if self._assembly is None and self._state is None and not self._position.cursor.epoch:
+            dataset = self._sample_weight_change(weights).dataset
+            self.order = checked_order(dataset, self.options)  # the world isn't known yet
+            self.dataset = dataset
+            return
+        self._change_weights("set_sample_weights", lambda: self._sample_weight_change(weights))
+
+    def _sample_weight_change(self, weights: object) -> _WeightChange:
+        """Return the change to other weights of samples. Raises as `set_sample_weights`."""
+        settings, cursor = self.order.settings, self._position.cursor
+        before, first = settings.weights, cursor.epoch + (cursor.position > 0)
+        check_weights_shuffle(settings.shuffle)
+        current = None if before is None else before.name_in(cursor.epoch)
+        dataset = reweighted(self.dataset, weights, is_first=not first, keeps=current)
+        known = dataset.contents.weights
+        assert known is not None
+        if before is None:
+            before = WeightSettings(samples=known.samples, changes=((0, known.first),))
+        changed = before.changed(first, known.latest)
+        words = f"{known.latest[:12]} (the hash of an array) from epoch {first} on"
+        return _WeightChange(dataset, replace(settings, weights=changed), repr(changed), words)
+
+    def _change_weights(self, call: str, make: Callable[[], _WeightChange]) -> None:
+        """Continue with other weights, of which all ranks agree. call: the user's, for messages."""
+        membership = self.assembly.membership
+        try:
+            change = make()
+        except PenstockError as error:
+            membership.refuse_weights(error)
+            raise
+        membership.agree_on_weights(call, change.text, change.words)
+        cursor, number = self._position.cursor, self._known_step()
+        self._rebuild(
+            self.options,
+            change.settings,
+            lane_order=self.order.lane_order,
+            membership=membership,
+            ends_passes=False,
+            dataset=change.dataset,
+        )
+        self.order.walk.know(cursor, number)
+        if self._state is not None:
+            fingerprint = self.assembly.fingerprint
+            self._state = replace(self._state, plan=change.settings, fingerprint=fingerprint)
+        self._position.skip_to(cursor)
 
     def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.
@@ -438,6 +473,11 @@ class NativeEngine:
                 "set_weights was called before this loader had its world and its batches, which "
                 "have changed since. Call it when the first pass has begun."
             )
+        if settings is None and (own := self.order.settings.weights) and len(own.changes) > 1:
+            raise PlanError(
+                "set_sample_weights was called for a later epoch before this loader had its world "
+                "and its batches, which have changed since. Call it when the first pass has begun."
+            )
         old = self._assembly
         kept = None if state is None else state.parsed_lane_order()
         kept = kept if old is None else self.order.lane_order
@@ -456,11 +496,12 @@ class NativeEngine:
         lane_order: LaneOrder | None,
         membership: Membership | None = None,
         ends_passes: bool = True,
+        dataset: Source | None = None,
     ) -> None:
         """Replace the assembly if anything differs.
 
         membership: None keeps the existing one for the same ranks and the same plan. ends_passes:
-        end the passes that have begun.
+        end the passes that have begun. dataset: the same samples with other weights.
         """
         old, before = self._assembly, self.order
         is_same = old is not None and settings == before.settings
@@ -469,8 +510,9 @@ class NativeEngine:
             return
         if is_same and old is not None:
             membership = old.membership
+        dataset = self.dataset if dataset is None else dataset
         assembly = build_assembly(
-            self.dataset,
+            dataset,
             options,
             self._position,
             settings=settings,
@@ -481,7 +523,7 @@ class NativeEngine:
         if old is not None:
             assembly.pipeline.bad_count.take_over(old.pipeline.bad_count)
             self._finalizer()
-        self.options = options
+        self.options, self.dataset = options, dataset
         self._install(assembly)
         if not is_same:
             self._is_agreed = False
@@ -521,6 +563,16 @@ class NativeEngine:
             f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
             f"{self.world.size}, device={str(self.options.device)!r}, at {self._position.cursor})"
         )
+
+
+class _WeightChange(NamedTuple):
+    """A change of weights. dataset: with the weights of its samples. settings: of the plan from now
+    on. text: of the change, which all ranks make alike. words: for the user."""
+
+    dataset: Source
+    settings: PlanSettings
+    text: str
+    words: str
 
 
 def _describe(state: LoaderState) -> str:

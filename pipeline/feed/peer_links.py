@@ -145,9 +145,8 @@ class PeerLinks:
         """Return what this node's caches hold, for the `PlannedNodes` of other nodes."""
         order, epoch = self._order, self._epoch
         contents = order.source.contents
-        lane_bytes = held_bytes_of_lanes(
-            make_plan(contents, order.settings), epoch, contents.shard_bytes
-        )
+        plan = make_plan(contents, order.settings).plan_of(epoch)
+        lane_bytes = held_bytes_of_lanes(plan, epoch, contents.shard_bytes)
         return level_text(held_of_groups(order, epoch), lane_bytes)
 
     def _plan(self, shard_of: Callable[[str], int | None]) -> PlannedNodes | None:

@@ -74,7 +74,8 @@ _DIFFERENCES = {
     ),
     "weights": (
         "with {set_weights}",
-        "Load the same state on every rank, and call set_weights with the same arguments.",
+        "Load the same state on every rank, pass the same weights=, and call set_weights and "
+        "set_sample_weights with the same arguments.",
     ),
     "plan": ("with plan {plan:.12}", _ORDER_REMEDY),
 }
@@ -88,8 +89,8 @@ class SharedFacts:
     dataset, plan: fingerprints. samples, url: of the dataset; the url may differ between nodes.
     lanes, window, reshuffle: of the plan. batch: global batches, by first sample. ends: how epochs
     end. recipe: its fingerprint. recipe_words: the beginning of its text. size: ranks of the world.
-    at: where ranks that rejoin continue, "" for a loader that begins. weights: those that
-    `set_weights` set, as text.
+    at: where ranks that rejoin continue, "" for a loader that begins. weights: those of samples,
+    and those that `set_weights` set, as text.
     """
 
     dataset: str
@@ -131,7 +132,7 @@ class SharedFacts:
 
 def _describe(facts: Mapping[str, Any], differ: list[str]) -> str:
     """Return the facts of one rank that differ, as words for a message."""
-    weights = facts["weights"] or "the weights of its mixture"
+    weights = facts["weights"] or "the weights of its dataset"
     words = {**facts, "of_url": _of_url(facts), "at": facts["at"] or "its beginning"}
     words["set_weights"] = weights
     return ", ".join(_DIFFERENCES[name][0].format_map(words) for name in differ)

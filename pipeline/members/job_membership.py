@@ -111,10 +111,6 @@ _REMEDY = (
     "Build and iterate the same loaders on every rank, and load the same state; for a loader that "
     "only one rank has, pass world=World(0, 1). If ranks start that far apart, raise timeout=."
 )
-_WEIGHTS_REMEDY = (
-    "All ranks call set_weights equally often, with the same arguments, between the same steps. "
-    "For a loader that only one rank has, pass world=World(0, 1)."
-)
 
 
 class JobMembership(Membership):
@@ -244,15 +240,17 @@ class JobMembership(Membership):
             following,
         )
 
-    def agree_on_weights(self, change: str, words: str) -> None:
+    def agree_on_weights(self, call: str, change: str, words: str) -> None:
         if self.store is None or not self._meets:
             return
+        own = {"label": self.world.label, "change": change, "words": words, "call": call}
         answer = self.decide(
             "weights",
-            json.dumps({"label": self.world.label, "change": change, "words": words}),
+            json.dumps(own),
             _choose_weights,
-            purpose="to call set_weights",
-            remedy=_WEIGHTS_REMEDY,
+            purpose=f"to call {call}",
+            remedy=f"All ranks call {call} equally often, with the same arguments, between the "
+            "same steps. For a loader that only one rank has, pass world=World(0, 1).",
         )
         if different := answer["different"]:
             raise PlanError(different)
@@ -603,9 +601,9 @@ def _choose_weights(texts: list[str]) -> dict[str, Any]:
             return {"different": other["refused"]}
         if other["change"] != first["change"]:
             return {
-                "different": f"set_weights: {first['label']} set {first['words']}; "
+                "different": f"{first['call']}: {first['label']} set {first['words']}; "
                 f"{other['label']} {other['words']}: samples would be lost or read twice. Call "
-                "set_weights with the same arguments on every rank."
+                f"{first['call']} with the same arguments on every rank."
             }
     return {"different": ""}
 
@@ -743,7 +741,7 @@ def _join(
         ends=f"drop_last={walk.drop_last}, pad={options.pad}",
         recipe=recipe,
         recipe_words=recipe_words,
-        weights="" if settings.mixture is None else settings.mixture.text,
+        weights=settings.weights_text,
     )
     remote = source.remote_shards
     has_kept_caches = (

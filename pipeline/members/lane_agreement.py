@@ -108,7 +108,8 @@ def held_of_groups(order: JobOrder, epoch: int) -> Ints:
     held = contents.shard_bytes * 0
     if remote is not None:
         held = (contents.shard_bytes * remote.held_shares()).astype(held.dtype)
-    return held_bytes_of_lanes(make_plan(contents, order.settings), epoch, held)
+    plan = make_plan(contents, order.settings).plan_of(epoch)
+    return held_bytes_of_lanes(plan, epoch, held)
 
 
 def _choose(texts: list[str], last: LaneOrder | None, *, ranks: int, lanes: int) -> dict[str, Any]:

@@ -60,9 +60,10 @@ class Membership:
         """Raise PlanError unless all ranks load the same state. described: where and how it
         continues."""
 
-    def agree_on_weights(self, change: str, words: str) -> None:
-        """Wait until all ranks change a mixture's weights; raise PlanError on each of them unless
-        all changes are the same. change: compared. words: the weights and their first step.
+    def agree_on_weights(self, call: str, change: str, words: str) -> None:
+        """Wait until all ranks change weights; raise PlanError on each of them unless all changes
+        are the same. call: the method that does it. change: compared. words: for messages, the
+        weights, and from where on they hold.
 
         Raises StalledError, which names the absent ranks, and RankFailedError.
         """

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import PlanError
-from penstock.pipeline.plan.order import Plan, SlotSamples, default_lanes, window_of
+from penstock.pipeline.plan.order import SlotSamples, default_lanes, window_of
 from penstock.pipeline.plan.walk import Cursor
+from penstock.pipeline.plan.weighted_plan import WeightSettings, make_part_plan
 from penstock.pipeline.plan.world import rank_slots
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.mixture_plan import MixtureSettings
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Step, Walk
+    from penstock.pipeline.plan.weighted_plan import PartPlan
     from penstock.pipeline.plan.world import World
     from penstock.readers import Contents, Source
 
@@ -159,7 +161,8 @@ class RankOrder:
 class PlanSettings:
     """The settings of a job's plan. seed: keys random draws, and the order if it is shuffled.
     buckets: settings of batches by tokens, else None. mixture: of a mixture's parts, else None;
-    lanes is then the number of all lanes, and window the largest."""
+    lanes is then the number of all lanes, and window the largest. weights: of weights of samples,
+    else None."""
 
     seed: int
     shuffle: bool
@@ -168,10 +171,18 @@ class PlanSettings:
     reshuffle: float
     buckets: BucketSettings | None = None
     mixture: MixtureSettings | None = None
+    weights: WeightSettings | None = None
 
     def epoch_samples(self, contents: Contents) -> int:
         """Return the samples of an epoch."""
-        return contents.samples if self.mixture is None else self.mixture.samples
+        several = self.mixture or self.weights
+        return contents.samples if several is None else several.samples
+
+    @property
+    def weights_text(self) -> str:
+        """A text of the weights of samples and of those that `set_weights` set, to compare them."""
+        own = [each.text for each in (self.mixture, self.weights) if each is not None]
+        return "".join(own)
 
 
 def first_settings(
@@ -207,29 +218,33 @@ def first_settings(
             reshuffle=reshuffle,
             mixture=parts,
         )
+    weights = WeightSettings.first(contents.weights, shuffle=shuffle)
     if not shuffle:
         return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+    contents = contents.expected
     shards = int(np.count_nonzero(contents.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
     window = int(window or window_of(contents, lanes, global_batch=global_batch))
-    return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
+    return PlanSettings(
+        seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle, weights=weights
+    )
 
 
 def make_plan(
     contents: Contents, settings: PlanSettings, lane_order: LaneOrder | None = None
-) -> Plan:
+) -> PartPlan:
     """Return a plan of one part with these settings, for one reader.
 
     Each reader needs its own: a plan caches the windows of one position, and two readers would
     evict each other's.
     """
-    return Plan(
-        contents.sizes,
+    return make_part_plan(
+        contents,
+        settings.weights,
         seed=settings.seed if settings.shuffle else None,
         lanes=settings.lanes,
         window=settings.window,
         reshuffle=settings.reshuffle,
-        units=contents.units,
         lane_order=lane_order,
     )
 

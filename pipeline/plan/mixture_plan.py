@@ -29,10 +29,14 @@ from penstock.cache.base import keyed_hash
 from penstock.pipeline.plan.order import (
     SAMPLES_PER_LANE,
     JobPlan,
-    Plan,
     SlotSamples,
     most_lanes,
     window_of,
+)
+from penstock.pipeline.plan.weighted_plan import (
+    WeightSettings,
+    check_weights_shuffle,
+    make_part_plan,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.plan.order import SlotCut
+    from penstock.pipeline.plan.weighted_plan import PartPlan
     from penstock.readers import MixtureContents
     from penstock.readers.mixtures import MixtureStream, WeightChange
 
@@ -54,7 +59,8 @@ class MixtureSettings:
     names: of the parts, in order. lanes, windows: of each part, as in `PlanSettings`. samples: of
     an epoch of the mixture. unit: consecutive samples of one part, 1 or a global batch. changes:
     the weights, if `set_weights` changed them during the job, else None: those of the dataset.
-    counts, owed: at the first change, as for `MixtureStream`; None at the job's start.
+    counts, owed: at the first change, as for `MixtureStream`; None at the job's start. weights:
+    the hash of the weights of the parts' samples; None if they have none.
     """
 
     names: tuple[str, ...]
@@ -65,13 +71,15 @@ class MixtureSettings:
     changes: tuple[WeightChange, ...] | None = None
     counts: tuple[int, ...] | None = None
     owed: tuple[float, ...] | None = None
+    weights: str | None = None
 
     @property
     def text(self) -> str:
-        """Return a text of the changes that `set_weights` made, to compare them; "" for none."""
+        """Return a text of the weights of samples, and of the changes that `set_weights` made, to
+        compare them; "" for none."""
         if self.changes is None:
-            return ""
-        known = repr((self.changes, self.counts, self.owed))
+            return "" if self.weights is None else f"weights of samples {self.weights[:12]}"
+        known = repr((self.changes, self.counts, self.owed, *filter(None, [self.weights])))
         digest = hashlib.sha256(known.encode()).hexdigest()
         return f"weights that were set for sample {self.changes[-1].start:,} ({digest[:16]})"
 
@@ -86,6 +94,8 @@ class MixtureSettings:
             values["counts"] = _packed(self.counts)
         if self.owed is not None:
             values["owed"] = _packed([round(each * _OWED_STEPS) for each in self.owed])
+        if self.weights is not None:
+            values["weights"] = self.weights
         return values
 
     @classmethod
@@ -109,11 +119,13 @@ class MixtureSettings:
             owed=None
             if owed is None
             else tuple(each / _OWED_STEPS for each in _unpacked(owed, parts, least=-(2**62))),
+            weights=given.pop("weights", None),
         )
         starts = [change.start for change in settings.changes or ()]
         if (
             given
             or not names
+            or not isinstance(settings.weights, str | None)
             or type(settings.samples) is not int
             or type(settings.unit) is not int
             or min(settings.samples, settings.unit) < 1
@@ -124,9 +136,20 @@ class MixtureSettings:
         return settings
 
     def check(self, mixture: MixtureContents) -> None:
-        """Raise ResumeError for a mixture of other parts."""
-        if self.names == mixture.names:
+        """Raise ResumeError for a mixture of other parts, or with other weights of samples."""
+        if self.names == mixture.names and self.weights == mixture.weights:
             return
+        if self.names == mixture.names:
+            weighted = [
+                name
+                for name, part in zip(mixture.names, mixture.parts, strict=True)
+                if part.weights is not None
+            ]
+            raise ResumeError(
+                f"State was saved for a mixture {_of_weights(self.weights)}, and this one is "
+                f"{_of_weights(mixture.weights)} (of {weighted or 'no part'}), which gives another "
+                "order. Pass the same weights to the same parts, or start without a state."
+            )
         new = [name for name in mixture.names if name not in self.names]
         gone = [name for name in self.names if name not in mixture.names]
         changed = [
@@ -172,6 +195,10 @@ class MixtureSettings:
                 owed=None if known.owed is None else _rounded(known.owed),
             )
         return replace(settings, changes=(*past, WeightChange(start=sample, shares=shares)))
+
+
+def _of_weights(digest: str | None) -> str:
+    return f"with weights of samples {digest[:12]}" if digest else "without weights of samples"
 
 
 def _packed(numbers: Sequence[int]) -> str:
@@ -245,10 +272,12 @@ def mixture_settings(
 
     drop_last: an epoch is prolonged to full global batches, so that no part misses any samples.
     """
+    if mixture.weights is not None:
+        check_weights_shuffle(shuffle)
     shares = np.array([each.shares for each in mixture.changes], np.float64)
     share = (shares / shares.sum(axis=1, keepdims=True)).max(axis=0)
     lanes, windows = [], []
-    for part, own in zip(mixture.parts, share.tolist(), strict=True):
+    for part, own in zip([each.expected for each in mixture.parts], share.tolist(), strict=True):
         shards = int(np.count_nonzero(part.sizes))
         most = max(
             1, min(most_lanes(global_batch, shards), int(global_batch * own) // SAMPLES_PER_LANE)
@@ -262,7 +291,12 @@ def mixture_settings(
     if (drop_last and mixture.rule != "once") or unit > 1:
         samples = -(-samples // global_batch) * global_batch
     return MixtureSettings(
-        names=mixture.names, lanes=tuple(lanes), windows=tuple(windows), samples=samples, unit=unit
+        names=mixture.names,
+        lanes=tuple(lanes),
+        windows=tuple(windows),
+        samples=samples,
+        unit=unit,
+        weights=mixture.weights,
     )
 
 
@@ -322,14 +356,14 @@ def make_mixture_plan(
 ) -> MixturePlan:
     """Return the plan of a mixture, for one reader. seed: None for index order in each part."""
     parts = [
-        Plan(
-            part.sizes,
+        make_part_plan(
+            part,
+            WeightSettings.first(part.weights),
             # Two parts that are the same dataset have different orders.
             seed=None if seed is None else int(keyed_hash(seed, _PART, number)),
             lanes=lanes,
             window=window,
             reshuffle=reshuffle,
-            units=part.units,
         )
         for number, (part, lanes, window) in enumerate(
             zip(mixture.parts, own.lanes, own.windows, strict=True)
@@ -352,7 +386,7 @@ class MixturePlan(JobPlan):
     of all parts, and window is the largest of the parts.
     """
 
-    def __init__(self, parts: Sequence[Plan], stream: MixtureStream, *, samples: int) -> None:
+    def __init__(self, parts: Sequence[PartPlan], stream: MixtureStream, *, samples: int) -> None:
         self.samples, self.bins = samples, 1
         self._parts, self._stream = tuple(parts), stream
         self.sizes = np.concatenate([part.sizes for part in parts])
@@ -429,14 +463,20 @@ class MixturePlan(JobPlan):
             order = np.concatenate([order[a:b] for a, b in zip(low, high, strict=True)])
         part, epochs, lane, offset = (each[order] for each in samples[:4])
         rows = np.empty((len(part), 2), np.int64)
+        occurrences: Ints | None = None
         for number, some in _groups(part):
             least = int(epochs[some].min())
             for later, same in _groups(epochs[some] - least):
                 at = same if isinstance(some, slice) else some[same]
-                own = self._parts[number].rows(least + later, lane[at].copy(), offset[at].copy())
-                own[:, 0] += self._first_shard[number]
-                rows[at] = own
-        return SlotSamples(rows=rows, epochs=epochs)
+                plan = self._parts[number]
+                own = plan.samples_at(least + later, lane[at].copy(), offset[at].copy())
+                own.rows[:, 0] += self._first_shard[number]
+                rows[at] = own.rows
+                if own.occurrences is not None:
+                    if occurrences is None:
+                        occurrences = np.zeros(len(part), np.int64)
+                    occurrences[at] = own.occurrences
+        return SlotSamples(rows=rows, epochs=epochs, occurrences=occurrences)
 
     def _batches(self, epoch: int, begin: Ints, sizes: Ints) -> _Samples:
         """Return the samples of batches, batch by batch and in these part by part."""

@@ -244,6 +244,8 @@ class Plan(JobPlan):
     windows may cut.
     lane_order: the place of each lane among the slots of a batch, which decides the rank that reads
     it; the samples of a batch stay the same. None: lane 0 first.
+    dealt: a mask of the shards that get a place among the lanes, of which some may be empty, shape
+    (shards,). None: those that aren't empty.
 
     Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. The
     layouts of two epochs and two windows per strand are cached: readers at distant positions should
@@ -263,6 +265,7 @@ class Plan(JobPlan):
         reshuffle: float = 0.0,
         units: Sequence[ArrayLike] | None = None,
         lane_order: LaneOrder | None = None,
+        dealt: NDArray[np.bool_] | None = None,
     ) -> None:
         lanes = _integer("lanes", lanes, at_least=1)
         window = _integer("window", window, at_least=1)
@@ -277,7 +280,8 @@ class Plan(JobPlan):
         self.window = 1 if ordered else window
         self.reshuffle = 0.0 if ordered else float(reshuffle)
         self._units = None if ordered else units_of(self.sizes, units)
-        self._filled = int(np.count_nonzero(self.sizes))
+        self._dealt = None if dealt is None else np.flatnonzero(dealt)
+        self._filled = int(np.count_nonzero(self.sizes if dealt is None else dealt))
         self._mixed = self._filled if self._units is None else len(self._units)
         self._lanes = np.array(self.lanes, dtype=np.int64)
         self.strands, self._window_rows = strands_and_window(
@@ -374,6 +378,10 @@ class Plan(JobPlan):
                 offset = windows.shuffled(strand, offset)
         return layout.rows(layout.strand_start[strand] + offset)
 
+    def samples_at(self, epoch: int, lane: Ints, offset: Ints) -> SlotSamples:
+        """Return the samples at offsets of lanes, as `rows`."""
+        return SlotSamples(rows=self.rows(epoch, lane, offset))
+
     def _slots(self, position: int, size: int, low: int, high: int) -> tuple[Ints, Ints]:
         """Return the lanes and offsets of slots [low, high) of a batch."""
         count = self._count(position, size, low, high)
@@ -428,6 +436,11 @@ class Plan(JobPlan):
         pieces = np.repeat(begin - before, count) + np.arange(int(count.sum()))
         return np.unique(self._cut.shard[pieces])
 
+    def plan_of(self, epoch: int) -> Plan:
+        """Return the plan of an epoch's lanes and windows, as `WeightedPlan.plan_of`: this one."""
+        del epoch
+        return self
+
     def pieces(self, epoch: int) -> StrandPieces:
         """Return the pieces of an epoch: the same in all, unless `reshuffle` moves shards."""
         return (
@@ -467,7 +480,7 @@ class Plan(JobPlan):
         Which shards move depends on the epoch only, not on the epoch before it, so that any epoch
         can be computed directly. Shards that move change places with one another.
         """
-        shards = self._filled_shards()
+        shards = self._filled_shards() if self._dealt is None else self._dealt
         if self.seed is not None and len(shards):
             pairs = np.arange(max(1, len(shards) // self.strands))
             order = deal_shards(
@@ -481,6 +494,8 @@ class Plan(JobPlan):
             movers = shards[moves]
             keys = keyed_hash(self.seed, _MOVED, epoch, movers)
             shards[moves] = movers[np.argsort(keys, kind="stable")]
+        if self._dealt is not None:
+            shards = shards[self.sizes[shards] > 0]
         if (units := self._units) is None:
             return cut_strands(self.sizes, shards, strands=self.strands)
         pieces = cut_strands(units.rows, units.of_shards(shards), strands=self.strands)

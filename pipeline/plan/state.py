@@ -81,6 +81,8 @@ class LoaderState:
             del buckets["bins"]  # the same text as before bins existed
         if values["plan"].pop("mixture") and self.plan.mixture:
             values["plan"]["mixture"] = self.plan.mixture.to_dict()
+        if values["plan"].pop("weights") and self.plan.weights:
+            values["plan"]["weights"] = self.plan.weights.to_dict()
         batches = [[first, size] for first, size in schedule["entries"]]
         return {
             "version": STATE_VERSION,
@@ -124,6 +126,13 @@ class LoaderState:
                 settings["mixture"] = MixtureSettings.from_dict(mixture)
             except (AttributeError, KeyError, TypeError, ValueError):
                 _check(False, f"its mixture is {mixture!r:.80}")
+        if (weights := plan.get("weights")) is not None:
+            from penstock.pipeline.plan.weighted_plan import WeightSettings
+
+            try:
+                settings["weights"] = WeightSettings.from_dict(weights)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                _check(False, f"its weights are {weights!r:.80}")
         bad = state.get("bad")
         bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
         batches = _take(state, "batches", (list, tuple))
@@ -145,6 +154,9 @@ class LoaderState:
         plan_is_right = plan_is_right and 0.0 <= self.plan.reshuffle <= 1.0
         _check(plan_is_right, f"invalid plan {self.plan}")
         _check(len(self.lane_order or "") <= MOST_LANE_ORDER, "its lane order is too long")
+        weights = self.plan.weights
+        same = weights is None or (self.plan.shuffle and weights.samples == self.samples)
+        _check(same, f"its weights don't fit the {self.samples} samples of an epoch")
         self._check_step()
         return self
 
@@ -165,6 +177,7 @@ class LoaderState:
                 "split or a concatenation is a dataset of its own. Point at the old dataset, or "
                 "start without a state."
             )
+        self._check_weights(contents)
         for name, value in (wanted or {}).items():
             saved = getattr(self.plan, name)
             if saved != value:
@@ -181,6 +194,19 @@ class LoaderState:
                 "release that wrote the state, or start without one."
             )
         return self.parsed_lane_order()
+
+    def _check_weights(self, contents: Contents) -> None:
+        """Raise ResumeError unless the weights of samples that the state needs are known."""
+        own, known = self.plan.weights, contents.weights
+        if own is None and known is not None:
+            raise ResumeError(
+                "State was saved without weights of samples, and this loader has some: an epoch "
+                "consists of other samples. Leave weights= out and call "
+                "loader.set_sample_weights(weights) after load_state_dict, which changes them from "
+                "the next epoch on; or start without a state."
+            )
+        if own is not None:
+            own.check(known, epoch=self.epoch)
 
     def parsed_lane_order(self) -> LaneOrder | None:
         """Return the lane order; None is the identity. Raises ResumeError."""

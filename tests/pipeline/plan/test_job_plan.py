@@ -19,11 +19,13 @@ from penstock.pipeline.plan import (
     RankOrder,
     Walk,
     WeightedPlan,
+    WeightSettings,
     World,
-    expected_counts,
 )
+from penstock.readers import SampleWeights
 from penstock.readers.mixtures import MixtureStream, WeightChange, integer_shares
 from tests.pipeline.plan.plans import batch_of, plans
+from tests.sources import values_of
 
 if TYPE_CHECKING:
     from penstock.pipeline.plan import JobPlan
@@ -47,16 +49,15 @@ def mixtures(draw: st.DrawFn) -> MixturePlan:
 @st.composite
 def weighted(draw: st.DrawFn) -> WeightedPlan:
     """Draw a small dataset and the expected counts of its samples."""
-    rows = np.array(draw(sizes))
-    count = int(rows.sum())
+    rows = draw(sizes)
+    count = sum(rows)
     weights = draw(st.lists(st.integers(0, 5), min_size=count, max_size=count))
     lanes = draw(st.integers(1, 4))
-    return WeightedPlan(
-        rows,
-        expected_counts(np.array([*weights[1:], 1.0])),
-        seed=3,
-        plan=lambda expanded: Plan(expanded, seed=3, lanes=lanes, window=2),
-    )
+    known = SampleWeights.of(np.array([*weights[1:], 1.0]))
+    own = WeightSettings.first(known)
+    assert own is not None
+    contents = values_of(rows, weights=known)
+    return WeightedPlan(contents, own, seed=3, lanes=lanes, window=2)
 
 
 any_plan = st.one_of(plans(), mixtures(), weighted())

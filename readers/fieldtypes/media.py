@@ -27,7 +27,7 @@ class Text(FieldType):
 
     @property
     def column_kinds(self) -> Set[str]:
-        return {"text", "binary"}
+        return {"text", "binary", "nested"}
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""

@@ -31,6 +31,7 @@ from penstock.readers.formats.tables import (
     arrow_errors,
     columns_of,
     inside_structs,
+    is_listed,
     max_decoded_bytes,
     tensor_of_json,
     values_table,
@@ -204,7 +205,8 @@ class ArrowFile(TableFile):
         inside = arrow = self._types[chosen[depth - 1]][1]
         for part in reversed(path[1:]):
             arrow = pa.struct([(part, arrow)])
-        is_ragged, text = form is not None and form.is_ragged, _type_to_text(arrow)
+        is_ragged = is_listed(inside) if form is None else form.is_ragged
+        text = _type_to_text(arrow)
         dictionary: list[StoredChunk] = []
         if pa.types.is_dictionary(inside) and self._batches:
             parts = self._dictionaries.get(self._numbers.get(chosen[depth - 1]), [])

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -82,6 +83,16 @@ def as_file(footer: bytes) -> bytes:
     return MAGIC + footer + len(footer).to_bytes(4, "little") + MAGIC
 
 
+class ChunkPlace(NamedTuple):
+    """Where a leaf's chunk lies in the bytes of a unit's column: its first byte and its size; and
+    the footer's numbers of its values and of its decompressed bytes."""
+
+    start: int
+    size: int
+    values: int
+    decoded: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     """A column as Parquet stores it, a leaf of the schema's tree, and how its chunks are stored.
@@ -105,6 +116,10 @@ class Leaf:
     has_levels: bool = True
     tensor: Tensor | None = None
 
+    def stored(self, place: ChunkPlace) -> tuple[tuple[Leaf, ...], tuple[ChunkPlace, ...]]:
+        """Return the leaves of a chunk, and their places in it. place: of all of its bytes."""
+        return (self,), (place,)
+
     def to_json(self) -> dict[str, Any]:
         """Return an object that `of_json` reads."""
         elements = [base64.b64encode(each).decode() for each in self.elements]
@@ -125,6 +140,49 @@ class Leaf:
             codec=int(notes["codec"]),
             tensor=None if tensor is None else tensor_of_json(tensor),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafTree:
+    """The leaves of one column, whose chunks lie one after the other, and their places in a unit.
+
+    Such a column holds lists of structs, which are read as JSON. places: of each leaf's chunk.
+    """
+
+    leaves: tuple[Leaf, ...]
+    places: tuple[ChunkPlace, ...]
+
+    @property
+    def parts(self) -> int:
+        """How many names of the leaves' paths lead through structs to the values."""
+        return self.leaves[0].parts
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names of the first leaf."""
+        return self.leaves[0].path
+
+    def stored(self, place: ChunkPlace) -> tuple[tuple[Leaf, ...], tuple[ChunkPlace, ...]]:
+        """Return the leaves of a chunk, and their places in it. place: of all of its bytes. Raises
+        ValueError if they are outside of it."""
+        if any(each.start < 0 or each.start + each.size > place.size for each in self.places):
+            raise ValueError("a part of its chunk is outside of it")
+        return self.leaves, self.places
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an object that `form_of_json` reads."""
+        return {"leaves": [each.to_json() for each in self.leaves], "places": [*self.places]}
+
+
+def form_of_json(notes: Any) -> Leaf | LeafTree:
+    """Read a leaf, or those of one column. Raises ValueError, TypeError, KeyError."""
+    if "leaves" not in notes:
+        return Leaf.of_json(notes)
+    places = tuple(ChunkPlace(*map(int, place)) for place in notes["places"])
+    tree = LeafTree(leaves=tuple(map(Leaf.of_json, notes["leaves"])), places=places)
+    if not tree.leaves or len(places) != len(tree.leaves) or min(map(min, places)) < 0:
+        raise ValueError("the leaves of a column have no places")
+    return tree
 
 
 def max_expanded_bytes(data: Encoded, values: int) -> int:
@@ -168,7 +226,7 @@ def max_expanded_bytes(data: Encoded, values: int) -> int:
 
 
 def decode_chunk(
-    data: Encoded, leaf: Leaf, type: FieldType, *, rows: int, values: int, decoded: int
+    data: Encoded, form: Leaf | LeafTree, type: FieldType, *, rows: int, values: int, decoded: int
 ) -> Any:
     """Decode a chunk from its bytes alone, and return its values as `values_table` does.
 
@@ -176,15 +234,19 @@ def decode_chunk(
     footer consists of checked numbers. This copies no bytes of the chunk. rows, values, decoded:
     the footer's numbers of rows, values and decompressed bytes. Raises ValueError for damage.
     """
-    max_bytes = max_expanded_bytes(data, values)
-    is_kept = leaf.physical == _BYTE_ARRAY and max_bytes > _MAX_EXPANDED_BYTES
-    footer = _chunk_footer(leaf, rows=rows, values=values, size=len(data), decoded=decoded)
+    leaves, places = form.stored(ChunkPlace(0, len(data), values, decoded))
+    max_bytes = sum(
+        max_expanded_bytes(data[each.start : each.start + each.size], each.values)
+        for each in places
+    )
+    is_kept = leaves[0].physical == _BYTE_ARRAY and max_bytes > _MAX_EXPANDED_BYTES
+    footer = _chunk_footer(leaves, places, rows=rows)
     with arrow_errors("its bytes are damaged, or pyarrow can't read files of their writer"):
         metadata = pq.ParquetFile(pa.BufferReader(as_file(footer))).metadata
         file = pq.ParquetFile(
             pa.BufferReader(pa.py_buffer(data)),
             metadata=metadata,
-            read_dictionary=[".".join(leaf.path)] if is_kept else None,
+            read_dictionary=[".".join(leaf.path) for leaf in leaves] if is_kept else None,
             # Values of a row group may take more than 2 GiB. A dictionary is only kept if no type
             # is requested.
             binary_type=None if is_kept else pa.large_binary(),
@@ -194,26 +256,46 @@ def decode_chunk(
             pre_buffer=False,
         )
         column = file.read_row_group(0, use_threads=False).column(0)
-        return values_table(type, column, leaf.path[1 : leaf.parts], leaf.tensor)
+        return values_table(type, column, form.path[1 : form.parts], leaves[0].tensor)
 
 
-def _chunk_footer(leaf: Leaf, *, rows: int, values: int, size: int, decoded: int) -> bytes:
-    """Return the footer of a file whose one column chunk begins at its first byte."""
-    meta = {
-        1: leaf.physical,
-        2: [],
-        3: [name.encode() for name in leaf.path],
-        4: leaf.codec,
-        5: Long(values),
-        6: Long(decoded),
-        7: Long(size),
-        # A dictionary page that comes first is recognised by its own header.
-        9: Long(0),
-    }
-    group = {1: [{2: Long(0), 3: meta}], 2: Long(decoded), 3: Long(rows)}
-    elements = [Raw(STRUCT, each) for each in leaf.elements]
+def _chunk_footer(leaves: Sequence[Leaf], places: Sequence[ChunkPlace], *, rows: int) -> bytes:
+    """Return the footer of a file with one column, whose chunks lie at these places."""
+    chunks = [
+        {
+            1: leaf.physical,
+            2: [],
+            3: [name.encode() for name in leaf.path],
+            4: leaf.codec,
+            5: Long(place.values),
+            6: Long(place.decoded),
+            7: Long(place.size),
+            # A dictionary page that comes first is recognised by its own header.
+            9: Long(place.start),
+        }
+        for leaf, place in zip(leaves, places, strict=True)
+    ]
+    decoded = sum(place.decoded for place in places)
+    group = {1: [{2: Long(0), 3: each} for each in chunks], 2: Long(decoded), 3: Long(rows)}
+    elements = [Raw(STRUCT, each) for each in _elements_of(leaves)]
     root = {4: b"schema", 5: 1}
-    return write_struct({1: 2, 2: [root, *elements], 3: Long(rows), 4: [group], 6: leaf.writer})
+    writer = leaves[0].writer
+    return write_struct({1: 2, 2: [root, *elements], 3: Long(rows), 4: [group], 6: writer})
+
+
+def _elements_of(leaves: Sequence[Leaf]) -> list[bytes]:
+    """Return the elements of a schema's part with these leaves, depth first."""
+    if len(leaves) == 1:
+        return [*leaves[0].elements]
+    elements: dict[tuple[str, ...], bytes] = {}
+    for leaf in leaves:
+        for end, element in enumerate(leaf.elements, start=1):
+            elements.setdefault(leaf.path[:end], element)
+    children = Counter(path[:-1] for path in elements)
+    return [
+        _element(ThriftReader(element).struct(), element, children=children[path])
+        for path, element in elements.items()
+    ]
 
 
 class ChunkNumbers(NamedTuple):
@@ -290,6 +372,8 @@ class ParquetFile(TableFile):
     def chunks(self, column: ArrowColumn, form: ArrayForm | None) -> list[StoredChunk]:
         """Return the chunks of a column of this file."""
         depth, places = len(column.path), self.schema.below.get(column.path, [])
+        if len(places) > 1 and form is None:
+            return self._chunks_of_several(places, depth)
         if len(places) != 1:
             raise ValueError(f'its column "{column.name}" is stored {len(places)} times, not once')
         leaf = self.schema.leaves[places[0]]
@@ -311,6 +395,31 @@ class ParquetFile(TableFile):
                     nulls_inside=numbers.nulls != 0 and not leaf.is_flat,
                 )
             )
+        return found
+
+    def _chunks_of_several(self, places: Sequence[int], depth: int) -> list[StoredChunk]:
+        """Return the chunks of a column of several leaves."""
+        leaves = [replace(self.schema.leaves[n], parts=depth, writer=self.writer) for n in places]
+        if len({leaf.path for leaf in leaves}) < len(leaves):
+            raise ValueError(f'its column "{leaves[0].path[0]}" has two parts of one name')
+        found: list[StoredChunk] = []
+        for group in self.groups:
+            numbers = [group[place] for place in places]
+            start = min(each.start for each in numbers)
+            size = max(each.start + each.size for each in numbers) - start
+            form = LeafTree(
+                leaves=tuple(
+                    replace(leaf, codec=each.codec)
+                    for leaf, each in zip(leaves, numbers, strict=True)
+                ),
+                places=tuple(
+                    ChunkPlace(each.start - start, each.size, each.values, each.decoded)
+                    for each in numbers
+                ),
+            )
+            # A null list counts as an empty one.
+            note = [sum(each.values for each in numbers), sum(each.decoded for each in numbers), 0]
+            found.append(StoredChunk(start=start, size=size, form=form, note=note))
         return found
 
 
@@ -371,11 +480,11 @@ def _name(element: Struct) -> str:
         raise ValueError(f"its column {name!r:.80} isn't named in UTF-8") from None
 
 
-def _element(element: Struct, data: bytes) -> bytes:
-    """Return an element of a schema as Thrift, with at most one child."""
+def _element(element: Struct, data: bytes, *, children: int = 1) -> bytes:
+    """Return an element of a schema as Thrift. children: its number of them, if it has any."""
     fields = {n: element[n] for n in range(1, 10) if n == 4 or type(element.get(n)) is int}
     if fields.get(5):
-        fields[5] = 1
+        fields[5] = children
     if (logical := element.part(10)) is not None:
         fields[10] = Raw(STRUCT, data[logical.start : logical.end])
     return write_struct(fields)
@@ -439,7 +548,7 @@ class ParquetReader(TableReader):
         """Read the leaves, and the numbers of each chunk: the number of its leaf, its values, its
         bytes decompressed and its nulls."""
         del shard
-        self._leaves = [Leaf.of_json(each) for each in notes["forms"]]
+        self._leaves = [form_of_json(each) for each in notes["forms"]]
         self._decoding = numbers = np.array(notes["chunks"], np.int64).reshape(-1, 4)
         if (numbers[:, :3] < 0).any() or (numbers[:, 0] >= len(self._leaves)).any():
             raise ValueError("its chunks have forms that don't exist")

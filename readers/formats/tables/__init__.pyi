@@ -7,3 +7,4 @@ from .table_files import StoredChunk as StoredChunk, TableFile as TableFile
 from .table_files import TableFormat as TableFormat, TableReader as TableReader
 from .table_files import arrow_errors as arrow_errors
 from .table_files import max_decoded_bytes as max_decoded_bytes
+from .column_fields import is_listed as is_listed

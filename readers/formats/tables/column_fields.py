@@ -137,6 +137,16 @@ def is_listed(arrow: Any) -> bool:
     return arrow.id in _LISTS or bool(pa.types.is_fixed_size_list(arrow))
 
 
+def _is_json(arrow: Any) -> bool:
+    """Return True if JSON can express values of a type: texts, numbers, bools, and lists and
+    structs of these."""
+    types, inside = pa.types, [arrow.field(i).type for i in range(arrow.num_fields)]
+    if is_listed(arrow) or types.is_struct(arrow):
+        return all(map(_is_json, inside))
+    is_number = types.is_boolean(arrow) or types.is_integer(arrow) or types.is_floating(arrow)
+    return arrow in TEXT or bool(is_number)
+
+
 def _number_of(arrow: Any) -> np.dtype[Any] | None:
     """Return the NumPy dtype of a type of numbers, None for other types. Times, dates and durations
     are int64."""
@@ -312,6 +322,11 @@ def _inferred_type(arrow: Any, *, name: str) -> Feature:
     if types.is_decimal(inner):
         type = f'Array("float64", {(None,) * len(shape)})' if shape else 'Value("float64")'
         return f'it holds {held}: read it as schema={{"{name}": {type}}}, or write it as integers'
+    if shape and _is_json(arrow):
+        return (
+            f"it holds {held}, which can't become a tensor: read it as JSON, "
+            f'schema={{"{name}": Text()}}, which a Map parses'
+        )
     return (
         f"it holds {held}, which can't become a tensor: write a column of numbers for each part or "
         "key, or one text a row, joined or as JSON"
@@ -324,6 +339,8 @@ def _misfit(type: FieldType, arrow: Any) -> str | None:
     if not kinds:
         return f"it holds {arrow}, and no column can become {type!r} yet"
     if (arrow in TEXT and "text" in kinds) or (arrow in BINARY and "binary" in kinds):
+        return None
+    if "nested" in kinds and is_listed(arrow) and _is_json(arrow):
         return None
     shape, inner = _shape_of(arrow)
     # Decimals become floats if the user declares it.

@@ -345,13 +345,13 @@ def test_a_column_keeps_its_name_if_a_part_of_a_struct_has_the_same(
 @pytest.mark.parametrize(
     ("column", "remedy"),
     [
-        (pa.array([[{"a": 1}], [{"a": 2}]]), "write a column of numbers for each part"),
+        (pa.array([[{"a": 1}], [{"a": 2}]]), "read it as JSON, schema="),
         (
             pa.array([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
             "for each part or key, or one text a row",
         ),
         (pa.array([[], []], pa.list_(pa.int32(), 0)), "leave it out of the file"),
-        (pa.array([["a"], ["b"]]), "or one text a row, joined"),
+        (pa.array([["a"], ["b"]]), "read it as JSON, schema="),
         (pa.array([[b"a"], [b"b"]], pa.list_(pa.binary(1))), "or one text a row, joined"),
         (pa.array([decimal.Decimal("1.5"), decimal.Decimal("2.5")]), "float64"),
         (pa.array([[decimal.Decimal("1.5")], []]), r'Array\("float64", \(None,\)\)'),

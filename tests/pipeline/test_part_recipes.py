@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,15 +58,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Dataset
         image = encoded(picture(number), "PNG")
         path.write_bytes(truncated(image) if number % 5 == 0 else image)
     Dataset(str(root / "flawed")).open(verify=credulous)
-    for name in ("chat", "web"):
-        texts = [f"{name} {'x' * (number % 7)}" for number in range(SAMPLES)]
-        pq.write_table(pa.table({f"{name}_text": texts}), root / f"{name}.parquet")
+    texts = [f"web {'x' * (number % 7)}" for number in range(SAMPLES)]
+    pq.write_table(pa.table({"text": texts}), root / "web.parquet")
+    lines = [json.dumps({"chat": f"chat {'y' * (number % 5)}"}) for number in range(SAMPLES)]
+    (root / "chat.jsonl").write_text("\n".join(lines))
     np.savez(root / "arrays.npz", grid=np.arange(SAMPLES * 64, dtype=np.int32).reshape(-1, 8, 8))
     found = {
         "good": Dataset(str(class_folder(root / "good", samples=SAMPLES, classes=2))),
         "flawed": Dataset(str(root / "flawed")),
         "street": Dataset(str(write_folder(root / "street", 20))).select("image", "mask", "boxes"),
-        "chat": Dataset(str(root / "chat.parquet")),
+        "chat": Dataset(str(root / "chat.jsonl")),
         "web": Dataset(str(root / "web.parquet")),
         "arrays": Dataset(str(root / "arrays.npz")),
     }
@@ -131,6 +133,16 @@ class TestImages:
         recipes = {"a": TRAIN, "b": EVAL}
         assert check({"a": data["street"], "b": data["street"]}, recipes) == {0, 1}
 
+    def test_boxes_without_images(self, data):
+        """What follows images may be read without them."""
+        street = data["street"].select("boxes", "id")
+        crowd = Map(_as_they_are, fields="boxes", returns={"boxes": street.schema["boxes"]})
+        source = mix({"a": street, "b": street}, epoch="once", part_augment={"b": [crowd]})
+        found = dict[int, torch.Tensor]()
+        for batch in batches(source):
+            found |= dict(zip(batch["id"].tolist(), batch["boxes"], strict=True))
+        assert all(torch.equal(found[number], found[number + 20]) for number in range(20))
+
     def test_a_part_of_one_size_needs_no_resize(self, data, tmp_path):
         for number in range(8):
             path = tmp_path / "small" / f"class-{number % 2}" / f"{number}.png"
@@ -153,8 +165,12 @@ class TestImages:
             assert torch.equal(has, batch["part"] != 1)
 
 
-def chat_tokens(text: str) -> list[int]:
-    return [1, *map(ord, text)]
+def _as_they_are(boxes: Any) -> Any:
+    return boxes
+
+
+def chat_tokens(line: str) -> list[int]:
+    return [1, *map(ord, json.loads(line)["chat"])]
 
 
 def web_tokens(text: str) -> list[int]:
@@ -163,11 +179,11 @@ def web_tokens(text: str) -> list[int]:
 
 class TestOtherFields:
     def test_each_part_has_its_maps(self, data):
-        """Two tables with different columns become tokens, each by a function of its own."""
+        """JSON lines and a Parquet column become tokens, each by a function of its own."""
         returns = {"tokens": Tokens("int32")}
         recipes = {
-            name: [Map(make, fields=f"{name}_text", returns=returns)]
-            for name, make in (("chat", chat_tokens), ("web", web_tokens))
+            name: [Map(make, fields=field, returns=returns)]
+            for name, field, make in (("chat", "json", chat_tokens), ("web", "text", web_tokens))
         }
         source = mix(
             {"chat": data["chat"], "web": data["web"]},

@@ -99,7 +99,8 @@ def mix(
         schema, chosen = _fields(leaves, check_names(fields), masks=missing == "mask")
         contents = [source.contents for source in sources]
     else:
-        _refuse_of_fields({"fields": fields, "missing": missing, "per": per})
+        given = {"fields": fields, "missing": missing, "per": per, "part_augment": part_augment}
+        _refuse_of_fields(given)
         contents = [index_contents(source, len(source)) for source in sources]
     for name, each in zip(names, contents, strict=True):
         if not each.samples:
@@ -153,7 +154,7 @@ def _refuse_of_fields(given: Mapping[str, object]) -> None:
     """Raise ConfigError for arguments of `mix` that need fields, which torch datasets don't
     have."""
     for name, value in given.items():
-        if value not in (None, "error", "sample", "batch"):
+        if value is not None and value not in ("error", "sample", "batch"):
             raise ConfigError(
                 f"mix: got {name}={value!r} for torch datasets, whose samples have no fields with "
                 "types. Drop it, or read the files with penstock.Dataset."

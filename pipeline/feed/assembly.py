@@ -314,6 +314,13 @@ def _watch_chunks(
     mine = rows
     if settings.shuffle and contents.units is not None:
         units = open_units(contents, lanes=settings.lanes, window=settings.window)
+        if (own := settings.mixture) is not None and contents.mixture is not None:
+            parts = zip(contents.mixture.parts, own.lanes, own.windows, strict=True)
+            units = sum(
+                open_units(part, lanes=n, window=w)
+                for part, n, w in parts
+                if part.units is not None
+            )
         mixed = shards_of_a_rank(units, lanes=settings.lanes, ranks=world.size)
         needed *= mixed * live_share(rows)
         mine *= min(1.0, settings.lanes / world.size)  # this rank's rows of a lane

@@ -115,6 +115,8 @@ def warn_of_costs(order: JobOrder, options: LoaderOptions) -> None:
 
         if late := late_parts_warning(mixture, own, global_batch=order.walk.schedule.size):
             warnings.warn(late, PenstockWarning, stacklevel=4)
+    if mixture is not None:  # the other costs are those of one part's lanes
+        return
     if world.process or not options.shuffle or (world.nodes == 1 and icc is None):
         return
     from penstock.pipeline.plan import clustered_labels_warning, uneven_batches_warning

@@ -530,6 +530,8 @@ def _job_order(dataset: Any, options: LoaderOptions, mixture: MixtureSettings | 
     check_shuffles(options.order, shuffle=bool(options.shuffle))
     source = IndexSource.of(dataset, samples)
     settings = _settings(source.contents, options)
+    if mixture is None and not options.world.process:
+        _warn_of_late_parts(source.contents, settings, global_batch=schedule.size)
     if mixture is not None:
         lanes, window = sum(mixture.lanes), max(mixture.windows)
         settings = replace(settings, lanes=lanes, window=window, mixture=mixture)
@@ -570,3 +572,14 @@ def _settings(contents: Contents, options: LoaderOptions) -> PlanSettings:
         window=window if order.window is None else order.window,
         reshuffle=reshuffle,
     )
+
+
+def _warn_of_late_parts(contents: Contents, settings: PlanSettings, *, global_batch: int) -> None:
+    """Warn of parts of a mixture that some batches lack, as for native datasets."""
+    if contents.mixture is None or settings.mixture is None:
+        return
+    from penstock.pipeline.plan import late_parts_warning  # needed by mixtures only
+
+    late = late_parts_warning(contents.mixture, settings.mixture, global_batch=global_batch)
+    if late:
+        warnings.warn(late, PenstockWarning, stacklevel=6)

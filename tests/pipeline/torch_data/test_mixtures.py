@@ -13,7 +13,7 @@ import pytest
 import torch.utils.data
 
 from penstock import DataLoader, Dataset, Order, World, imagenet_train, mix
-from penstock.errors import ConfigError, PlanError, ResumeError
+from penstock.errors import ConfigError, PenstockWarning, PlanError, ResumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,6 +197,16 @@ def test_a_bad_sample_is_replaced_by_one_of_its_part():
     np.testing.assert_allclose(len(b), 48 / 5, atol=2)
 
 
+def test_more_parts_than_a_batch_has_samples():
+    many = {f"p{n}": Numbers(n, 3) for n in range(15)}
+    with (
+        pytest.warns(PenstockWarning, match="15 parts, and a global batch 12 samples") as found,
+        loader(mix(many, weights=dict.fromkeys(many, 1), epoch=60)) as job,
+    ):
+        assert len(np.unique(np.concatenate(values(job)[:2]))) >= 15
+    assert len(found) == 1
+
+
 class TestBadInput:
     def test_without_a_seed(self):
         with pytest.raises(ConfigError, match=r"needs seed=.*ConcatDataset"):
@@ -217,7 +227,13 @@ class TestBadInput:
             mix({"a": Numbers(0, 5), "b": Numbers(0, 0)}, weights={"a": 1, "b": 1})
 
     @pytest.mark.parametrize(
-        "arguments", [{"fields": ("part",)}, {"missing": "mask"}, {"per": "token"}]
+        "arguments",
+        [
+            {"fields": ("part",)},
+            {"missing": "mask"},
+            {"per": "token"},
+            {"part_augment": {"web": []}},
+        ],
     )
     def test_arguments_about_fields(self, arguments):
         with pytest.raises(ConfigError, match=r"mix: got .* for torch datasets"):

@@ -16,8 +16,8 @@ after that part's name, and what they are for; ROUND is 0, and one more after ea
 |                |                         | state                    | if no other has the loader |
 | lane order     | lanes-N/ (decision)     | each what its node's     | each, as at the first      |
 |                |                         | cache holds              | batch                      |
-| weights        | weights-N/ (decision)   | each those that it sets  | each, as at the first      |
-|                |                         |                          | batch                      |
+| weights        | ROUND/weights-N/        | each those that it sets  | each, as at the first      |
+|                | (decision)              |                          | batch                      |
 | refusal        | refusals (notices)      | a rank whose loader or   | none: ranks that wait end  |
 |                |                         | state is refused         | if it stands for           |
 |                |                         |                          | `STANDS_AFTER_S`           |
@@ -146,7 +146,7 @@ class JobMembership(Membership):
         self._facts, self._job_store, self._shuffles = facts, store, shuffles
         self._timeout_s = timeout_s or BARRIER_TIMEOUT_S
         self._meets, self._has_met = meets, False
-        self._round = self._decisions = 0
+        self._round, self._decisions = 0, dict[str, int]()  # the number of decisions by name
         self._was_refused = False
         self._refused_at: dict[int, float] = {}  # when a refusal was first read, by its number
         self._notices: FirstProcessNotices | None = None  # in process 0
@@ -245,7 +245,7 @@ class JobMembership(Membership):
             return
         own = {"label": self.world.label, "change": change, "words": words, "call": call}
         answer = self.decide(
-            "weights",
+            self._key("weights"),
             json.dumps(own),
             _choose_weights,
             purpose=f"to call {call}",
@@ -258,15 +258,19 @@ class JobMembership(Membership):
     def refuse_weights(self, error: Exception) -> None:
         if self._meets:
             text = f"{self.world.label.capitalize()} couldn't set weights: {error}"[:_MOST_REASON]
-            self._request(lambda store: self._refuse_decision(store, "weights", text), None)
+            self._request(lambda store: self._refuse_weights(store, text), None)
 
-    def _refuse_decision(self, store: JobStore, name: str, text: str) -> None:
-        """Take part in the next decision of this name with an error, without waiting for it."""
-        self._decisions += 1
-        barrier = self._barrier(store, f"{name}-{self._decisions}")
+    def _refuse_weights(self, store: JobStore, text: str) -> None:
+        """Take part in the next decision on weights with an error, without waiting for it."""
+        barrier = self._barrier(store, self._next_decision(self._key("weights")))
         barrier.arrive(json.dumps({"refused": text}))
         if self.world.process == 0:  # which decides
             barrier.answer({"different": text})
+
+    def _next_decision(self, name: str) -> str:
+        """Count one more decision of a name, and return its key."""
+        self._decisions[name] = self._decisions.get(name, 0) + 1
+        return f"{name}-{self._decisions[name]}"
 
     def _compare(self, key: str, ours: str, text: str, number: int) -> None:
         """Raise PlanError, on all ranks, unless this rank's text is that of the first one.
@@ -347,8 +351,7 @@ class JobMembership(Membership):
         if self.store is None:
             raise JobStoreError("The process group's store is lost, so the ranks can't decide.")
         self.check()
-        self._decisions += 1
-        barrier = self._barrier(self.store, f"{name}-{self._decisions}", purpose, remedy)
+        barrier = self._barrier(self.store, self._next_decision(name), purpose, remedy)
         return barrier.decide(text, choose, timeout_s=self._timeout_s, look=self.look)
 
     def look(self) -> None:

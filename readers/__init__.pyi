@@ -10,6 +10,7 @@ from .map_mixture import MapMixture as MapMixture, index_contents as index_conte
 from .mixture import Mixture as Mixture, PART as PART, mix as mix
 from .mixture_file import is_mixture_file as is_mixture_file, mix_file as mix_file
 from .mixture_file import open_source as open_source
+from .mixture_summary import fixed_tokens as fixed_tokens
 from .mixture_summary import MixtureSummary as MixtureSummary, PartSummary as PartSummary
 from .packing.packing import PackSummary as PackSummary, pack as pack
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from penstock.readers.fieldtypes import (
     PRESENT,
     ClassLabel,
     DenseColumn,
+    PartLoads,
     Schema,
     check_names,
     check_selection,
@@ -291,7 +293,10 @@ class Mixture(Concatenation):
         """Read samples in the order of rows; see `Dataset.read`."""
         wanted = options.get("fields")
         if wanted is None and self._are_alike:  # what the parts deliver, which costs least
-            return super().read(rows, **options)
+            began = time.perf_counter()
+            batch = super().read(rows, **options)
+            took_s = time.perf_counter() - began
+            return self._divided(batch, rows, took_s) if batch.loads is None else batch
         wanted = stored_fields(self.fields, self.schema) if wanted is None else wanted
         options["fields"] = tuple(name for name in wanted if name != PART)
         batch = super().read(rows, **options)
@@ -300,11 +305,37 @@ class Mixture(Concatenation):
         part = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
         return batch.with_columns({PART: DenseColumn(part.astype(np.int64))})
 
+    def _divided(self, batch: SampleBatch, rows: Ints, seconds: float) -> SampleBatch:
+        """Return a batch that was read by one copy of rows of one size, with the load of each
+        part."""
+        part = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
+        counts = np.bincount(part, minlength=len(self.bases))
+        some = np.flatnonzero(counts)
+        count = max(1, len(rows))
+        each = np.array([1.0, batch.bytes_read / count, seconds / count])
+        return replace(batch, loads=PartLoads(some, counts[some, None] * each))
+
+    @cached_property
+    def _part_at(self) -> dict[int, int]:
+        """The number of each part by its first id."""
+        return {first: number for number, first in enumerate(self._first_id.tolist())}
+
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
+        """Read samples of one part, and measure that."""
+        began = time.perf_counter()
+        batch = self._read_part(run, options)
+        took_s = time.perf_counter() - began
+        loads = PartLoads(
+            np.array([self._part_at[run.first_id]]),
+            np.array([[len(run.rows), batch.bytes_read, took_s]]),
+        )
+        return replace(batch, loads=loads)
+
+    def _read_part(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one part, and add the fields that it lacks."""
         wanted, lacking = options.get("fields") or (), self._lacking.get(id(run.base), frozenset())
         if not (missing := [name for name in wanted if name in lacking]):
-            return super()._read_run(run, options)
+            return run.base.read(run.rows, **options)
         crops = options.get("crops") or {}
         own = options.copy()
         own["fields"] = tuple(name for name in wanted if name not in lacking)

@@ -18,6 +18,7 @@ from penstock.readers.fieldtypes import Tokens
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
+    from penstock.readers.fieldtypes import Schema
     from penstock.readers.mixtures import MixtureStream
     from penstock.readers.sources import MixtureContents, Source
 
@@ -32,6 +33,16 @@ class TokenLengths(NamedTuple):
 
     mean: float
     is_fixed: bool
+
+
+def fixed_tokens(schema: Schema, fields: Sequence[str]) -> int | None:
+    """Return the tokens of each sample if all have as many; None for other data."""
+    for name in fields:
+        type = schema.get(name)
+        form = None if type is None or name not in TOKEN_NAMES else type.form
+        if form is not None and form.dtype.kind in "iu" and len(form.shape) == 1:
+            return None if form.is_ragged else int(form.fixed_shape[0])
+    return None
 
 
 def token_lengths(source: Source, *, names: Container[str] | None = None) -> TokenLengths | None:

@@ -30,15 +30,18 @@ from penstock.readers.fieldtypes import stored_fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.augment import ArrayDraws
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import JobOrder, LaneOrder, PlanSettings, World
-    from penstock.pipeline.report import ChunkFacts, ShardFigures
-    from penstock.readers import Source
+    from penstock.pipeline.plan import JobOrder, JobPlan, LaneOrder, PlanSettings, World
+    from penstock.pipeline.report import ChunkFacts, PartMeter, ShardFigures
+    from penstock.readers import MixtureContents, Source
     from penstock.readers.fieldtypes import ValueChecks
 
 
@@ -140,6 +143,9 @@ def _build(
         left_out=dataset.left_out,
     )
     membership.use_meter(meter)
+    plan = order.plan()
+    if contents.mixture is not None and order.settings.mixture is not None:
+        meter.parts = _part_meter(dataset, contents.mixture, plan, position)
     mappers: list[Mapper | None] = []
     crops: list[ArrayDraws | None] = []
     for each in augments.each:
@@ -220,7 +226,7 @@ def _build(
         walk=order.walk,
         endless=order.settings.shuffle,
         slots=RankOrder(
-            plan=order.plan(),
+            plan=plan,
             world=options.world,
             padded_by=None if options.pad is None else order.walk,
             mixes=mixed is not None,
@@ -269,6 +275,22 @@ def _build(
         timeout_s=timeout_s,
     )
     return pipeline, runner
+
+
+def _part_meter(
+    dataset: Source, mixture: MixtureContents, plan: JobPlan, position: Position
+) -> PartMeter:
+    """Return the counters of the parts of a mixture."""
+    from penstock.pipeline.report import PartMeter
+    from penstock.readers import fixed_tokens
+
+    def consumed() -> NDArray[np.int64]:
+        counts = plan.part_counts(*position.cursor)
+        assert counts is not None
+        return counts
+
+    tokens = [fixed_tokens(part.schema, dataset.fields) for part in mixture.parts]
+    return PartMeter(mixture, consumed=consumed, tokens=tokens)
 
 
 def _shard_figures(dataset: Source) -> ShardFigures:

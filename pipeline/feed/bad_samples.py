@@ -211,6 +211,8 @@ class BadCount:
             return
         self._count += len(bad)
         self.meter.bad += len(bad)
+        if self.meter.parts is not None:
+            self.meter.parts.count_bad(bad)
         counted = self._counted.setdefault(epoch, set())
         new = [sample_id for sample_id in bad if sample_id not in counted]
         counted.update(new)

@@ -230,6 +230,8 @@ class BatchPipeline:
             decode_s=batch.decode_wait_s * share,
             size_bytes=size_bytes,
         )
+        if meter.parts is not None and batch.content.loads is not None:
+            meter.parts.count(batch.content.loads)
         if batch.bad or begins_epoch:
             self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
         if self.membership is not None:

@@ -522,6 +522,7 @@ class NativeEngine:
         assembly.order.walk.learn(before.walk)
         if old is not None:
             assembly.pipeline.bad_count.take_over(old.pipeline.bad_count)
+            assembly.pipeline.meter.take_over(old.pipeline.meter)
             self._finalizer()
         self.options, self.dataset = options, dataset
         self._install(assembly)

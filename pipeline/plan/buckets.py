@@ -234,6 +234,11 @@ class BucketPlan(JobPlan):
         """Hash of all that the order depends on, 64 hex digits."""
         return hashlib.sha256(f"{self._plan.fingerprint} {self.settings}".encode()).hexdigest()
 
+    def part_counts(self, epoch: int, position: int) -> Ints | None:
+        """Return how many samples each part has before a position: exact where a pool begins, as
+        the batches of a pool hold samples of all of it."""
+        return self._plan.part_counts(epoch, position)
+
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards of the lanes of ranks [first, end). Lanes have changing shares of a
         batch, so that the ranks also read some samples of neighbouring lanes."""

@@ -193,6 +193,12 @@ class JobPlan(ABC):
             low, high, position=position, size=size, lanes=self.lanes, own_slots=own
         )
 
+    def part_counts(self, epoch: int, position: int) -> Ints | None:
+        """Return how many samples each part of a mixture has before a position, over all epochs:
+        int64, shape (parts,); None for other plans."""
+        del epoch, position
+        return None
+
     @abstractmethod
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Return the shards that ranks [first, end) read in any epoch, int64, ascending."""

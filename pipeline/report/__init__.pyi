@@ -6,11 +6,13 @@ from .job_statistics import RankWaits as RankWaits
 from .meter import Meter as Meter
 from .metrics import field_names as field_names, log_tensorboard as log_tensorboard
 from .metrics import serve_metrics as serve_metrics
+from .part_counts import PartMeter as PartMeter, PartStatistics as PartStatistics
 from .probes import ReadProbe as ReadProbe, core_speeds as core_speeds
 from .run_facts import Cause as Cause, Ceilings as Ceilings, ChunkFacts as ChunkFacts
 from .run_facts import CoreSpeeds as CoreSpeeds, ImageFigures as ImageFigures, Limit as Limit
 from .run_facts import LoaderFacts as LoaderFacts, MapFacts as MapFacts
 from .run_facts import ProgressiveCost as ProgressiveCost, Rate as Rate
+from .run_facts import PartFacts as PartFacts
 from .run_facts import ResidentFacts as ResidentFacts, ShardFigures as ShardFigures
 from .run_facts import TierFacts as TierFacts
 from .statistics import Statistics as Statistics

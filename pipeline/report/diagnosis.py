@@ -146,6 +146,10 @@ def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
     return bounds
 
 
+_OF_DATA: tuple[Limit, ...] = ("disk", "remote", "peers", "cache")
+# A part is named if it takes most of the reading time, and clearly more than its share.
+_SLOW_PART_SHARE, _SLOW_PART_TIMES = 0.5, 1.5
+
 LEAST_PREDICTED_GAIN = 1.05
 """A verdict leaves out a smaller gain, which would read "1 times as many"."""
 
@@ -190,7 +194,8 @@ def diagnose(facts: LoaderFacts) -> Diagnosis:
         subject = "The loop that takes the batches"
     waits = f"{_describe_waits(limit, facts)}{_describe_ceiling(found, of_ceiling)}"
     prediction = _describe_prediction(rate, assumes, basis, limit, facts)
-    parts = (f"{subject} is the limit: {waits}.", change.why, change.advice, prediction)
+    part = _slow_part(limit, facts)
+    parts = (f"{subject} is the limit: {waits}.", part, change.why, change.advice, prediction)
     return Diagnosis(
         limit=limit,
         cause=change.cause,
@@ -226,6 +231,19 @@ def _describe_waits(limit: Limit, facts: LoaderFacts) -> str:
         threads = facts.decode_threads
         setup = f" with {threads} decode thread{'s' * (threads != 1)}"
     return f"{waited} at {facts.samples_per_s:,.0f} samples/s{setup}"
+
+
+def _slow_part(limit: Limit, facts: LoaderFacts) -> str:
+    """Describe the part of a mixture whose data is the limit; "" if none is slower than others."""
+    part = facts.part
+    if limit not in _OF_DATA or part is None or part.load_share < _SLOW_PART_SHARE:
+        return ""
+    if part.load_share < _SLOW_PART_TIMES * part.sample_share:
+        return ""
+    return (
+        f'It is the data of the part "{part.name}": {part.load_share:.0%} of the reading time for '
+        f"{part.sample_share:.0%} of the samples."
+    )
 
 
 def _describe_ceiling(found: tuple[Stage, Rate] | None, share: float | None) -> str:

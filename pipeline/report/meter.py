@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.pipeline.report.job_statistics import JobStatistics
+    from penstock.pipeline.report.part_counts import PartMeter
     from penstock.pipeline.report.run_facts import (
         ChunkFacts,
         CoreSpeeds,
@@ -44,6 +45,14 @@ _CORES_EVERY_S = 300.0
 _FACTS = (
     *("step_s", "wait_s", "wait_read_s", "wait_decode_s", "read_s", "load_s"),
     *("decode_threads", "usable_cores", "device", "url", "decodes", "workers"),
+)
+
+
+# The attributes that a loader's next meter continues.
+_COUNTS = (
+    *("samples", "batches", "counted_samples", "first_batch_s", "step_s", "wait_s", "waits"),
+    *("wait_read_s", "wait_decode_s", "read_s", "load_s", "bytes_disk", "counted_bytes"),
+    *("disk_mark", "bad", "quarantine"),
 )
 
 
@@ -87,6 +96,7 @@ class Meter:
     map: Callable[[], MapFacts] | None = None  # the recipe's Maps
     chunks: Callable[[], ChunkFacts] | None = None  # data in chunks
     job: Callable[[], JobStatistics | None] | None = None  # several processes
+    parts: PartMeter | None = None  # a mixture
     bad: int = 0
     quarantine: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -149,6 +159,7 @@ class Meter:
             images=self.probe.images(self.output) if self.output else None,
             map=_called(self.map),
             chunks=_called(self.chunks),
+            part=None if self.parts is None else self.parts.slowest(),
         )
         diagnosis = diagnose(facts)
         if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
@@ -171,7 +182,15 @@ class Meter:
             facts=facts,
             job=None if briefly else _called(self.job),
             left_out=self.left_out,
+            parts={} if self.parts is None else self.parts.table(),
         )
+
+    def take_over(self, other: Meter) -> None:
+        """Continue the counts of another meter of the same loader, which counts no more."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(other, name))
+        if self.parts is not None and other.parts is not None:
+            self.parts.take_over(other.parts)
 
     @property
     def wait_p50_s(self) -> float:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from penstock.pipeline.plan import World
+    from penstock.pipeline.report.part_counts import PartStatistics
     from penstock.pipeline.report.statistics import Statistics
 
 
@@ -60,7 +61,8 @@ def serve_metrics(
 
     port: 0 chooses a free port. Each field of `Statistics` becomes penstock_<field>; counters end
     with _total, and units are spelt out (_seconds, _bytes). The labels are rank and dataset (its
-    URL without credentials). The limit is published as penstock_limit{limit="remote"} 1. The server
+    URL without credentials). The counts of a mixture's parts are penstock_part_<field> with the
+    label part. The limit is published as penstock_limit{limit="remote"} 1. The server
     keeps the loader alive until it is closed.
 
     Raises MissingDependencyError if prometheus_client isn't installed, and OSError if the port is
@@ -82,18 +84,23 @@ def serve_metrics(
 def log_tensorboard(loader: ReportingLoader, writer: Any, step: int) -> None:
     """Write a loader's statistics to TensorBoard as the scalars penstock/<field> of a step.
 
+    The counts of a mixture's parts become penstock/part_<field>/<part>.
+
     writer: a torch.utils.tensorboard.SummaryWriter, or an object with its add_scalar and add_text.
     """
     statistics = loader.statistics()
     for row, value in _numbers(statistics):
         writer.add_scalar(f"penstock/{row.name}", value, step)
+    for name, part in statistics.parts.items():
+        for row, value in _numbers(part):
+            writer.add_scalar(f"penstock/part_{row.name}/{name}", value, step)
     writer.add_text("penstock/verdict", statistics.verdict, step)
     if statistics.job is not None:
         writer.add_text("penstock/job", str(statistics.job), step)
 
 
-def _numbers(statistics: Statistics) -> Iterator[tuple[Field[Any], float]]:
-    """Yield the numbers of the statistics."""
+def _numbers(statistics: Statistics | PartStatistics) -> Iterator[tuple[Field[Any], float]]:
+    """Yield the numbers of the statistics, or of those of a part."""
     for row in fields(statistics):
         value = getattr(statistics, row.name)
         if row.metadata and isinstance(value, int | float):
@@ -122,6 +129,7 @@ class _Collector:
         for row, value in _numbers(statistics):
             kind = CounterMetricFamily if row.metadata["grows"] else GaugeMetricFamily
             yield _metric(kind, field_names(row.name), row.metadata["text"], labels, value)
+        yield from _part_metrics(statistics, labels)
         limit = {**labels, "limit": statistics.limit}
         yield _metric(
             GaugeMetricFamily, "penstock_limit", "the stage that limits the job", limit, 1
@@ -135,6 +143,21 @@ class _Collector:
             who = {"slowest_rank": str(job.slowest.rank), "slowest_limit": job.slowest.limit}
             name, text = "penstock_job_slowest_wait_share", "wait share of the slowest process"
             yield _metric(GaugeMetricFamily, name, text, labels | who, job.slowest.wait_share)
+
+
+def _part_metrics(statistics: Statistics, labels: dict[str, str]) -> Iterator[Any]:
+    """Yield a family for each count of a mixture's parts, with the label part."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    families: dict[str, Any] = {}
+    for name, part in statistics.parts.items():
+        for row, value in _numbers(part):
+            kind = CounterMetricFamily if row.metadata["grows"] else GaugeMetricFamily
+            if row.name not in families:
+                metric, text = field_names(f"part_{row.name}"), row.metadata["text"]
+                families[row.name] = kind(metric, text, labels=[*labels, "part"])
+            families[row.name].add_metric([*labels.values(), name], value)
+    yield from families.values()
 
 
 def _metric(kind: Any, name: str, text: str, labels: dict[str, str], value: float) -> Any:

@@ -202,6 +202,16 @@ class ShardFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartFacts:
+    """The part of a mixture that took most of this rank's reading time. load_share: of that time;
+    sample_share: of the samples that were read."""
+
+    name: str
+    load_share: float
+    sample_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkFacts:
     """Figures of data in chunks, each of which is decoded as a whole.
 
@@ -238,9 +248,10 @@ class LoaderFacts:
     gil_late: share of the reading threads' late attempts to take Python's GIL; gil_late_s: their
     mean delay. decode_threads, usable_cores: of this rank. device: such as "cpu" or "cuda:0".
     workers: worker processes of a torch dataset; None for a native dataset. url: the dataset's, for
-    messages. map: None without Maps. chunks: None if samples are decoded one by one. bytes_read:
-    doesn't count tables. disk_bytes: as the system counts them for this process; None if unknown.
-    trains: False for a loop that only takes batches. decodes: True if DALI has images to decode.
+    messages. map: None without Maps. chunks: None if samples are decoded one by one. part: None
+    without a mixture. bytes_read: doesn't count tables. disk_bytes: as the system counts them for
+    this process; None if unknown. trains: False for a loop that only takes batches. decodes: True
+    if DALI has images to decode.
     """
 
     samples: int = counter("samples delivered")
@@ -269,6 +280,7 @@ class LoaderFacts:
     images: ImageFigures | None = None
     map: MapFacts | None = None
     chunks: ChunkFacts | None = None
+    part: PartFacts | None = None
     cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
 

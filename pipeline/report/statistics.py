@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.pipeline.report.job_statistics import JobStatistics
+    from penstock.pipeline.report.part_counts import PartStatistics
     from penstock.pipeline.report.run_facts import Cause, Limit
 
 
@@ -39,6 +40,9 @@ def _same(table: type, name: str) -> Any:
     return field(metadata={**row.metadata, "of": table, "name": name})
 
 
+_PARTS_SHOWN = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics(Traffic):
     """The measurements of one loader so far. Times are seconds of this rank since it was built.
@@ -50,7 +54,7 @@ class Statistics(Traffic):
     job: the waits that all processes of the job publish once a minute and at the end of an epoch,
     with the slowest process; None without a process group. left_out: samples that indexing or
     packing left out of the dataset, by reason; for a part or a concatenation of datasets, those of
-    all of them.
+    all of them. parts: of a mixture, the counts of each part by its name; empty for other datasets.
     """
 
     samples: int = _count("samples delivered to the training loop")
@@ -95,6 +99,7 @@ class Statistics(Traffic):
     facts: LoaderFacts = field(repr=False)
     job: JobStatistics | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, PartStatistics] = field(default_factory=dict)
 
     def __str__(self) -> str:
         line = (
@@ -140,6 +145,11 @@ class Statistics(Traffic):
                 f"{format_size(self.bytes_passed)} past it; waited {self.remote_wait_s:.1f} s. "
                 f"Hits: {self.hit_ratio:.1%} of the samples{kept}."
             )
+        if self.parts:
+            some = list(self.parts.items())[:_PARTS_SHOWN]
+            more = len(self.parts) - len(some)
+            shown = "; ".join(f'"{name}": {part}' for name, part in some)
+            lines.append(f"Parts: {shown}{f'; and {more:,} more' if more else ''}.")
         lines += [self.verdict, *([] if self.job is None else [str(self.job)])]
         return "\n".join(lines)
 

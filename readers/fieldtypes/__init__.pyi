@@ -13,6 +13,7 @@ from .boxes import untyped_places as untyped_places
 from .columns import ArrayColumn as ArrayColumn, Column as Column, ColumnCrop as ColumnCrop
 from .columns import DenseColumn as DenseColumn
 from .columns import EncodedColumn as EncodedColumn, ListColumn as ListColumn
+from .columns import PartLoads as PartLoads
 from .columns import RaggedColumn as RaggedColumn, SampleBatch as SampleBatch, cropped as cropped
 from .columns import interleaved as interleaved, joined_columns as joined_columns
 from .columns import patched_column as patched_column, put_parts as put_parts

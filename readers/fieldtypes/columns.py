@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -187,19 +187,30 @@ def _places(count: int, rows: Rows) -> Ints:
     return places
 
 
+class PartLoads(NamedTuple):
+    """Reads of samples of the parts of a mixture. parts: their numbers, int64, shape (reads,).
+    amounts: of each read the samples, the bytes and the seconds of wall-clock time, waits for a
+    store included, float64, shape (reads, 3)."""
+
+    parts: Ints
+    amounts: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleBatch:
     """The samples of one batch, in the requested order.
 
     ids: sample ids, int64, shape (n,). columns: by field. present: for fields that some samples of
     the dataset lack, bool, shape (n,); the column is empty or 0 if it is False. bytes_read: of
-    spans and of the rows of packs; values that a sidecar holds aren't counted.
+    spans and of the rows of packs; values that a sidecar holds aren't counted. loads: of the parts
+    of a mixture; None for other sources.
     """
 
     ids: NDArray[np.int64]
     columns: Mapping[str, Column]
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     bytes_read: int = 0
+    loads: PartLoads | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -233,16 +244,21 @@ class SampleBatch:
             columns={name: column.take(rows) for name, column in self.columns.items()},
             present={name: values[rows] for name, values in self.present.items()},
             bytes_read=self.bytes_read if bytes_read is None else bytes_read,
+            loads=self.loads,
         )
 
     def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:
         """Return the samples between bounds, as views that share the memory of this batch. Bytes
-        that were read are divided by number of samples."""
+        that were read, and loads, are divided by number of samples."""
         count = max(1, len(self))
-        return [
+        parts = [
             self.take(slice(a, b), bytes_read=self.bytes_read * (b - a) // count)
             for a, b in pairwise(bounds)
         ]
+        if self.loads is None:
+            return parts
+        of, amounts = self.loads
+        return [replace(part, loads=PartLoads(of, amounts * (len(part) / count))) for part in parts]
 
     def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:
         """Return a copy with other samples in some rows."""
@@ -259,6 +275,7 @@ def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
         columns={n: joined_columns([each.columns[n] for each in batches]) for n in first.columns},
         present={n: np.concatenate([each.has(n) for each in batches]) for n in names},
         bytes_read=sum(batch.bytes_read for batch in batches),
+        loads=_joined_loads([batch.loads for batch in batches if batch.loads is not None]),
     )
 
 
@@ -271,6 +288,12 @@ def interleaved(batches: Sequence[SampleBatch], places: Sequence[Ints]) -> Sampl
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return joined_batches(batches).take(back)
+
+
+def _joined_loads(loads: Sequence[PartLoads]) -> PartLoads | None:
+    if not loads:
+        return None
+    return PartLoads(*(np.concatenate(each) for each in zip(*loads, strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -70,9 +70,19 @@ def test_a_format_of_ones_own() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_random_numbers() -> None:
-    (code,) = (block for block in BLOCKS if "rng" in block)
+    (code,) = (block for block in BLOCKS if "without_some_words" in block)
     assert run(code)["captions"] == run(code)["captions"]
 
 
+def test_one_of_several_captions(place: Path) -> None:
+    captions = {f"a picture of {number}\nno {number}": number for number in range(8)}
+    for text, number in captions.items():
+        (place / "pairs" / f"{number}.txt").write_text(text)
+    (code,) = (block for block in BLOCKS if "def one_of" in block)
+    found = run(code)["captions"]
+    assert found == run(code)["captions"]
+    assert {*found} <= {line for text in captions for line in text.splitlines()}
+
+
 def test_all_that_is_printed_runs_here() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4

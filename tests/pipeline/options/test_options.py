@@ -54,7 +54,8 @@ def native(*, world: World = ONE, **arguments: Any) -> LoaderOptions:
 
 def test_every_argument_of_the_loader_is_in_one_value() -> None:
     given = set(inspect.signature(DataLoader.__init__).parameters)
-    apart = {"self", "dataset", "data_parallel", "snapshot_every_n_steps"}
+    # The weights belong to the source.
+    apart = {"self", "dataset", "weights", "data_parallel", "snapshot_every_n_steps"}
     assert {field.name for field in fields(LoaderOptions)} - RESOLVED == given - apart
 
 

@@ -200,6 +200,30 @@ def test_a_job_continues_at_another_world_size(parts, size, weights):
         assert found == wanted[step:]
 
 
+def test_nine_world_sizes_resume_at_every_step(parts):
+    """Through weights that are set, a schedule, steps that are skipped, and epochs of all parts."""
+    source = mixture(parts, weights={0: WEIGHTS, 200: THIRD, 700: WEIGHTS}, epoch=480)
+    with loader(source, world=World(0, 1), global_batch_size=96) as job:
+        states, wanted = [job.state_dict()], list[list[int]]()
+        while len(wanted) < 11:
+            for batch in job:
+                wanted.append([_id(number) for number in batch[0].tolist()])
+                if len(wanted) in (3, 6):
+                    job.set_weights(OTHER if len(wanted) == 3 else THIRD, step=len(wanted) + 1)
+                states.append(job.state_dict())
+    assert sum(id >= 390 for batch in wanted for id in batch) > 2 * SIZES["math"]
+    for size in (1, 2, 3, 5, 7, 8, 24, 32, 96):
+        with loader(source, world=World(size - 1, size), global_batch_size=96) as again:
+            for step in range(len(wanted)):
+                again.load_state_dict(json.loads(json.dumps(states[step])))
+                assert again.step == step
+                for other in range(11) if step == 10 else (step,):
+                    ranks = [again.samples_of(other, rank=rank) for rank in range(size)]
+                    assert np.concatenate(ranks).tolist() == wanted[other]
+                again.skip(1)
+                assert again.step == step + 1
+
+
 def test_ranks_rejoin_after_weights_were_set(parts, monkeypatch):
     """A rank dies, the others go on without it, and another one comes with their state."""
     source = mixture(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from itertools import chain, compress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from penstock import (
     ClassLabel,
     DataLoader,
     Dataset,
+    DiskCache,
     Map,
     RandomCrop,
     Resize,
@@ -27,11 +29,11 @@ from penstock import (
     mix,
 )
 from penstock.errors import ConfigError
+from tests.files import uploaded
 from tests.images import class_folder, jpeg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SAMPLES = 24
 ROWS = 40  # of tables
@@ -204,6 +206,28 @@ class TestTables:
         for batch in batches(source, augment=[made]):
             wanted = torch.where(batch["language.present"], batch["language"], -1)
             assert torch.equal(batch["made"], wanted)
+
+
+@pytest.mark.parametrize("is_same", [False, True])
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_one_table_twice(data, tmp_path, is_same, is_remote):
+    """Two parts share files, chunks and cache, with ids of their own."""
+    with uploaded(Path(data["web"].url).parent) as folder:
+        url = f"{folder}/web.parquet" if is_remote else data["web"].url
+        cache = DiskCache(tmp_path / "cache", max_bytes="16MiB") if is_remote else None
+        one = Dataset(url, cache=cache, decoded_bytes=2000)
+        with one, one if is_same else Dataset(url, cache=cache, decoded_bytes=2000) as other:
+            fields = ("text", "tokens", "id", "part")
+            seen = dict[int, str]()
+            source = mix({"a": one, "b": other}, epoch="once", fields=fields)
+            for batch in batches(source):
+                for text, tokens, number, part in zip(
+                    batch["text"], batch["tokens"], batch["id"].tolist(), batch["part"], strict=True
+                ):
+                    assert len(tokens) == int(text.split()[1]) % 5
+                    assert part == number // ROWS
+                    seen[number] = text
+    assert [seen[number] for number in range(2 * ROWS)] == 2 * [f"web {n}" for n in range(ROWS)]
 
 
 def test_crops_of_arrays(data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -13,7 +14,37 @@ from penstock.pipeline.plan import first_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.readers import Mixture, MixtureSummary
+    from penstock.pipeline.plan.sizing import ClusterSetup
+    from penstock.readers import Contents, Mixture, MixtureSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFigures:
+    """What `penstock plan` knows of a mixture: the parts of its first epoch, and its contents."""
+
+    summary: MixtureSummary
+    contents: Contents
+
+    @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample that an epoch delivers."""
+        return self.summary.bytes / self.summary.samples
+
+    def completed(self, setup: ClusterSetup) -> ClusterSetup:
+        """Return the setup of a job with the bytes that its epochs read for the first time."""
+        from penstock.pipeline.plan.sizing import mixture_reads
+
+        mixture = self.contents.mixture
+        own = first_settings(self.contents, seed=0, global_batch=setup.global_batch).mixture
+        assert mixture is not None
+        assert own is not None
+        reads = mixture_reads(mixture, own, epochs=setup.epochs)
+        return replace(
+            setup,
+            stored_bytes=float(self.contents.shard_bytes.sum()),
+            new_first=reads.first / setup.total_bytes,
+            new_later=reads.later / setup.total_bytes,
+        )
 
 
 def part_table(summary: MixtureSummary) -> Table:

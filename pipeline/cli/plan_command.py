@@ -20,9 +20,9 @@ from penstock.pipeline.cli.plan_options import SizingOptions
 from penstock.pipeline.cli.progress_bars import MeasuringBar
 
 if TYPE_CHECKING:
+    from penstock.pipeline.cli.mixture_report import MixtureFigures
     from penstock.pipeline.cli.plan_inputs import KnownFigures
     from penstock.pipeline.plan.sizing import Forecast
-    from penstock.readers import MixtureSummary
 
 _out = partial(Option, rich_help_panel="The output")
 
@@ -69,22 +69,24 @@ def plan(
         check_plot(plot)
     if au is not None and not 0 < au <= 100:
         raise ConfigError(f"--au: got {au:g}, wanted a percentage above 0 and up to 100.")
-    summary: MixtureSummary | None = None
+    mixture: MixtureFigures | None = None
     if url is None:
         _check_without_url(given, measure)
         known: KnownFigures = {}
     else:
-        known, summary = _known(url, data.arguments_for(url), measure)
+        known, mixture = _known(url, data.arguments_for(url), measure)
     choice = SetupChoice(options, known, given)
     setup, assumptions = choice.setup(), choice.notes
+    if mixture is not None:
+        setup = mixture.completed(setup)
     found = forecast(setup)
     if as_json:
-        parts = {} if summary is None else {"mixture": summary.values()}
+        parts = {} if mixture is None else {"mixture": mixture.summary.values()}
         typer.echo(json.dumps(plan_values(found, assumptions) | parts))
     else:
         show_plan(found, assumptions, Console())
-        if summary is not None:
-            Console().print("\nThe first epoch:", part_table(summary))
+        if mixture is not None:
+            Console().print("\nThe first epoch:", part_table(mixture.summary))
     if plot is not None:
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
@@ -106,20 +108,23 @@ def _check_without_url(given: frozenset[str], measure: bool) -> None:
 
 def _known(
     url: str, arguments: dict[str, Any], measure: bool
-) -> tuple[KnownFigures, MixtureSummary | None]:
+) -> tuple[KnownFigures, MixtureFigures | None]:
     """Return the facts of the index of a URL; with `measure` also the rates of this machine's disk,
-    of decoding and of the URL's store. Also returns the first epoch of a mixture file."""
+    of decoding and of the URL's store. Also returns the figures of a mixture file."""
     from penstock.pipeline.bench import Workload, probe, recipe_named
+    from penstock.pipeline.cli.mixture_report import MixtureFigures
     from penstock.readers import Mixture, open_source
+    from penstock.readers.origin import local_path
 
-    summary: MixtureSummary | None = None
+    mixture: MixtureFigures | None = None
     try:
         with open_source(url, allow_left_out=1, **arguments) as dataset:
-            contents, is_local = dataset.contents, dataset.remote_shards is None
+            contents, is_local = dataset.contents, local_path(url) is not None
             samples, sample_bytes = contents.samples, contents.sample_bytes
             if isinstance(dataset, Mixture):
-                summary = dataset.summary()
-                samples, sample_bytes = summary.samples, summary.bytes / summary.samples
+                mixture = MixtureFigures(summary=dataset.summary(), contents=contents)
+                samples, sample_bytes = mixture.summary.samples, mixture.sample_bytes
+                is_local = dataset.remote_shards is None
     except (DatasetNotFoundError, FileNotFoundError) as error:
         raise ConfigError(str(error)) from error
     known: KnownFigures = {
@@ -131,7 +136,7 @@ def _known(
         "is_local": (is_local, "local URL"),
     }
     if not measure:
-        return known, summary
+        return known, mixture
     workload = Workload(
         url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, data=arguments
     )
@@ -144,7 +149,7 @@ def _known(
         "store_bytes_per_s": (found.store_bytes_per_s, "measured here, by one process"),
         "store_latency_s": (found.store_latency_s, "measured here"),
     }
-    return known | {name: each for name, each in measured.items() if each[0] is not None}, summary
+    return known | {name: each for name, each in measured.items() if each[0] is not None}, mixture
 
 
 def _title(options: SizingOptions, found: Forecast) -> str:

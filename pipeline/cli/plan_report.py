@@ -99,7 +99,7 @@ def peer_values(found: Forecast) -> dict[str, float]:
     share within an epoch, or in the time that its network needs. After the loss of a node, the
     store serves the bytes that only this node held.
     """
-    job, total = found.setup, found.setup.total_bytes
+    job, total = found.setup, found.setup.set_bytes
     joins = total * found.kept / (job.nodes + 1) if job.peers else 0.0
     joins_s = max(found.later.seconds, joins / found.setup.link_bytes_per_s) if joins else 0.0
     return {

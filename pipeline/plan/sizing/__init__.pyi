@@ -10,6 +10,7 @@ from .forecast import (
     forecast as forecast,
     unmet_utilisation as unmet_utilisation,
 )
+from .mixture_reads import MixtureReads as MixtureReads, mixture_reads as mixture_reads
 from .shard_geometry import LEAST_SHARD_BYTES as LEAST_SHARD_BYTES, MOST_READERS as MOST_READERS
 from .shard_geometry import SHARD_BYTES as SHARD_BYTES, readers_warning as readers_warning
 from .shard_geometry import geometry_of as geometry_of, shard_bytes_for as shard_bytes_for

@@ -111,7 +111,10 @@ class ClusterSetup:
     The data. sample_bytes: mean stored size of a sample; spread: standard deviation of these sizes
     over their mean. shards: number of shards; None: a pack is still to be written. shuffled:
     samples are in random order, as `pack` writes them. icc: label correlation inside a shard, None
-    if unknown.
+    if unknown. stored_bytes: of all shards; None: those of an epoch's samples. new_first,
+    new_later: bytes that the first epoch, and on average each later one, reads for the first time
+    in the job, over those of an epoch's samples: of a mixture, whose epoch repeats some parts and
+    reaches only some of others.
 
     The job. gpus: GPUs of a node, with a rank each. global_batch: samples of a step over all ranks.
     samples_per_s: rate of one GPU that never waits. cpu_s_per_1000: CPU seconds to decode and
@@ -136,6 +139,9 @@ class ClusterSetup:
     shards: int | None = None
     shuffled: bool = True
     icc: float | None = None
+    stored_bytes: float | None = None
+    new_first: float = 1.0
+    new_later: float = 0.0
     nodes: int
     gpus: int
     global_batch: int
@@ -183,8 +189,13 @@ class ClusterSetup:
 
     @property
     def total_bytes(self) -> float:
-        """Stored bytes of all samples."""
+        """Stored bytes of the samples of an epoch."""
         return self.samples * self.sample_bytes
+
+    @property
+    def set_bytes(self) -> float:
+        """Stored bytes that the job reads at least once."""
+        return self.total_bytes * (self.new_first + (self.epochs - 1) * self.new_later)
 
     @property
     def ranks(self) -> int:

@@ -86,7 +86,7 @@ def geometry_of(setup: ClusterSetup) -> ShardGeometry:
     )
     return ShardGeometry(
         shards=shards,
-        shard_bytes=setup.total_bytes / shards,
+        shard_bytes=(setup.stored_bytes or setup.total_bytes) / shards,
         lanes=lanes,
         window=window,
         open_shards=min(shards, shards / window_count(setup.samples // strands, rows)),

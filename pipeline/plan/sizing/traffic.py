@@ -58,13 +58,13 @@ def node_set_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
     """Return the bytes of all shards that one node reads during a job: with `reshuffle` the whole
     dataset, of which each node's cache keeps the same random part."""
     if setup.reshuffle:
-        return setup.total_bytes
+        return setup.set_bytes
     return node_epoch_bytes(setup, geometry)
 
 
 def node_epoch_bytes(setup: ClusterSetup, geometry: ShardGeometry) -> float:
-    """Return the bytes of all shards that one node reads in an epoch."""
-    return setup.total_bytes * geometry.readers / setup.nodes
+    """Return the bytes of all shards that one node reads in an epoch; of a mixture, in the job."""
+    return setup.set_bytes * geometry.readers / setup.nodes
 
 
 def reshuffled_share(reshuffle: float, *, nodes: int, epochs: int) -> float:
@@ -142,7 +142,7 @@ def first_traffic(
     """
     if setup.is_local:
         return _local(setup.total_bytes, found=0.0)
-    new = 1.0 if setup.moved is None else setup.moved
+    new = setup.new_first * (1.0 if setup.moved is None else setup.moved)
     return _traffic(setup, geometry, new=new, is_first=True, starved=starved)
 
 
@@ -151,7 +151,8 @@ def warm_traffic(setup: ClusterSetup, geometry: ShardGeometry) -> EpochTraffic:
     after the first, whose caches hold what earlier epochs have read."""
     if setup.is_local:
         return _local(setup.total_bytes, found=_found(setup, geometry, 1.0))
-    new = reshuffled_share(setup.reshuffle, nodes=setup.nodes, epochs=setup.epochs)
+    new = setup.new_later
+    new += reshuffled_share(setup.reshuffle, nodes=setup.nodes, epochs=setup.epochs)
     return _traffic(setup, geometry, new=new, is_first=False)
 
 
@@ -185,13 +186,14 @@ def _traffic(
     fills = 0.0 if starved else from_store / geometry.shard_bytes
     # Each node that reads a shard fetches its tables once, even if it doesn't keep the shard.
     opened = geometry.shards * ((1 - kept) * geometry.readers + kept * new * asking) * is_first
-    local = _local(total * kept * (1 - new), found=_found(setup, geometry, kept))
+    local = _local(total * kept * max(0.0, 1 - new), found=_found(setup, geometry, kept))
     return EpochTraffic(
         remote=from_store + passed,
         peer=filled - from_store,
         disk_read=local.disk_read,
         disk_write=filled,
-        memory=local.memory + absent,  # what was just written is still in memory
+        # What was just written is still in memory.
+        memory=local.memory + min(absent, total * kept),
         requests=single
         + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
         + _TABLES_A_SHARD * opened,

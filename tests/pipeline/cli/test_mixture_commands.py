@@ -10,7 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from penstock import DataLoader, World, mix_file, pack
+from penstock import DataLoader, DiskCache, World, mix_file, pack
 from penstock.pipeline.cli import main
 from penstock.readers import RemoteShards
 
@@ -147,3 +147,38 @@ def test_a_node_warms_its_share_of_each_part(remote, tmp_path, capsys):
         cache = ("--cache", tmp_path / str(node))
         fetched.append(json.loads(run(capsys, "warm", remote, *given, *cache, "--json")))
     assert all(each["objects"] > 0 for each in fetched)
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 30)])
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_plan_forecasts_the_bytes_of_the_store(folder_of, weights, epochs, tmp_path, capsys):
+    """Within 15 % of the shards that a job opens, also if parts are repeated or reached in part."""
+    file = folder_of(weights)
+    job = ["--samples-per-s", 1e4, "--gpus", 1, "--batch", 24, "--epochs", epochs, "--remote"]
+    values = json.loads(run(capsys, "plan", file, *job, "--json", "--cache", tmp_path))
+    with mix_file(file, cache=DiskCache(tmp_path, max_bytes="1GB")) as mixture:
+        shard_bytes, wanted = mixture.contents.shard_bytes, set[int]()
+        with DataLoader(mixture, 24, shuffle=True, seed=3, world=World(0, 1)) as loader:
+            for step in range(len(loader) * epochs):
+                wanted |= {*mixture.rows(loader.samples_of(step))[:, 0].tolist()}
+    read = int(shard_bytes[sorted(wanted)].sum())
+    assert values["remote_bytes"] == pytest.approx(read, rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that writes a mixture of packs of 120 and 24 shards with weights."""
+    folder: Path = tmp_path_factory.mktemp("forecast")
+    for name, size in {"big": 2400, "small": 480}.items():
+        np.save(folder / f"{name}.npy", np.zeros((size, 64), np.int64))
+        pack(folder / f"{name}.npy", folder / name, shard_bytes=20 * 64 * 8)
+        fsspec.filesystem("memory").put(str(folder / name), f"/forecast-{name}", recursive=True)
+
+    def write(weights: tuple[int, int]) -> Path:
+        path = folder / f"{weights[0]}.json"
+        parts = {name: f"memory://forecast-{name}" for name in ("big", "small")}
+        values = {"parts": parts, "weights": dict(zip(parts, weights, strict=True)), "epoch": 960}
+        path.write_text(json.dumps(values))
+        return path
+
+    return write

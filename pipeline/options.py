@@ -125,7 +125,8 @@ def _shown_key(key: str | tuple[str, ...]) -> str:
 
 # torch's arguments that choose or build batches. A native dataset's order comes from its plan.
 _REFUSED_OF_TORCH = {
-    "sampler": "the order comes from the plan; pass shuffle= and seed=",
+    "sampler": "the order comes from the plan; pass shuffle= and seed=, and instead of a "
+    "WeightedRandomSampler its weights as weights=",
     "batch_sampler": "the order comes from the plan; pass batch_size=, shuffle= and seed=",
     "collate_fn": "batches already leave DALI as tensors; put per-sample work into augment=, or do "
     "it on the batch in your loop",

@@ -1,4 +1,4 @@
-from . import blocks as blocks
+from . import blocks as blocks, sample_weights as sample_weights
 from .blocks import Blocks as Blocks, MAX_FREE as MAX_FREE
 from .concatenation import concat as concat
 from .dataset import Dataset as Dataset, contents_of as contents_of

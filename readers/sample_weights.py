@@ -34,6 +34,9 @@ WeightsOfSamples = str | os.PathLike[str] | Iterable[float]
 _BITS = 30  # of the fraction of a count
 _ONE = 1 << _BITS
 _MOST_SAMPLES = 2**32  # of an epoch, so that sums fit into 64 bits
+# A search in sums that no processor's cache holds costs 3.3 us a sample of 20 million, and 0.26 us
+# from the entry of a table of every 8th to 16th sample.
+_LEAST_GUIDED, _SAMPLES_AN_ENTRY = 2**21, 8
 _KEPT, _KEPT_ARRAYS = 2, 3
 
 
@@ -54,6 +57,12 @@ class SampleSlots:
                 places = np.array([np.argmax(counts)])
             counts[places] += np.diff(np.arange(len(places) + 1) * missing // len(places))
         self._sums = np.concatenate([[0], np.cumsum(counts)])  # in multiples of 2^-30
+        self._guide: Ints | None = None
+        total = samples * _ONE
+        self._shift = (total // max(1, len(weights) // _SAMPLES_AN_ENTRY)).bit_length()
+        if len(weights) >= _LEAST_GUIDED:
+            starts = np.arange((total >> self._shift) + 2) << self._shift
+            self._guide = np.searchsorted(self._sums, starts, side="right") - 1
 
     @property
     def least_and_most(self) -> tuple[int, int]:
@@ -75,8 +84,19 @@ class SampleSlots:
     def owners(self, slots: Ints, offset: float) -> Ints:
         """Return the sample that owns each slot, int64."""
         at = (slots << _BITS) + _fraction(offset)
-        owners: Ints = np.searchsorted(self._sums, at, side="right") - 1
-        return owners
+        if self._guide is None:
+            owners: Ints = np.searchsorted(self._sums, at, side="right") - 1
+            return owners
+        # The search of all slots at once, between the entries of the guide.
+        place = at >> self._shift
+        low: Ints = self._guide[place]
+        high = self._guide[place + 1] + 1
+        while (high - low).max(initial=0) > 1:
+            middle = (low + high) >> 1
+            is_before = self._sums[middle] <= at
+            low = np.where(is_before, middle, low)
+            high = np.where(is_before, high, middle)
+        return low
 
     def expanded(
         self, sizes: Ints, units: Sequence[Ints] | None, offset: float = 0.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.pipeline.plan import Plan, WeightedPlan, WeightSettings
-from penstock.readers import SampleSlots, SampleWeights, checked_weights
+from penstock.readers import SampleSlots, SampleWeights, checked_weights, sample_weights
 from tests.sources import values_of
 
 if TYPE_CHECKING:
@@ -91,6 +91,26 @@ def test_whole_counts_are_exact_in_any_scale(
     np.testing.assert_array_equal(np.diff(ends), weights)
     owners = slots.owners(np.arange(sum(weights)), offset)
     np.testing.assert_array_equal(owners, np.repeat(np.arange(len(weights)), weights))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 20)), min_size=1, max_size=200),
+    samples=st.integers(1, 500),
+    offset=st.floats(0, 1, exclude_max=True),
+)
+def test_many_samples_are_found_by_a_guide(
+    weights: list[float], samples: int, offset: float
+) -> None:
+    if not any(weights):
+        return
+    slots = np.arange(samples)
+    wanted = SampleSlots(np.array(weights), samples).owners(slots, offset)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample_weights, "_LEAST_GUIDED", 1)
+        guided = SampleSlots(np.array(weights), samples)
+        np.testing.assert_array_equal(guided.owners(slots, offset), wanted)
+        assert not len(guided.owners(slots[:0], offset))
 
 
 @pytest.mark.parametrize("samples", [3, 10**6, 2**32 - 1])

@@ -184,6 +184,9 @@ class Mixture(Concatenation):
         self._lacking = {base: names for base, names in lacking.items() if names}
         self._are_alike = all(each.fields == fields for each in self.bases)
         self.owns_parts = False
+        if (more := len(self.bases) - _URLS_NAMED) > 1:
+            some = " + ".join(part.url for part in self.bases[:_URLS_NAMED])
+            self.url = f"{some} and {more:,} others"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the parts: a spawned worker opens them again."""
@@ -521,6 +524,7 @@ def _listed(parts: Sequence[str]) -> str:
 
 
 _NAMED = 3  # parts that a message lists
+_URLS_NAMED = 4  # in the mixture's own
 
 
 def _mean_tokens(leaf: _Leaf) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock import Dataset, mix, mix_file
+from penstock import Dataset, mix, mix_file, warm
 from penstock.errors import ConfigError, DatasetError, MissingDependencyError, PenstockError
 from penstock.readers import is_mixture_file, mixture_file
 
@@ -206,3 +206,16 @@ def test_names_of_mixture_files(tmp_path):
     assert not is_mixture_file("web.jsonl")
     (tmp_path / "photos.json").mkdir()
     assert not is_mixture_file(tmp_path / "photos.json")
+
+
+def test_the_url_of_many_parts_names_some(folder):
+    many = {f"{name}{number}": f"{name}.npy" for name in SIZES for number in range(50)}
+    with mix_file(write(folder, {"parts": many})) as found:
+        assert found.url.endswith("web.npy and 146 others")
+        assert len(found.parts) == 150
+        assert len(found.summary().parts) == 150
+
+
+def test_warm_takes_a_file(folder, tmp_path):
+    with pytest.raises(ConfigError, match="local"):
+        warm(str(write(folder, {"parts": parts()})), cache=tmp_path)

@@ -106,7 +106,7 @@ def mix(
         contents = [index_contents(source, len(source)) for source in sources]
     for name, each in zip(names, contents, strict=True):
         if not each.samples:
-            raise ConfigError(f'mix: the part "{name}" ({each}) has no samples. Leave it out.')
+            raise ConfigError(f'mix: the part "{name}" has no samples. Leave it out.')
     if unknown := sorted(map(str, (max_repeats or {}).keys() - {*names})):
         raise ConfigError(f"max_repeats: got {unknown}, and the parts are {names}.")
     tokens = np.ones(len(leaves))

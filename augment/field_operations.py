@@ -423,17 +423,17 @@ DOCUMENT, POSITION = "document", "position"
 
 @operation
 class PackTokens(ColumnOperation):
-    """Pack the samples of each batch into as few sequences of one length as they need.
+    """Pack the samples of each batch, one after another, into sequences of one length.
 
     fields: one or several fields of the same lengths in each sample, such as tokens and their loss
     mask, which are packed alike. to: the length of a sequence. A longer sample is an error that
-    names it; nothing is cut off. value: fills the ends of sequences.
+    names it; nothing is cut off. value: pads the ends of sequences.
 
     The fields then have the shape (sequences, to) in a batch, and two more fields come last:
-    "document", the number in the batch of the sample of each token, int64, -1 at the ends; and
-    "position", the place of each token in its sample, int64, 0 at the ends. The longest sample
-    comes first, each into the first sequence that has room for it. With `batch_tokens=` of at most
-    `to`, a batch is one sequence. It doesn't change other fields, which have a value for each
+    "document", the number in the batch of each token's sample, int64, -1 in the padding; and
+    "position", the place of each token in its sample, int64, 0 in the padding. Samples are placed
+    in descending order of length, each in the first sequence that has room for it. With
+    `batch_tokens=` of at most `to`, a batch is one sequence. Other fields keep one value for each
     sample: `values[document]` has one for each token.
     """
 

@@ -4,10 +4,10 @@
     python examples/contrastive.py --steps 200 --folder pairs    # keeps the pictures
 
 It draws two small datasets of pictures with captions: "shapes" (coloured discs and squares) and
-"stripes". Each picture has several captions, one a line of its text file, of which one is drawn
-whenever the picture is delivered: by the sample's own random numbers, so a restart draws the same.
-A mixture takes two thirds of a batch from shapes. The table shows the loss, and how often the
-right caption among all captions of a batch is the nearest one, for each part.
+"stripes". Each picture has several captions, one a line of its text file. One of them is drawn at
+each delivery, with the sample's own random numbers, so a restart draws the same. A mixture takes
+two thirds of the samples from shapes. The table shows the loss and, for each part, its share of the
+samples and how often a picture's right caption is the nearest of all captions in the batch.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python examples/mix_tokens.py
     python examples/mix_tokens.py --steps 600 --folder tokens    # keeps the three files
 
-It writes three small token sets with patterns of their own: "web" follows any token by one of a few
-others, "code" repeats short phrases, and "math" counts. Training begins on web alone, nearly, and
-ends with equal parts. The table shows what each interval of steps delivered, and the loss of each
-part. Half-way the job stops and continues from its state, with the batches that come next.
+It writes three small token sets with patterns of their own: in "web" each token is followed by one
+of a few others, "code" repeats short phrases, and "math" counts. Training begins almost entirely on
+web and ends with equal shares. The table shows each part's share of the samples and its loss, for
+each interval of steps. Half-way the job stops and continues from its state, with the next batches.
 """
 
 from __future__ import annotations

@@ -166,7 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     native and with torch datasets.
 
     dataset: a `penstock.Dataset` (native: DALI decodes and augments it), a part of one (`subset`,
-        `split`) or several end to end (`concat`); or any torch dataset, which torch's workers read.
+        `split`), several end to end (`concat`) or several in shares (`mix`); or any torch dataset,
+        which torch's workers read.
     batch_size: samples of this rank's batch. The alternative is global_batch_size, over all ranks:
         a number, or {0: 8192, 50_000_000: 16384}, sizes by the job's sample from which they hold.
     shuffle: draw the order from the seed; otherwise samples come in index order.
@@ -195,11 +196,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once per job. True, False, or "auto": if they are small (docs/datasets.md).
     as_dict: native: batches are dicts by field instead of tuples.
-    weights: native: how often each sample is expected in an epoch, whose number of samples is their
-        sum, rounded: an array with a number for each sample in the order of ids, the name of a
-        field of numbers, "balanced" (each class equally often; the sum is the number of samples),
-        or a file of scores (docs/datasets.md). Each sample is delivered floor or ceil of its
-        weight, with other random draws each time. It needs shuffle=True.
+    weights: native: how often each sample is expected in an epoch: an array with a number for each
+        sample in the order of ids, the name of a field of numbers, "balanced" (each class equally
+        often; the sum is the number of samples), or a file of scores (docs/mixtures.md). An epoch
+        has as many samples as their sum, rounded. A sample is delivered as often as its weight,
+        rounded down or up, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
         similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
     read: how a sample's bytes are read from its file: "copy", "pread" or "mmap" (docs/cache.md).
@@ -481,14 +482,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         All ranks call it with the same arguments, and wait for one another. What was prepared is
         discarded, cached bytes stay, and a running iterator continues. The state records the
-        change, which replaces the rest of a schedule; the length of an epoch stays.
+        change, which replaces the rest of a schedule. The length of an epoch doesn't change.
 
         weights: as for `mix`, numbers by name or "size". step: the number of the first global batch
-        with these weights, which wasn't delivered yet; None: the next one. With `batch_tokens` they
-        hold from the next range of the stream whose samples are sorted by length, about 64 global
-        batches. Raises ConfigError for other datasets than mixtures and for invalid weights;
-        PlanError for a step that was delivered, and if ranks call it with different arguments, on
-        each of them; StalledError, which names the ranks that don't call it.
+        with these weights, which must not have been delivered yet; None: the next one. With
+        `batch_tokens` they hold from the next range of the stream whose samples are sorted by
+        length, about 64 global batches. Raises ConfigError for datasets that aren't mixtures and
+        for invalid weights; PlanError for a step that was delivered, and on each rank if ranks
+        call it with different arguments; StalledError, which names the ranks that don't call it.
         """
         self._steps_of_plan("set_weights").set_weights(weights, step=step)
 
@@ -502,8 +503,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         method, or as weights=.
 
         weights: as for the argument of the loader. Raises ConfigError for mixtures and for invalid
-        weights; PlanError if shuffle=False, and if ranks call it with different arguments, on each
-        of them. Native datasets only.
+        weights; PlanError if shuffle=False, and on each rank if ranks call it with different
+        arguments. Native datasets only.
         """
         self._steps_of_plan("set_sample_weights").set_sample_weights(weights)
 

@@ -62,9 +62,10 @@ def mix(
     """Mix datasets, or parts of some, by weights: mix({"web": a, "code": b}, weights={"web": 0.7,
     "code": 0.3}).
 
-    Any range of the stream has the shares of its parts, to about one sample, at any world size and
-    after any restart. Each part keeps its own order and its own epochs, which are complete: a part
-    begins its next epoch when it is used up, also in the middle of an epoch of the mixture.
+    From the job's start to any position, each part has its share to within two samples, at any
+    world size and after any restart. Each part keeps its own order and its own epochs, which are
+    complete: a part that is used up begins its next epoch, even in the middle of an epoch of the
+    mixture.
 
     - parts: sources by name, or torch datasets with a length and samples by index (then the loader
       needs seed=, and batches are what torch makes of the samples). A mixture among them
@@ -79,8 +80,8 @@ def mix(
       by name.
     - temperature: above 1 makes weights more equal: each is raised to the power 1/temperature.
     - transition: of a schedule, "step", or "linear" from each entry to the next.
-    - per: what weights are shares of: "sample"; "token", by the mean length of each part's samples,
-      so mixing happens after packing; or "batch": each global batch comes from one part.
+    - per: what weights are shares of: "sample"; "token", by the mean length of each part's
+      samples; or "batch": each global batch comes from one part.
     - fields: of a batch, in order; "part" is the number of each sample's part (`ClassLabel` with
       their names). None: the fields of all parts.
     - missing: of a field that some parts lack. "error" refuses it; "mask" delivers it together with
@@ -390,8 +391,8 @@ class _Leaf(NamedTuple):
 def _augments(
     leaves: Sequence[_Leaf], parts: Mapping[str, Source], given: object
 ) -> dict[str, Any]:
-    """Return the recipes of the parts that have one: that of the part, of the mixture among the
-    parts to which it belongs, or the one that it has there. Raises ConfigError."""
+    """Return the recipe of each part that has one: the given one of the part, else that of the
+    nested mixture to which it belongs, else the one that it has in there. Raises ConfigError."""
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"part_augment: got {given!r:.80}, wanted recipes by the names of parts, such as "
@@ -414,7 +415,7 @@ def _augments(
 
 
 def _leaves(parts: object) -> list[_Leaf]:
-    """Return the parts of a mixture, with those of the mixtures among them."""
+    """Return the parts of a mixture; a mixture among them is replaced by its own parts."""
     if not isinstance(parts, Mapping) or not parts:
         raise ConfigError(
             f'mix: got {parts!r:.80}, wanted datasets by name, such as {{"web": a, "code": b}}.'

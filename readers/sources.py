@@ -118,8 +118,8 @@ class Contents:
 
     @cached_property
     def expected(self) -> Contents:
-        """The contents with the number of times that a job's first epochs deliver samples of each
-        shard and unit in place of the number of samples, to one; without empty units."""
+        """The contents with deliveries in place of samples: sizes and units count how often the
+        job's first epochs deliver samples of each, to within one. Empty units are left out."""
         if self.weights is None:
             return self
         slots = self.weights.slots(self.weights.first, self.weights.samples)
@@ -529,8 +529,8 @@ class Source(ABC):
         need its parts.
 
         weights: how often each of the samples is expected in an epoch, which then has as many
-        samples as the sum, rounded. Each is delivered floor or ceil of its weight, and with other
-        random draws each time:
+        samples as the sum, rounded. Each is delivered as often as its weight, rounded down or up,
+        with other random draws each time:
 
         - numbers, one for each sample: in the order of `which` if it has ids, else in that of ids;
         - the name of a field of numbers;

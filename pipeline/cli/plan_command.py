@@ -50,8 +50,8 @@ def plan(
     accelerator utilisation (AU: the share of the time in which GPUs compute), and names what limits
     them. docs/sizing.md has the formulas and the units.
 
-    url: The dataset, if it exists: a path or an fsspec URL, or a mixture file, of whose parts the
-        plan says what each gives; else --samples.
+    url: The dataset, if it exists: a path, an fsspec URL, or a mixture file, for which the plan
+        also shows what each part gives; else pass --samples.
     au: Accelerator utilisation that later epochs must reach, in per cent; if they don't, print the
         limit and exit with 2.
     measure: Measure what isn't given, in some seconds: this machine's disk (--cache, else the

@@ -24,7 +24,7 @@ One `Batch` of a native dataset passes through all stages, and each stage fills 
 runs, how many batches are in flight and what stops them. Only `Position` holds how far the user is.
 
 A batch of a torch dataset passes through none of these stages, because the user's code reads it, in
-torch's workers. `torch_data.epoch_pass` has its stages: an order (`torch_data.index_order`:
+torch's workers. `torch_data.torch_engine` has its stages: an order (`torch_data.pass_order`:
 Penstock's plan with a seed, else torch's sampler) requests indices, torch's own loader reads and
 collates their samples, and a `Pass` delivers the batch and records how far the user is.
 `loader.DataLoader` chooses between these two ways by the dataset.

@@ -228,7 +228,7 @@ def _check_mixture(source: Source, mixture: MixtureContents, options: LoaderOpti
         if operation.stage is Stage.MIX:
             raise ConfigError(
                 f"{operation} mixes samples of one part with each other, and batches by tokens of "
-                "a mixture don't keep them together. Pass batch_size=, or drop it."
+                "a mixture don't keep them together. Pass batch_size=, or drop the operation."
             )
 
 

@@ -226,8 +226,8 @@ _OWED_STEPS = 2**16
 
 
 def _rounded(owed: NDArray[np.float64]) -> tuple[float, ...]:
-    """Return what parts lack as a state holds it, so that a job continues alike with and without a
-    restart."""
+    """Round what parts lack to the precision of a state, so that a job continues in the same way
+    with and without a restart."""
     return tuple((np.rint(owed * _OWED_STEPS) / _OWED_STEPS).tolist())
 
 
@@ -570,7 +570,7 @@ class _Samples(NamedTuple):
 
 
 def _groups(values: Ints) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield each of some small integers of 0 or more, and where it is."""
+    """Yield each distinct value of some small integers of 0 or more, with its indices."""
     counts = np.bincount(values)
     found = np.flatnonzero(counts).tolist()
     if len(found) <= 1:

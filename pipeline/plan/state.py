@@ -174,8 +174,8 @@ class LoaderState:
             raise ResumeError(
                 f"State was saved for dataset {self.dataset[:12]} ({self.samples:,} samples); this "
                 f"run's is {contents.fingerprint[:12]} ({contents.samples:,} samples). A subset, a "
-                "split or a concatenation is a dataset of its own. Point at the old dataset, or "
-                "start without a state."
+                "split, a concatenation or a mixture with other weights is a dataset of its own. "
+                "Point at the old dataset, or start without a state."
             )
         self._check_weights(contents)
         for name, value in (wanted or {}).items():

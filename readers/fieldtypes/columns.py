@@ -280,8 +280,10 @@ def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
 
 
 def interleaved(batches: Sequence[SampleBatch], places: Sequence[Ints]) -> SampleBatch:
-    """Join batches of the same fields, at least one, so that the samples of each lie at its places,
-    which are ascending and together all places."""
+    """Join batches of the same fields, at least one, into one batch in another order.
+
+    places: the positions of each batch's samples in the result, ascending; together all positions.
+    """
     if len(batches) == 1:
         return batches[0]
     order = np.concatenate(places)

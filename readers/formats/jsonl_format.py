@@ -42,8 +42,8 @@ class JsonlFormat(RecordFormat):
     least_sample_bytes = 2
 
     def recognises(self, origin: Origin) -> bool:
-        """Return True if all files are such files. Those among files of other kinds, or with
-        folders, are tables that describe these."""
+        """Return True if all files are JSONL files. A JSONL file next to folders or files of other
+        kinds is a table that describes these."""
         names, arrangement = origin.names(), origin.arrangement
         if arrangement.manifest is not None or arrangement.places:
             return False

@@ -76,7 +76,7 @@ def mix(
       when every sample of every part was delivered at least once; "once", with each sample exactly
       once: when a part ends, the others share its positions by their weights; or a number of
       samples. Its length is that of the first epoch, with the weights of the job's start.
-    - max_repeats: the largest number of times that a part's samples may be delivered in an epoch,
+    - max_repeats: the largest number of times that the first epoch may deliver a part's samples,
       by name.
     - temperature: above 1 makes weights more equal: each is raised to the power 1/temperature.
     - transition: of a schedule, "step", or "linear" from each entry to the next.
@@ -216,7 +216,8 @@ class Mixture(Concatenation):
     def contents(self) -> Contents:
         """The contents of all parts; `Contents.mixture` has those of each, and the weights."""
         mixture = self.mixture
-        joined = joined_contents([part.contents for part in self.bases], self._schema)
+        parts = [replace(part.contents, weights=None) for part in self.bases]
+        joined = joined_contents(parts, self._schema)
         text = repr((mixture.names, mixture.changes, mixture.rule, mixture.per))
         digest = hashlib.sha256(f"mix {joined.fingerprint} {text}".encode())
         schema = Schema({**self._schema, PART: ClassLabel(mixture.names)})

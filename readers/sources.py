@@ -199,6 +199,13 @@ class MixtureContents:
         self.check_repeats(samples)
         return samples
 
+    def batch_samples(self, global_batch: int) -> int:
+        """Return the number of samples of an epoch in which each global batch is of one part."""
+        from penstock.readers.mixtures import epoch_samples
+
+        samples = epoch_samples(self.lengths, self.changes, self.rule, unit=global_batch)
+        return max(samples, self.samples)
+
     def shares_of(self, weights: object) -> tuple[int, ...]:
         """Return the integer shares of weights that are no schedule. Raises ConfigError."""
         changes = self.scale.changes(weights)

@@ -40,6 +40,13 @@ def freeze_order(
     if settings is None:
         global_batch = options.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
+    unit = 1 if settings.mixture is None else settings.mixture.unit
+    if unit > 1 and {*options.schedule.sizes} != {unit}:
+        raise ConfigError(
+            f'per="batch": this job takes global batches of {unit} samples from one part each, and '
+            f"this loader's have {' and '.join(map(str, options.schedule.sizes))}. Pass "
+            f"global_batch_size={unit}."
+        )
     schedule, samples = options.schedule, settings.epoch_samples(source.contents)
     if not samples or (options.drop_last and schedule.largest > samples):
         raise PlanError(

@@ -376,7 +376,7 @@ class NativeEngine:
         membership = self.assembly.membership
         try:
             change = make()
-        except PenstockError as error:
+        except Exception as error:  # of any kind, as the other ranks wait for this one
             membership.refuse_weights(error)
             raise
         membership.agree_on_weights(call, change.text, change.words)
@@ -393,7 +393,6 @@ class NativeEngine:
         if self._state is not None:
             fingerprint = self.assembly.fingerprint
             self._state = replace(self._state, plan=change.settings, fingerprint=fingerprint)
-        self._position.skip_to(cursor)
 
     def rejoin(self, user_options: LoaderOptions, *, step: int, store: JobStore | None) -> None:
         """Continue at a global batch of the job among other ranks. Passes that have begun continue.

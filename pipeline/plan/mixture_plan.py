@@ -4,9 +4,11 @@
 
 `readers.mixtures` has the first step, and each part's `Plan` the last one. A global batch is the
 positions [p, p + B) of the mixture's stream, so it has of each part consecutive samples of that
-part's own stream. They are sorted by ((place of the lane + ½) / lanes + phase of the part) mod 1,
-ties by part, then by offset: so the lanes of all parts are interleaved, each rank's slice of the
-batch has nearly the shares of the mixture, and a lane stays with its rank.
+part's own stream. Sample i of a part's n, sorted by (lane, index), has the place
+((i + ½) / n + phase of the part) mod 1 in the batch. So each part is spread evenly over it, and any
+rank's slice has the shares to about one sample, also of a part of one lane; a lane stays with its
+rank. (One place for all samples of a lane would give a rank whole lanes: 2 parts of 64 shards in
+batches of 64 on 8 ranks gave each rank samples of one part alone.)
 
 To resolve a batch costs one call for each part that has samples in it. With many parts, several
 steps are resolved by one computation (100 parts, batches of 256: 1.3 us a sample instead of 12).
@@ -287,7 +289,9 @@ def mixture_settings(
         # Its share of the window that it would have alone.
         alone = window_of(part, count, global_batch=global_batch) if shuffle else 1
         windows.append(max(1, math.ceil(alone * own)))
-    samples, unit = mixture.samples, global_batch if mixture.per == "batch" else 1
+    samples, unit = mixture.samples, 1
+    if mixture.per == "batch":
+        samples, unit = mixture.batch_samples(global_batch), global_batch
     if (drop_last and mixture.rule != "once") or unit > 1:
         samples = -(-samples // global_batch) * global_batch
     return MixtureSettings(
@@ -372,7 +376,7 @@ def make_mixture_plan(
     return MixturePlan(parts, own.stream(mixture), samples=own.samples)
 
 
-_PHASE_BITS = 40
+_KEY_BITS = 36  # of a sample's place in its batch
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SAMPLES_A_CALL = 64  # of each part, so that its call costs less than 1 us a sample
 _MOST_STEPS = 32  # that are resolved ahead
@@ -397,21 +401,9 @@ class MixturePlan(JobPlan):
         self._samples = np.array([part.samples for part in parts], np.int64)
         self._lanes = np.array([part.lanes for part in parts], np.int64)
         self._first_lane = np.cumsum(self._lanes) - self._lanes
-        self._slot_key = self._slot_keys()
+        self._phase = np.arange(len(parts)) * _GOLDEN % 1
         self._lock = threading.Lock()
         self._ahead: dict[tuple[int, int, int, int, int], SlotSamples] = {}
-
-    def _slot_keys(self) -> Ints:
-        """Return the place of each lane of each part among all lanes in a batch, as the smallest
-        integers that a stable sort orders fast: shape (lanes,)."""
-        part = np.repeat(np.arange(len(self._parts)), self._lanes)
-        place = np.arange(self.lanes) - self._first_lane[part]
-        phase = np.floor((part * _GOLDEN) % 1 * 2**_PHASE_BITS).astype(np.int64)
-        key = ((2 * place + 1) << _PHASE_BITS) // (2 * self._lanes[part]) + phase
-        key %= 1 << _PHASE_BITS
-        keys = np.empty(self.lanes, np.uint16 if self.lanes <= 2**16 else np.uint32)
-        keys[np.argsort(key, kind="stable")] = np.arange(self.lanes)
-        return keys  # type: ignore[return-value]
 
     @property
     def open_shards(self) -> float:
@@ -499,9 +491,17 @@ class MixturePlan(JobPlan):
             more, position = np.divmod(position, self._samples[part])
             epochs += more
         offset, lane = np.divmod(position, self._lanes[part])
-        key = self._slot_key[self._first_lane[part] + lane]
+        # A part's samples of a batch, sorted by lane, have even distances among all of it.
+        begin_of = np.cumsum(counts) - counts
+        place = np.arange(len(group)) - begin_of[group]
+        if (most := int(self._lanes.max())) > 1:
+            by_lane = (group * most + lane).argsort(kind="stable")
+            place[by_lane] = np.arange(len(group)) - begin_of[group]
+        phase = (self._phase * 2.0**_KEY_BITS).astype(np.int64)
+        key = ((2 * place + 1) << _KEY_BITS) // (2 * counts[group]) + phase[part]
+        key &= (1 << _KEY_BITS) - 1
         if len(begin) > 1:
-            key = key + (group // parts * self.lanes).astype(np.uint32)
+            key += (group // parts) << _KEY_BITS
         return _Samples(part, epochs, lane, offset, key)
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
@@ -510,23 +510,22 @@ class MixturePlan(JobPlan):
         only sample of a part itself."""
         with self._lock:
             count = np.array([self._count(position, size)])
-            part, *_, key = self._batches(epoch, np.array([position]), count)
-        order = np.argsort(key, kind="stable")
-        part, key = part[order], key[order]
-        slot = np.arange(len(key))
-        first = np.searchsorted(key, key)  # of each slot's lane
-        end = np.searchsorted(key, key, side="right")
-        other = first + ((slot - first) ^ 1)
-        other = np.where(other < end, other, slot - 1)
+            samples = self._batches(epoch, np.array([position]), count)
+        part, places = samples.part, np.arange(len(samples.part))
+        slot, other = np.empty_like(places), np.empty_like(places)
+        slot[samples.key.argsort(kind="stable")] = places
+        lanes = self._first_lane[part] + samples.lane
+        by_lane = lanes.argsort(kind="stable")
+        part, lanes = part[by_lane], lanes[by_lane]
+        first, end = (np.searchsorted(lanes, lanes, side=side) for side in ("left", "right"))
+        other = first + ((places - first) ^ 1)
+        other = np.where(other < end, other, places - 1)
         alone = np.flatnonzero(end - first == 1)
-        if len(alone):
-            by_part = np.argsort(part, kind="stable")
-            place = np.empty(len(slot), np.int64)
-            place[by_part] = slot
-            begin = np.searchsorted(part[by_part], part[alone])
-            count = np.searchsorted(part[by_part], part[alone], side="right") - begin
-            other[alone] = by_part[begin + (place[alone] - begin - 1) % count]
-        return other[low:high]
+        low_of, high_of = (np.searchsorted(part, part[alone], side=s) for s in ("left", "right"))
+        other[alone] = low_of + (alone - low_of - 1) % (high_of - low_of)
+        found = np.empty_like(places)
+        found[slot[by_lane]] = slot[by_lane[other]]
+        return found[low:high]
 
     def part_counts(self, epoch: int, position: int) -> Ints:
         """Return how many samples each part has before a position, over all epochs: int64, shape
@@ -538,24 +537,21 @@ class MixturePlan(JobPlan):
         """Return the shards that ranks [first, end) read in any epoch, int64, ascending."""
         if not 0 <= first < end <= world:
             raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
-        low, high = first * global_batch / world, end * global_batch / world
+        # The slots of a batch vary around the places of its samples by about the root of the parts.
+        margin = (_VARIATION + math.sqrt(len(self._parts))) / global_batch
         found: list[Ints] = []
-        lanes = np.argsort(self._slot_key, kind="stable")
-        part = np.repeat(np.arange(len(self._parts)), self._lanes)[lanes]
-        read = np.zeros(self.lanes, np.bool_)
-        for shares in self._stream.all_shares():
-            size = (global_batch * shares / shares.sum() / self._lanes)[part]
-            ends = np.cumsum(size)
-            # The counts of parts, and so the first slot of a lane, vary by a few samples.
-            read[lanes[(ends + _VARIATION > low) & (ends - size - _VARIATION < high)]] = True
-        for number, each in enumerate(self._parts):
-            own = np.flatnonzero(read[self._first_lane[number] :][: each.lanes])
-            shards = each.shards_of_lanes(own) if not each.reshuffle else np.flatnonzero(each.sizes)
+        for number, (each, phase) in enumerate(zip(self._parts, self._phase.tolist(), strict=True)):
+            low = math.floor((first / world - phase - margin) * each.lanes - _LANE_VARIATION)
+            high = math.ceil((end / world - phase + margin) * each.lanes + _LANE_VARIATION)
+            lanes = np.unique(np.arange(low, min(high, low + each.lanes)) % each.lanes)
+            shards = (
+                each.shards_of_lanes(lanes) if not each.reshuffle else np.flatnonzero(each.sizes)
+            )
             found.append(shards + self._first_shard[number])
         return np.concatenate(found)
 
 
-_VARIATION = 2.0  # samples
+_VARIATION, _LANE_VARIATION = 2.0, 0.25  # samples, lanes
 
 
 class _Samples(NamedTuple):

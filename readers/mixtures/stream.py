@@ -74,7 +74,8 @@ class WeightChange:
             shares = np.rint(first + (last - first) * done).astype(np.int64)
             # A part that has any share at one end has some in between.
             yield start, np.maximum(shares, (first > 0) | (last > 0))
-        yield self.until, last
+        if end is None or self.until < end:
+            yield self.until, last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,13 +312,17 @@ class _UsedUp:
         ending = self._ending[numbers]
         ended = self._shares[ending][:, None]
         whole, rest = np.divmod(self._left[ending][:, None], ended)
+        whole = np.minimum(whole, self._left // np.maximum(1, self._shares) + 1)  # no overflow
         counts = whole * self._shares + (2 * rest * self._shares + ended) // (2 * ended)
         last = (numbers == len(self._ending) - 1)[:, None]
         return np.where(last, self._left, np.minimum(counts, self._left))
 
 
-def epoch_samples(sizes: Ints, changes: Sequence[WeightChange], rule: EpochRule) -> int:
-    """Return the samples of a mixture's epoch, as those of its first one.
+def epoch_samples(
+    sizes: Ints, changes: Sequence[WeightChange], rule: EpochRule, *, unit: int = 1
+) -> int:
+    """Return the samples of a mixture's epoch, as those of its first one. unit: as of
+    `MixtureStream`.
 
     Raises PlanError for a rule with which it has no end: a part without weight is never used up.
     """
@@ -325,7 +330,7 @@ def epoch_samples(sizes: Ints, changes: Sequence[WeightChange], rule: EpochRule)
         return rule
     if rule == "once":
         return int(sizes.sum())
-    stream = MixtureStream(sizes, changes)
+    stream = MixtureStream(sizes, changes, unit=unit)
     ends = any if rule == "first" else all
     most = 1
     while not ends(stream.counts(most) >= sizes):

@@ -65,7 +65,9 @@ class WeightScale:
         for start, each in schedule:
             numbers = self._numbers(each, zero_is_allowed=len(schedule) > 1)
             tempered = (numbers / numbers.max()) ** (1 / self.temperature)
-            shares = integer_shares((tempered * np.array(self.factors)).tolist())
+            # A small number may become 0 on the way, and its part must still appear.
+            scaled = np.maximum(tempered * np.array(self.factors), np.finfo(float).tiny)
+            shares = integer_shares(np.where(numbers > 0, scaled, 0).tolist())
             found.append((start, tuple(shares.tolist())))
         if self.transition == "step":
             return tuple(WeightChange(start=start, shares=shares) for start, shares in found)
@@ -97,7 +99,7 @@ class WeightScale:
             )
         for name, weight in weights.items():
             number = isinstance(weight, int | float | np.integer | np.floating)
-            if isinstance(weight, bool) or not number or not math.isfinite(weight) or weight < 0:
+            if isinstance(weight, bool) or not number or not 0 <= weight < 1e300:
                 raise ConfigError(
                     f'weights: got {weight!r:.50} for "{name}", wanted a finite number above 0.'
                 )

@@ -102,6 +102,16 @@ def test_each_rank_gets_the_shares_and_reads_its_own_shards():
         assert len(known) < len(plan.sizes) / 2
 
 
+@pytest.mark.parametrize("lanes", [(1, 1, 1), (8, 8, 8), (4, 1, 1)])
+@pytest.mark.parametrize("world", [2, 3, 8])
+def test_each_rank_gets_the_shares_with_any_lanes(lanes, world):
+    plan = mixture(weights=(2, 1, 1), lanes=lanes, rule=96 * 30)
+    for rank in range(world):
+        parts = [found.rows[:, 0] // 40 for found in batches(plan, 0, 96, rank=rank, world=world)]
+        counts = np.array([np.bincount(part, minlength=3) for part in parts])
+        np.testing.assert_allclose(counts, np.tile([48, 24, 24], (30, 1)) / world, atol=2)
+
+
 @pytest.mark.parametrize("weights", [(5, 3, 2), (10, 1, 1)])
 @pytest.mark.parametrize(("rule", "unit"), [("first", 1), ("first", 96), ("all", 1), ("once", 1)])
 @pytest.mark.parametrize("world", [2, 8])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -124,6 +126,23 @@ def test_a_linear_change_goes_from_one_share_to_the_other():
     assert np.all(np.diff(tenths, 2) > 0)  # each tenth has more of the first part
     np.testing.assert_allclose(tenths[-1], 5000, atol=30)
     np.testing.assert_allclose(stream.counts(20_000) - stream.counts(10_000), [7500, 2500], atol=2)
+
+
+def test_linear_changes_carry_what_parts_lack():
+    random = np.random.default_rng(3)
+    sizes, starts = np.full(6, 10**6), [7 * n for n in range(101)]
+    shares = [random_shares(random, 6) for _ in starts]
+    changes = [
+        WeightChange(start=start, shares=each, until=until, target=target)
+        for start, each, until, target in zip(starts, shares, starts[1:], shares[1:], strict=False)
+    ]
+    counts = MixtureStream(sizes, changes).counts(starts[-1])
+    exact = np.zeros(6)
+    for change, end in zip(changes, starts[1:], strict=False):
+        stages = [*change.stages(end), (end, np.zeros(6))]
+        for (start, each), (until, _) in pairwise(stages):
+            exact += (until - start) * each / each.sum()
+    assert np.abs(counts - exact).max() < 2
 
 
 def test_many_parts_cost_little():

@@ -257,7 +257,8 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
 
     def _fetch(self, request: WorkerRequest) -> tuple[FetchedSamples, Any]:
         indices = list(request.index) if self.batched else [request.index]
-        epochs = np.broadcast_to(request.epoch, len(indices)).tolist()
+        epoch = request.epoch
+        epochs = [epoch] * len(indices) if isinstance(epoch, int) else epoch.tolist()
         if not self.batched:
             read = self._read(indices, epochs, None)
             return read, self.collate(read.samples[0])
@@ -279,8 +280,14 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
                 if self.parts is None or not is_sample_fault(error):
                     raise
         if self.parts is None:
-            pairs = zip(indices, epochs, strict=True)
-            return FetchedSamples([self._read_one(*pair, None) for pair in pairs], indices)
+            read_one = self._read_one
+            return FetchedSamples(
+                [
+                    read_one(index, epoch, None)
+                    for index, epoch in zip(indices, epochs, strict=True)
+                ],
+                indices,
+            )
         read = FetchedSamples([], [])
         for row, (index, epoch) in enumerate(zip(indices, epochs, strict=True)):
             sample, used, reason = self._read_good(index, epoch, self.parts, many)

@@ -4,8 +4,8 @@
 
 `readers.mixtures` has the first step, and each part's `Plan` the last one. A global batch is the
 positions [p, p + B) of the mixture's stream, so it has of each part consecutive samples of that
-part's own stream. Sample i of a part's n, sorted by (lane, index), has the place
-((i + ½) / n + phase of the part) mod 1 in the batch. So each part is spread evenly over it, and any
+part's own stream. Sample i of a part's n, sorted by (lane, index), has the place (i + phase of the
+part) / n in the batch, with phases from 0 to 1. So each part is spread evenly over it, and any
 rank's slice has the shares to about one sample, also of a part of one lane; a lane stays with its
 rank. (One place for all samples of a lane would give a rank whole lanes: 2 parts of 64 shards in
 batches of 64 on 8 ranks gave each rank samples of one part alone.)
@@ -401,7 +401,7 @@ class MixturePlan(JobPlan):
         self._samples = np.array([part.samples for part in parts], np.int64)
         self._lanes = np.array([part.lanes for part in parts], np.int64)
         self._first_lane = np.cumsum(self._lanes) - self._lanes
-        self._phase = np.arange(len(parts)) * _GOLDEN % 1
+        self._phase = (0.5 + np.arange(len(parts)) * _GOLDEN) % 1
         self._lock = threading.Lock()
         self._ahead: dict[tuple[int, int, int, int, int], SlotSamples] = {}
 
@@ -498,8 +498,7 @@ class MixturePlan(JobPlan):
             by_lane = (group * most + lane).argsort(kind="stable")
             place[by_lane] = np.arange(len(group)) - begin_of[group]
         phase = (self._phase * 2.0**_KEY_BITS).astype(np.int64)
-        key = ((2 * place + 1) << _KEY_BITS) // (2 * counts[group]) + phase[part]
-        key &= (1 << _KEY_BITS) - 1
+        key = ((place << _KEY_BITS) + phase[part]) // counts[group]
         if len(begin) > 1:
             key += (group // parts) << _KEY_BITS
         return _Samples(part, epochs, lane, offset, key)
@@ -540,10 +539,10 @@ class MixturePlan(JobPlan):
         # The slots of a batch vary around the places of its samples by about the root of the parts.
         margin = (_VARIATION + math.sqrt(len(self._parts))) / global_batch
         found: list[Ints] = []
-        for number, (each, phase) in enumerate(zip(self._parts, self._phase.tolist(), strict=True)):
-            low = math.floor((first / world - phase - margin) * each.lanes - _LANE_VARIATION)
-            high = math.ceil((end / world - phase + margin) * each.lanes + _LANE_VARIATION)
-            lanes = np.unique(np.arange(low, min(high, low + each.lanes)) % each.lanes)
+        for number, each in enumerate(self._parts):
+            low = math.floor((first / world - margin) * each.lanes - _LANE_VARIATION)
+            high = math.ceil((end / world + margin) * each.lanes + _LANE_VARIATION)
+            lanes = np.arange(max(0, low), min(high, each.lanes))
             shards = (
                 each.shards_of_lanes(lanes) if not each.reshuffle else np.flatnonzero(each.sizes)
             )

@@ -73,7 +73,7 @@ def token_lengths(source: Source, *, names: Container[str] | None = None) -> Tok
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSummary:
-    """What one part of a mixture gives in an epoch of it.
+    """The samples that one part of a mixture delivers in an epoch of it.
 
     share: integer share of the positions where the epoch begins; weight: the same as a fraction.
     size: samples of the part; samples: those that the epoch delivers, repeats counted. epochs: of
@@ -113,7 +113,7 @@ class PartSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureSummary:
-    """What the parts of a mixture give in one epoch of it; `str` is a table of them.
+    """The samples that each part of a mixture delivers in one epoch; `str` is a table of them.
 
     epoch: its number. samples: of the epoch. tokens: of all parts; None if one of them has none.
     bytes: in the files, of the delivered samples.

@@ -34,7 +34,7 @@ _MOST_DOUBLINGS = 10
 
 
 class PeerRecord:
-    """What this node knows of one peer: its recent failures, its list and its fault. Not
+    """The state of one peer as this node sees it: recent failures, its list and its fault. Not
     thread-safe.
 
     Each failure in a row doubles the pause that follows it; an answer resets it. Wrong bytes count

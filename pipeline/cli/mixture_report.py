@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureFigures:
-    """What `penstock plan` knows of a mixture: the parts of its first epoch, and its contents."""
+    """The mixture that `penstock plan` sizes: the parts of its first epoch, and its contents."""
 
     summary: MixtureSummary
     contents: Contents

@@ -483,7 +483,7 @@ def copy_changes(_: LoaderFacts) -> Iterator[Change]:
 
 @dataclass(frozen=True, slots=True)
 class LimitRow:
-    """What the verdict needs to know about one limit.
+    """One limit of a job, as the verdict names and explains it.
 
     subject: begins the verdict. changes: proposes at least one change. stage: the one with whose
     ceiling a run's rate is compared. changed: the stages whose ceilings a change raises; the others

@@ -29,7 +29,7 @@ WeightsArgument = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightScale:
-    """What turns the weights of a mixture's parts into integer shares of its samples.
+    """Converts the weights of a mixture's parts to integer shares of its samples.
 
     names: of the parts, in order; those of a mixture in this mixture are "mixture/part" and have
     one weight together. sizes: what "size" means for each part. factors: by which each part's

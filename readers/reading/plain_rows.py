@@ -66,7 +66,7 @@ class _FoundColumn(NamedTuple):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What must be equal if rows of several datasets are copied together."""
+        """The properties that datasets must share for their rows to be copied together."""
         _, row_bytes, dtype, below = self.plain.layout
         return row_bytes, dtype, below, self.shape, self.dtype
 

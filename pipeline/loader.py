@@ -279,7 +279,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             # shards again, and samples would be lost.
             self._is_accelerate_prepared = True
             self.use_stateful_dataloader = True
-        self._is_made = True
+        overwrite(self, "_is_made", True)
 
     def _init_native(self, dataset: Source, weights: WeightsOfSamples | None) -> None:
         options = self._late_world.resolve(self._options)
@@ -307,13 +307,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if options.is_planned:
             arguments.update(shuffle=None, sampler=(), batch_size=options.rank_batch)
         super().__init__(dataset, **arguments)
-        self._options = replace(self._options, collate_fn=self.collate_fn)  # torch's, if none
+        # Lightning builds a loader again with its own sampler, and then repeats each setting of an
+        # attribute that followed torch's __init__. It mustn't see these.
+        made_with = replace(self._options, collate_fn=self.collate_fn)  # torch's, if none
+        overwrite(self, "_options", made_with)
         if options.augment is not None:
             # A framework that rebuilds this loader would get images without augmentation.
             self.collate_fn = reject_rebuilt_loader
         indices = self.sampler if self.batch_sampler is None else self.batch_sampler
-        engine = TorchEngine(dataset, self._late_world.resolve(self._options), indices=indices)
-        self._engine = engine
+        engine = TorchEngine(dataset, self._late_world.resolve(made_with), indices=indices)
+        overwrite(self, "_engine", engine)
         if options.is_planned:
             sampler = PlanSampler(engine, options.world)
             overwrite(self, "sampler", sampler)
@@ -339,7 +342,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
             shown = reject_rebuilt_loader
         super().__setattr__(name, shown)
-        self._options = options
+        overwrite(self, "_options", options)
 
     def _options_with(self, name: str, value: Any) -> LoaderOptions:
         """Return the options with an argument that is set late, from the next pass on.

@@ -509,3 +509,31 @@ def test_annotations_may_subscript() -> None:
         pass
 
     assert len(list(Named(Squares(4, "int"), 2))) == 2
+
+
+def test_attributes_that_lightning_sets_again_leave_the_new_sampler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It rebuilds a loader with its own sampler, then repeats what was set after torch's
+    __init__."""
+    recorded, is_built = list[tuple[str, Any]](), list[bool]()
+    build, assign = torch.utils.data.DataLoader.__init__, DataLoader.__setattr__
+
+    def built(self: Any, *args: Any, **options: Any) -> None:
+        build(self, *args, **options)
+        is_built.append(True)
+
+    def assigned(self: Any, name: str, value: Any) -> None:
+        assign(self, name, value)
+        if is_built:
+            recorded.append((name, value))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.utils.data.DataLoader, "__init__", built)
+        patched.setattr(DataLoader, "__setattr__", assigned)
+        loader: DataLoader = DataLoader(Squares(12), 2, shuffle=True)
+        loader.worker_init_fn = print
+    again: DataLoader = DataLoader(Squares(12), 2, sampler=range(0, 12, 3))
+    for name, value in recorded:
+        setattr(again, name, value)
+    assert [labels.tolist() for _, labels in again] == [[0, 9], [36, 81]]

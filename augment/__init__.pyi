@@ -19,6 +19,7 @@ from .dali_nodes import if_else as if_else, warp as warp
 from .dali_runs import failing_rows as failing_rows, fault_of as fault_of
 from .dali_runs import reason_of as reason_of
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
+from .draw_keys import keyed_uniform as keyed_uniform
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
 from .field_operations import ColumnOperation as ColumnOperation

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from penstock.cache.base import keyed_hash, splitmix64, unit
+from penstock.cache import ConfigError
+from penstock.cache.base import keyed_hash, splitmix64, splitmix64_tensor, unit, unit_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from numpy.typing import NDArray
 
     Bools = NDArray[np.bool_]
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 _OCCURRENCE = 0x6F63637572  # keeps these hashes apart from places of operations, times 2^32
+_OF_USER = 0x6B657965645F75  # keeps `keyed_uniform` apart from the draws of recipes
 
 
 def draw_base(
@@ -90,3 +95,110 @@ class Uniform:
         0."""
         keys = np.array(numbers, np.uint64)[:, None] + np.uint64(self.index << 32)
         return unit(splitmix64(self.base ^ keys))
+
+
+@overload
+def keyed_uniform(
+    ids: torch.Tensor, *, epoch: Any, n: int, seed: int = 0, occurrences: Any = None
+) -> torch.Tensor: ...
+@overload
+def keyed_uniform(
+    ids: NDArray[np.integer[Any]] | Sequence[int],
+    *,
+    epoch: Any,
+    n: int,
+    seed: int = 0,
+    occurrences: Any = None,
+) -> Floats: ...
+def keyed_uniform(
+    ids: Any, *, epoch: Any, n: int, seed: int = 0, occurrences: Any = None
+) -> torch.Tensor | Floats:
+    """Return n random numbers in [0, 1) for each sample, which depend on nothing but the arguments.
+
+    A sample has the same numbers in any batch, on any rank, in any world and after any restart.
+    They are independent of those that the loader's recipe draws with the same seed.
+
+    - ids: of the samples (the field "id" of a batch), integers, shape (k,): an array, a list or a
+      tensor on any device. A tensor isn't copied to the CPU.
+    - epoch: of all samples, or of each: an integer, or k of them.
+    - n: numbers for each sample. The first numbers are the same for any n.
+    - seed: any integer.
+    - occurrences: how many earlier places of the epoch have each sample, integers, shape (k,), so
+      that a repeated sample gets other numbers each time; None: 0 for all.
+
+    Returns float64, shape (k, n): a tensor on the device of ids if they are a tensor, else an
+    array. Raises ConfigError for other arguments.
+    """
+    if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
+        raise ConfigError(f"keyed_uniform: got n={n!r}, wanted the numbers of each sample, ≥ 0.")
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise ConfigError(f"keyed_uniform: got seed={seed!r}, wanted an integer.")
+    torch = sys.modules.get("torch")  # a tensor exists only if it is loaded
+    if torch is not None and isinstance(ids, torch.Tensor):
+        return _uniform_tensor(ids, epoch=epoch, n=int(n), seed=int(seed), occurrences=occurrences)
+    keys = _whole_numbers("ids", ids)
+    epochs = _whole_numbers("epoch", epoch, count=len(keys))
+    again = None
+    if occurrences is not None:
+        again = np.broadcast_to(
+            _whole_numbers("occurrences", occurrences, count=len(keys)), keys.shape
+        )
+    base = draw_base(int(seed), epochs, keys, salt=_OF_USER, occurrences=again)
+    return np.ascontiguousarray(Uniform(base, 0)(int(n)).T)
+
+
+def _whole_numbers(name: str, values: Any, *, count: int | None = None) -> Ints:
+    """Return an argument of `keyed_uniform` as int64, shape (k,). count: k, or also one number for
+    all. Raises ConfigError for anything else."""
+    array = np.asarray(values)
+    if not array.size and array.dtype.kind == "f":  # an empty list
+        array = array.astype(np.int64)
+    fits = array.ndim == 1 and count in (None, len(array))
+    if array.dtype.kind not in "iu" or not (fits or (count is not None and array.ndim == 0)):
+        wanted = "of shape (samples,)" if count is None else f"one, or {count} of them"
+        raise ConfigError(
+            f"keyed_uniform: got {name} of {array.dtype} and shape {array.shape}, wanted "
+            f"integers, {wanted}."
+        )
+    return array.astype(np.int64)
+
+
+def _uniform_tensor(
+    ids: torch.Tensor, *, epoch: Any, n: int, seed: int, occurrences: Any
+) -> torch.Tensor:
+    """Return the numbers of `keyed_uniform` as a tensor, computed on the device of the ids."""
+    import torch
+
+    def numbers(name: str, values: Any, count: int | None) -> torch.Tensor:
+        if not isinstance(values, torch.Tensor):  # a number or an array on the CPU
+            checked = _whole_numbers(name, values, count=count)
+            return torch.from_numpy(np.array(checked)).to(ids.device, non_blocking=True)
+        whole = not (
+            values.is_floating_point() or values.is_complex() or values.dtype == torch.bool
+        )
+        fits = values.ndim == 1 and count in (None, len(values))
+        if not whole or not (fits or (count is not None and values.ndim == 0)):
+            wanted = "of shape (samples,)" if count is None else f"one, or {count} of them"
+            raise ConfigError(
+                f"keyed_uniform: got {name} of {values.dtype} and shape {tuple(values.shape)}, "
+                f"wanted integers, {wanted}."
+            )
+        return values.to(ids.device, torch.int64, non_blocking=True)
+
+    keys = numbers("ids", ids, None)
+    if isinstance(epoch, Integral) and not isinstance(epoch, bool):
+        base = splitmix64_tensor(keys ^ _signed(keyed_hash(seed, int(epoch))))
+    else:
+        first = splitmix64_tensor(numbers("epoch", epoch, len(keys)) ^ _signed(keyed_hash(seed)))
+        base = splitmix64_tensor(first ^ keys)
+    base = splitmix64_tensor(base ^ _OF_USER)
+    if occurrences is not None:
+        before = numbers("occurrences", occurrences, len(keys))
+        again = splitmix64_tensor(splitmix64_tensor(base ^ _OCCURRENCE) ^ before)
+        base = torch.where(before > 0, again, base)
+    draws = torch.arange(n, device=ids.device)
+    return unit_tensor(splitmix64_tensor(base[:, None] ^ draws))
+
+
+def _signed(key: NDArray[np.uint64]) -> int:
+    return int(key.astype(np.int64))

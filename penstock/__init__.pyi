@@ -1,4 +1,5 @@
 from . import errors as errors
+from .augment.draw_keys import keyed_uniform as keyed_uniform
 from .augment.field_operations import (
     Map as Map,
     PackTokens as PackTokens,

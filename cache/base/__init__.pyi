@@ -12,6 +12,7 @@ from .folders import is_network as is_network, make_private_folder as make_priva
 from .folders import refuse_network as refuse_network, remove_own_folder as remove_own_folder
 from .folders import user_cache as user_cache
 from .hashing import keyed_hash as keyed_hash, splitmix64 as splitmix64, unit as unit
+from .hashing import splitmix64_tensor as splitmix64_tensor, unit_tensor as unit_tensor
 from .locks import ByteLocks as ByteLocks, ReaderLocks as ReaderLocks, wait_for as wait_for
 from .machine_errors import is_shortage as is_shortage, machine_remedy as machine_remedy
 from .machine_errors import read_error as read_error, refuse_shortage as refuse_shortage

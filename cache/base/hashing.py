@@ -18,6 +18,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
 
 _MASK = 2**64 - 1
@@ -42,6 +43,14 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
         np.multiply(z, np.uint64(factor), out=z)
     np.right_shift(z, np.uint64(_LAST_SHIFT), out=shifted)
     return np.bitwise_xor(z, shifted, out=z)
+
+
+def splitmix64_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Return `splitmix64` of a tensor, on its device. x: int64, the bits of the states."""
+    z = x + _signed(_GAMMA)
+    for shift, factor in _STEPS:
+        z = (z ^ _shifted(z, shift)) * _signed(factor)
+    return z ^ _shifted(z, _LAST_SHIFT)
 
 
 def keyed_hash(*keys: int | NDArray[Any]) -> NDArray[np.uint64]:
@@ -74,6 +83,21 @@ def unit(h: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map hashes to float64 in [0, 1) by their top 53 bits: each k / 2^53 is equally likely."""
     top = np.right_shift(np.asarray(h, dtype=np.uint64), np.uint64(11))
     return np.asarray(np.multiply(top.astype(np.float64), 2.0**-53))
+
+
+def unit_tensor(h: torch.Tensor) -> torch.Tensor:
+    """Return `unit` of a tensor, on its device. h: int64, the bits of the hashes."""
+    return _shifted(h, 11).double() * 2.0**-53
+
+
+def _shifted(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift the 64 bits of numbers to the right, with zeros from the left."""
+    return (x >> count) & (_MASK >> count)
+
+
+def _signed(bits: int) -> int:
+    """Return the number whose two's complement has these 64 bits."""
+    return bits - (bits >> 63 << 64)
 
 
 def _splitmix64_int(x: int) -> int:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from penstock.augment import Recipes
-    from penstock.pipeline.options import DatasetKind
+    from penstock.pipeline.options import DatasetKind, DeviceFunction
     from penstock.pipeline.report import Statistics
     from penstock.pipeline.torch_data import TorchEngine
     from penstock.readers import WeightsOfSamples
@@ -203,6 +203,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         rounded down or up, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
         similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
+    device_augment: native: a function (batch, generator) that gets each whole batch, a dict by
+        field on its device, and a torch.Generator. What it returns is what the loop gets
+        (docs/augment.md).
     read: how a sample's bytes are read from its file: "copy", "pread" or "mmap" (docs/cache.md).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`, or dicts with
@@ -254,6 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
         data_parallel: tuple[int, int] | None = None,
+        device_augment: DeviceFunction | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in _OPTIONS}
         self.snapshot_every_n_steps = snapshot_every_n_steps

@@ -9,10 +9,11 @@ before any work starts.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,8 +23,6 @@ from penstock.cache.base import READ_MODE, ReadMode
 from penstock.pipeline.plan import MOST_ENTRIES, BatchSchedule, World, local_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from penstock.augment import Recipes
@@ -121,6 +120,28 @@ def _is_names(key: object) -> bool:
 
 def _shown_key(key: str | tuple[str, ...]) -> str:
     return f'"{key}"' if isinstance(key, str) else str(key)
+
+
+DeviceFunction = Callable[[Any, Any], Any]
+"""A function for `device_augment=`: (batch, generator) -> what the loop gets."""
+
+
+def check_function(function: object) -> None:
+    """Raise ConfigError unless a value is None or can be called as device_augment(batch,
+    generator)."""
+    wanted = "wanted a function of two arguments: the batch, a dict by field, and a torch.Generator"
+    if function is None:
+        return
+    if not callable(function):
+        raise ConfigError(
+            f"device_augment: got {function!r}, {wanted}. Penstock's operations belong in augment=."
+        )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"device_augment: got {function!r} ({error}), {wanted}.") from None
+    except ValueError:  # a function of C, which has no signature
+        return
 
 
 # torch's arguments that choose or build batches. A native dataset's order comes from its plan.
@@ -402,6 +423,7 @@ class LoaderOptions(TorchArguments):
     resident: ResidentMode = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
+    device_augment: DeviceFunction | None = None
 
     drawn_seed: int | None = None
     device: torch.device
@@ -420,6 +442,7 @@ class LoaderOptions(TorchArguments):
                 f"order must be an Order, such as Order(lanes=8), got {self.order!r}."
             )
         check_tokens(self.batch_tokens)
+        check_function(self.device_augment)
         check_choice("pad", self.pad, (None, "mask"))
         check_choice("read", self.read, get_args(ReadMode))
         if not isinstance(self.resident, bool) and self.resident != "auto":  # not 1, equal to True
@@ -465,6 +488,7 @@ class LoaderOptions(TorchArguments):
             "resident=True": self.resident is True,
             "as_dict=True": self.as_dict is True,
             "batch_tokens=": self.batch_tokens is not None,
+            "device_augment=": self.device_augment is not None,
             'slots="rank"': self.order.slots != "data",
             "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
         }

@@ -5,6 +5,7 @@ from .bad_samples import BadCount as BadCount
 from .batch import Batch as Batch
 from .batch_pipeline import BatchPipeline as BatchPipeline
 from .batch_reader import BatchReader as BatchReader
+from .device_augment import DeviceBatch as DeviceBatch
 from .image_decoding import ImageDecoding as ImageDecoding, thread_shares as thread_shares
 from .map_calls import Mapper as Mapper
 from .map_fields import mapped_fields as mapped_fields

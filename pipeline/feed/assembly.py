@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import ArrayDraws
+    from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.map_calls import Mapper
     from penstock.pipeline.feed.position import Position
@@ -238,7 +239,7 @@ def _build(
             mixed=mixed,
             device=options.device,
             memory=memory,
-            as_dict=options.as_dict,
+            as_dict=options.as_dict or options.device_augment is not None,
         ),
         bad_count=BadCount(
             samples=min(contents.samples, len(dataset)),
@@ -255,6 +256,7 @@ def _build(
         meter=meter,
         columns=(*dict.fromkeys(recipes.columns.values()),),
         membership=None if membership.store is None else membership,
+        on_device=_on_device(options, order, tuple(recipes.images)),
     )
     meter.chunks = _watch_chunks(
         dataset, order.settings, options.world, batch_size=options.per_rank
@@ -275,6 +277,24 @@ def _build(
         timeout_s=timeout_s,
     )
     return pipeline, runner
+
+
+def _on_device(
+    options: LoaderOptions, order: JobOrder, images: tuple[str, ...]
+) -> DeviceAugment | None:
+    """Return what calls the user's function on batches, if there is one. images: their fields."""
+    if options.device_augment is None:
+        return None
+    from penstock.pipeline.feed.device_augment import DeviceAugment  # few loaders need it
+
+    return DeviceAugment(
+        function=options.device_augment,
+        device=options.device,
+        seed=order.settings.seed,
+        rank=options.world.rank,
+        images=images,
+        walk=order.walk,
+    )
 
 
 def _part_meter(

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan import Delivery, RankSlots, Step
     from penstock.readers.fieldtypes import DenseColumn, RaggedColumn, SampleBatch
 
-Output = tuple[Any, ...] | dict[str, Any]
-"""A delivered batch: tensors, `Ragged`s and lists, in field order or by field name."""
+Output = tuple[Any, ...] | dict[str, Any] | Any
+"""A delivered batch: tensors, `Ragged`s and lists, in field order or by field name; or what the
+user's function for `device_augment=` returned."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -43,6 +44,8 @@ class Batch:
         spent waiting for bytes and for DALI.
     finish:
         output: what the user gets; None before.
+    augment:
+        ready: the event of the stream that made the output, if it isn't the loop's.
     """
 
     step: Step
@@ -60,6 +63,7 @@ class Batch:
     read_wait_s: float = 0.0
     decode_wait_s: float = 0.0
     output: Output | None = None
+    ready: Any = None
 
     @property
     def epoch(self) -> int:

@@ -15,6 +15,8 @@
     finish     finish             Batch.output: mixed, as tensors on  the one that decodes; without
                                   their device                        images on the CPU,
                                                                       penstock-read_N
+    augment    augment            Batch.output: what the function     the training loop's
+                                  for device_augment= returned
     deliver    deliver            the output, which is the user's;    the training loop's
                                   bad samples are counted for all
                                   ranks
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.bad_samples import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_reader import BatchReader
+    from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.tensors import Finisher
     from penstock.pipeline.members import Membership
@@ -59,6 +62,7 @@ class BatchPipeline:
 
     endless: continue into the next epoch. images: None without images and fields that follow one.
     columns: operations on the form of fields' columns. membership: None without other processes.
+    on_device: calls the user's function on whole batches; None without one.
     """
 
     walk: Walk
@@ -71,6 +75,7 @@ class BatchPipeline:
     meter: Meter
     columns: tuple[ColumnOperation, ...] = ()
     membership: Membership | None = None
+    on_device: DeviceAugment | None = None
 
     @property
     def has_images(self) -> bool:
@@ -137,6 +142,7 @@ class BatchPipeline:
             return []
         # Nothing but the output is needed of several batches that are finished here.
         finishes = len(steps) > 1 and self._finishes_early and not self.columns
+        finishes = finishes and self.on_device is None
         finish = self.finisher.together if finishes else None
         return self.reader.read(steps, slots, samples, finish=finish)
 
@@ -209,6 +215,13 @@ class BatchPipeline:
             batch.output = self.finisher(batch)
             batch.images = {}
 
+    # -- augment: in the training loop
+
+    def augment(self, batch: Batch) -> None:
+        """Call the user's function on a finished batch, if there is one."""
+        if self.on_device is not None:
+            self.on_device(batch)
+
     # -- deliver: in the training loop
 
     def deliver(self, batch: Batch, *, wait_s: float, begins_epoch: bool) -> Output:
@@ -238,5 +251,7 @@ class BatchPipeline:
             step = batch.step
             epoch = step.start.epoch
             self.membership.count_batch(ended=epoch if step.then.epoch != epoch else None)
+        if self.on_device is not None:
+            self.on_device.deliver(batch)
         assert batch.output is not None
         return batch.output

@@ -8,6 +8,9 @@ and the graphs. It doesn't reference the facade, so the facade's finalizer can s
 The runner continues into the next epoch by itself, so the first batch of an epoch is ready at once.
 If the user moves elsewhere, it drops the batches in flight and starts there.
 
+With a function for `device_augment=` on CUDA, the training loop makes one more batch before it gets
+one, if that needs no wait for reads, so that the function works beside the training step.
+
 On the CPU, a thread of its own decodes one batch ahead: feeding DALI takes 6 us a sample, for which
 the training loop would otherwise wait in every step. On CUDA the training loop decodes, because
 tensors belong to the stream that is current when they are made. Without images there is
@@ -17,6 +20,7 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -260,6 +264,7 @@ class PipelineRunner:
         self._stopping = threading.Event()
         self._waited_s = 0.0  # for the reads of the current batch
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead
+        self._made: Batch | Exception | None = None  # the batch that was augmented ahead
         self._next: Cursor | None = None  # where the next batch in flight begins
         self._closed = False
         # Registered after DALI was imported, so it runs before DALI's own hook destroys the graph.
@@ -325,9 +330,9 @@ class PipelineRunner:
         self._next = None  # if an interrupt comes from here on, the next call starts again
         if self._decodes_ahead:
             batch = self._decoded_ahead()
+            self._pipeline.augment(batch)
         else:
-            batch = self._decode()
-            self._pipeline.finish(batch)
+            batch = self._made_here()
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
@@ -339,9 +344,35 @@ class PipelineRunner:
         if self._pipeline.endless or then.epoch == cursor.epoch:
             if self._decodes_ahead:
                 self._decode_ahead()
+            elif then.epoch == cursor.epoch:
+                self._make_ahead()
             self._next = then
         self._position.deliver(batch.step)
         return output
+
+    def _made_here(self) -> Batch:
+        """Return the next batch: decoded, finished and augmented on this thread, perhaps ahead."""
+        made, self._made = self._made, None
+        if made is None:
+            device = self._pipeline.on_device
+            with contextlib.nullcontext() if device is None else device.on_stream():
+                made = self._decode()
+                self._pipeline.finish(made)
+                self._pipeline.augment(made)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _make_ahead(self) -> None:
+        """Make one more batch, for which the user's function then works beside the step on the
+        batch that is delivered. It waits for no read. An error is raised when its batch is due."""
+        device = self._pipeline.on_device
+        if device is None or not device.is_ahead or not (self._in_dali or self._reads.is_ready):
+            return
+        try:
+            self._made = self._made_here()
+        except Exception as error:
+            self._made = error
 
     def _decode_ahead(self) -> None:
         # Set before the task begins: if an interrupt comes in between, _stop() waits for the task.
@@ -444,6 +475,7 @@ class PipelineRunner:
             self._decoder.close(timeout_s=0)
             self._decoder = self._workers(1, name="decode")
         self._ahead = None  # only now: after an interrupt, the next stop has to wait for it
+        self._made = None
         self._reads.stop()
         self._failure = None
         self._in_dali.clear()

@@ -19,7 +19,7 @@ from penstock.readers import Dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "deliver"]
+STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "augment", "deliver"]
 
 
 def test_the_table_lists_the_stages_in_order() -> None:
@@ -49,6 +49,7 @@ def test_one_thread_makes_the_same_batches_as_many(pack: Path) -> None:
             pipeline.begin_decode(batch)
             pipeline.decode(batch)
             pipeline.finish(batch)
+            pipeline.augment(batch)
             assert not batch.images  # the user's tensors are the only ones
             begins_epoch = step.start.position == 0
             by_hand.append(pipeline.deliver(batch, wait_s=0.0, begins_epoch=begins_epoch))

@@ -62,12 +62,15 @@ from .pipeline.report.statistics import Statistics as Statistics
 from .readers.concatenation import concat as concat
 from .readers.dataset import Dataset as Dataset
 from .readers.fieldtypes.number_types import Array as Array, Tokens as Tokens
-from .readers.fieldtypes.boxes import Boxes as Boxes, Keypoints as Keypoints
-from .readers.fieldtypes.number_types import ClassLabel as ClassLabel, MultiLabel as MultiLabel
+from .readers.fieldtypes.boxes import Boxes as Boxes, ImageSize as ImageSize
+from .readers.fieldtypes.boxes import InstanceKeypoints as InstanceKeypoints
+from .readers.fieldtypes.boxes import Keypoints as Keypoints
+from .readers.fieldtypes.number_types import ClassLabel as ClassLabel, ClassLabels as ClassLabels
+from .readers.fieldtypes.number_types import MultiLabel as MultiLabel
 from .readers.fieldtypes.number_types import Value as Value
 from .readers.fieldtypes.masks import Mask as Mask
 from .readers.fieldtypes.media import Image as Image
-from .readers.fieldtypes.media import Bytes as Bytes, Text as Text
+from .readers.fieldtypes.media import Bytes as Bytes, Text as Text, Texts as Texts
 from .readers.index.opening import index as index
 from .readers.mixture import mix as mix
 from .readers.mixture_file import mix_file as mix_file

@@ -101,6 +101,8 @@ class Dataset(Source):
       raises for it.
     - max_pixels: of the largest image or mask that is decoded; None is 2**27 (134 million), or the
       limit with which a pack was made.
+    - split: the part of a dataset whose files name its parts (Pascal VOC, YOLO), such as "val";
+      None is "train".
 
     Raises ConfigError for invalid arguments at once. Errors of reading or building the index (see
     `index`) are raised at the first use.
@@ -127,6 +129,7 @@ class Dataset(Source):
         allow_left_out: float = ALLOWED_LEFT_OUT,
         allow_empty: bool = False,
         max_pixels: int | None = None,
+        split: str | None = None,
     ) -> None:
         sampling = None
         if any(given is not None for given in (sample, stride, dtype, documents, vocabulary)):
@@ -157,6 +160,7 @@ class Dataset(Source):
                     sampling=sampling,
                     allow_empty=allow_empty,
                     max_pixels=max_pixels,
+                    split=split,
                 ),
                 names=check_names(tuple(fields) if isinstance(fields, Mapping) else fields),
                 decoded_bytes=decoded_bytes,

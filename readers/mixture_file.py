@@ -126,6 +126,7 @@ PART_KEYS: Mapping[str, _Kind] = {
     "allow_left_out": _Kind("a share from 0 to 1", (int, float)),
     "allow_empty": _FLAG,
     "max_pixels": _WHOLE,
+    "split": _TEXT,
 }
 """The arguments of `Dataset` that a file may set: all but those that belong to a machine or are
 objects."""

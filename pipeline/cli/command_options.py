@@ -50,13 +50,13 @@ class DatasetOptions:
     """The options that describe a dataset, the same in all commands.
 
     format: Format of the data, if their names don't show it: folder, tar, pack, zarr, npy (and
-        .npz), parquet, arrow (and Feather), tokens.
+        .npz), parquet, arrow (and Feather), tokens, coco, voc, yolo.
     fields: Fields to use, such as image,label (default: all), or the source of each, as a
         sub-folder, pattern, column, member or path of an array: image=images,mask=masks.
     schema: Types of fields that aren't recognised, as JSON or a file with it: {"boxes": {"kind":
         "boxes", "of": "image", "format": "xywh"}}.
-    manifest: Table of a folder's samples, such as list.csv or list.jsonl with a column path; in the
-        folder or elsewhere on this machine.
+    manifest: Table of a folder's samples, such as list.csv or list.jsonl with a column path, or
+        annotations in COCO's JSON; in the folder, next to it or elsewhere on this machine.
     sample: Size of a sample of arrays or tokens, by axis; - is a whole axis: 2048, 8,-,256,256, or
         image=8,-,256,256 for one array (repeatable); file: one file is a sample; row: one step of
         the first axis is a sample.
@@ -67,6 +67,7 @@ class DatasetOptions:
     allow_empty: Keep the class number of a class folder without samples, which is otherwise an
         error.
     max_pixels: Largest accepted image or mask, in pixels; by default 134,217,728.
+    split: Part of a dataset whose files name its parts (VOC, YOLO); by default train.
     cache: Cache folder for a remote URL.
     """
 
@@ -82,6 +83,7 @@ class DatasetOptions:
     vocabulary: int | None = None
     allow_empty: Annotated[bool, Option("--allow-empty")] = False
     max_pixels: Annotated[int | None, Option(min=1)] = None
+    split: str | None = None
     cache: Path | None = None
     storage_option: StorageOption = None
 
@@ -107,6 +109,7 @@ class DatasetOptions:
             "sampling": self.sampling(),
             "allow_empty": self.allow_empty,
             "max_pixels": self.max_pixels,
+            "split": self.split,
             "cache": self.cache,
             "storage_options": parse_storage_options(self.storage_option),
         }

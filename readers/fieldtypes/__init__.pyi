@@ -8,6 +8,7 @@ from .array_forms import as_bits as as_bits, bare_facts as bare_facts
 from .array_forms import codec_number as codec_number, decode_array as decode_array
 from .array_forms import from_bits as from_bits
 from .boxes import Boxes as Boxes, BoxUnits as BoxUnits, Keypoints as Keypoints
+from .boxes import ImageSize as ImageSize, InstanceKeypoints as InstanceKeypoints
 from .boxes import to_xyxy as to_xyxy
 from .boxes import untyped_places as untyped_places
 from .columns import ArrayColumn as ArrayColumn, Column as Column, ColumnCrop as ColumnCrop
@@ -33,7 +34,8 @@ from .masks import (
     masks_by_name as masks_by_name,
 )
 from .media import Audio as Audio, Bytes as Bytes, Image as Image, Text as Text, Video as Video
-from .number_types import Array as Array, ClassLabel as ClassLabel
+from .media import Texts as Texts
+from .number_types import Array as Array, ClassLabel as ClassLabel, ClassLabels as ClassLabels
 from .number_types import MultiLabel as MultiLabel, Tokens as Tokens, Value as Value
 from .schema import LABEL as LABEL, LABELS as LABELS, MAX_FIELDS as MAX_FIELDS, Naming as Naming
 from .schema import PLAIN as PLAIN, Schema as Schema, Settling as Settling
@@ -48,7 +50,7 @@ from .verification import check_jpeg as check_jpeg, is_progressive as is_progres
 from .verification import open_with_plugin as open_with_plugin
 from .verification import sniff as sniff, upright_sizes as upright_sizes
 from .text_tables import TableFields as TableFields
-from .text_tables import fields_of as fields_of
+from .text_tables import column_of as column_of, fields_of as fields_of
 from .text_tables import MAX_TABLE_BYTES as MAX_TABLE_BYTES, TextTable as TextTable
 from .text_tables import csv_table as csv_table, json_object as json_object
 from .text_tables import json_value as json_value, jsonl_table as jsonl_table

@@ -6,6 +6,7 @@ All arithmetic is float32, as are the delivered boxes.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -30,6 +31,7 @@ BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_
 
 # Normalised numbers may exceed 0..1 by this much, as annotations are rounded.
 _TOLERANCE = 0.01
+_MOST_POINTS = 4096
 _CORNERS = np.array([1, 0, 1, 0])  # width, height, width, height of (height, width)
 
 
@@ -186,6 +188,133 @@ class Keypoints(_Points):
         if isinstance(column, DenseColumn):
             return DenseColumn(points.reshape(column.values.shape))
         return RaggedColumn(points, offsets)
+
+
+@frozen_type
+class InstanceKeypoints(FieldType):
+    """The keypoints of each box, float32, (boxes, points, 3) per sample: x and y in pixels, and the
+    visibility: 0 not labelled, 1 hidden, 2 visible, as in COCO.
+
+    They follow the image of their boxes, and are dropped together with their box. of: the field of
+    the boxes. points: of each box. names: of the points, or none. mirrored: for each point, the
+    number of the point that it becomes if the image is mirrored, such as the right eye for the left
+    one; empty if none changes. format: of x and y in storage, in pixels of the upright image, or as
+    fractions of its width and height ("xy_norm").
+    """
+
+    of: str
+    points: int
+    names: tuple[str, ...] = ()
+    mirrored: tuple[int, ...] = ()
+    format: Literal["xy", "xy_norm"] = "xy"
+
+    kind: ClassVar[str] = "instance_keypoints"
+    is_target: ClassVar[bool] = True
+    refers_to: ClassVar[str | None] = "boxes"
+
+    def __post_init__(self) -> None:
+        check_reference("InstanceKeypoints", self.of)
+        points: Any = self.points
+        if type(points) is not int or not 1 <= points <= _MOST_POINTS:
+            raise ConfigError(
+                f"InstanceKeypoints: got points={points!r}, wanted 1 to {_MOST_POINTS:,}."
+            )
+        for name in ("names", "mirrored"):
+            given: Any = getattr(self, name)
+            is_list = isinstance(given, Sequence) and not isinstance(given, str)
+            if not is_list or len(given) not in (0, points):
+                raise ConfigError(
+                    f"InstanceKeypoints: got {name}={str(given)[:80]}, wanted one for each of the "
+                    f"{points} points."
+                )
+            object.__setattr__(self, name, tuple(given))
+        if self.mirrored and sorted(map(str, self.mirrored)) != sorted(map(str, range(points))):
+            raise ConfigError(
+                f"InstanceKeypoints: got mirrored={self.mirrored}, wanted each number from 0 to "
+                f"{points - 1} once."
+            )
+        if not all(isinstance(name, str) for name in self.names):
+            raise ConfigError(f"InstanceKeypoints: got names={self.names!r:.80}, wanted texts.")
+        if self.format not in ("xy", "xy_norm"):
+            raise ConfigError(
+                f'InstanceKeypoints: got format={self.format!r}, wanted "xy" or "xy_norm".'
+            )
+
+    @property
+    def form(self) -> ArrayForm:
+        return ArrayForm.of("float32", (None, self.points, 3))
+
+    @property
+    def in_files(self) -> bool:
+        return False
+
+    @property
+    def needs_size(self) -> bool:
+        return self.format == "xy_norm"
+
+    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+        """Return why the numbers aren't keypoints, or None. Points outside the image are normal."""
+        del size
+        if np.isfinite(values).all():
+            return None
+        row = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
+        return Rejection(f"box {row} has a keypoint that isn't finite")
+
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> RaggedColumn:
+        """Return the keypoints as x, y in pixels and the visibility, float32."""
+        assert isinstance(column, ArrayColumn), column
+        offsets = column.offsets if isinstance(column, RaggedColumn) else np.arange(len(column) + 1)
+        found = np.array(column.values, np.float32).reshape(-1, self.points, 3)
+        owner = np.repeat(np.arange(len(column)), np.diff(offsets))
+        places = found[..., :2]
+        if self.needs_size:
+            sides = np.array(size if moves is None else moves.size, np.float32).T[..., ::-1]
+            places *= sides if moves is None else sides[owner, None]
+        if moves is not None:
+            every = np.repeat(owner, self.points)
+            places[:] = moves.move_points(places.reshape(-1, 2), every).reshape(places.shape)
+        return RaggedColumn(found, offsets)
+
+
+@frozen_type
+class ImageSize(FieldType):
+    """The height and width of an image as it is stored, upright, int64, (2,). Operations on the
+    image don't change it. of: the image's field."""
+
+    of: str
+
+    kind: ClassVar[str] = "image_size"
+    refers_to: ClassVar[str | None] = "image"
+    is_measured: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_reference("ImageSize", self.of)
+
+    @property
+    def form(self) -> ArrayForm:
+        return ArrayForm.of("int64", (2,))
+
+    @property
+    def in_files(self) -> bool:
+        return False
+
+    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+        """Return why a size isn't that of the image, or None. 0 x 0 isn't known."""
+        if size is None or not values.any():
+            return None
+        (height, width), own = values.tolist(), np.asarray(size).reshape(-1, 2)[0].tolist()
+        if [height, width] == own or not all(own):
+            return None
+        return Rejection(
+            f"its annotations are of an image {width} wide and {height} high, but the image is "
+            f"{own[1]} wide and {own[0]} high"
+        )
+
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
+        """Return the sizes unchanged."""
+        del moves, size
+        assert isinstance(column, ArrayColumn), column
+        return column
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:

@@ -18,7 +18,7 @@ from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
 from penstock.readers.types import accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,12 +106,8 @@ def class_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> int:
 
 def classes_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
     """Convert a list of classes to float32 with 1 for each of them."""
-    parts = _parts(value, numbers) if is_text else value
-    if not isinstance(parts, list):
-        raise ValueError(f"{shorten(value)} isn't a list of classes")
     found = np.zeros(len(numbers), np.float32)
-    for part in parts:
-        number = class_cell(part, numbers=numbers, is_text=is_text and isinstance(part, str))
+    for number, part in _class_parts(value, numbers, is_text=is_text):
         if found[number]:
             raise ValueError(
                 f"{shorten(part)} occurs twice in {shorten(value)}; a list of zeros and ones is "
@@ -119,6 +115,22 @@ def classes_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
             )
         found[number] = 1
     return found
+
+
+def labels_cell(value: Any, *, numbers: ClassNumbers, is_text: bool) -> Any:
+    """Convert a list of classes, which may occur several times, to their numbers, int64."""
+    found = [number for number, _ in _class_parts(value, numbers, is_text=is_text)]
+    return np.array(found, np.int64)
+
+
+def _class_parts(value: Any, numbers: ClassNumbers, *, is_text: bool) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each class that a cell lists, and the class as it is written there."""
+    parts = _parts(value, numbers) if is_text else value
+    if not isinstance(parts, list):
+        raise ValueError(f"{shorten(value)} isn't a list of classes")
+    for part in parts:
+        is_word = is_text and isinstance(part, str)
+        yield class_cell(part, numbers=numbers, is_text=is_word), part
 
 
 def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:

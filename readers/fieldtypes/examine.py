@@ -118,11 +118,15 @@ def check_related(
     the size of its image, or why arrays that belong to boxes don't have one row per box; else None.
     values: those that a table holds or that have rules, None if the sample lacks the field. facts:
     of its fields in files."""
-    shapes = {name: each.shape for name, each in {**facts, **values}.items() if each is not None}
+    shapes = {name: each.shape for name, each in facts.items()}
+    for name, each in values.items():
+        if each is not None:
+            shapes[name] = (schema[name].rows_of(each), *each.shape[1:])
     for name, type in schema.items():
         of, reason, value = type.reference or "", "", values.get(name)
         mine, its = shapes.get(name), shapes.get(of)
-        size = (its[0], its[1]) if its and type.refers_to == "image" else None
+        pixels = its if type.refers_to == "image" else shapes.get(_reference(schema, of))
+        size = (pixels[0], pixels[1]) if pixels and type.refers_to is not None else None
         if value is not None:
             refusal = type.check_values(value, size)
             reason = "" if refusal is None else refusal.reason
@@ -136,6 +140,11 @@ def check_related(
         if reason:
             return Rejection(f"{name}: {reason}")
     return None
+
+
+def _reference(schema: Mapping[str, FieldType], name: str) -> str:
+    """Return the field to which a field refers, or ""."""
+    return (schema[name].reference or "") if name in schema else ""
 
 
 class ValueChecks:

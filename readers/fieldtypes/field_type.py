@@ -110,9 +110,12 @@ class FieldType:
     boxes, which a recipe may drop together with their rows. can_crop: a recipe may read a part of
     each array. can_return: a `Map` may return such values. is_default: False if batches have it
     only if `fields=` names it. is_slow: decoding takes longer than reading. is_bits: packs store
-    each number as a bit. head_bytes: the number of leading bytes that `check_head` needs; 0 for
-    types without one. missing: the value of a sample that lacks an encoded field whose `decoded` is
-    None. codec: of encoded samples without a header that identifies it, in their facts.
+    each number as a bit. is_measured: values are the height and width of the
+    image to which they refer, which its check determines. is_target: a model learns to predict
+    such values from images, so that batches have them by default. head_bytes: the number of leading
+    bytes that `check_head` needs; 0 for types without one. missing: the value of a sample that
+    lacks an encoded field whose `decoded` is None. codec: of encoded samples without a header that
+    identifies it, in their facts.
     """
 
     __slots__ = ()
@@ -129,6 +132,8 @@ class FieldType:
     is_default: ClassVar[bool] = True
     is_slow: ClassVar[bool] = False
     is_bits: ClassVar[bool] = False
+    is_measured: ClassVar[bool] = False
+    is_target: ClassVar[bool] = False
     head_bytes: ClassVar[int] = 0
     missing: ClassVar[Any] = b""
     codec: ClassVar[str] = "bytes"
@@ -246,6 +251,11 @@ class FieldType:
         """
         del values, size
         return None
+
+    def rows_of(self, value: NDArray[Any]) -> int:
+        """Return the rows of a stored sample of a field that has one for each box, of bytes if it
+        is encoded."""
+        return len(value)
 
     @property
     def checks_values(self) -> bool:
@@ -418,10 +428,12 @@ class FieldType:
 
 
 _MODULES = {
-    **dict.fromkeys(("image", "audio", "video", "text", "bytes"), "media"),
-    **dict.fromkeys(("value", "array", "tokens", "class_label", "multi_label"), "number_types"),
+    **dict.fromkeys(("image", "audio", "video", "text", "texts", "bytes"), "media"),
+    **dict.fromkeys(
+        ("value", "array", "tokens", "class_label", "class_labels", "multi_label"), "number_types"
+    ),
     "mask": "masks",
-    **dict.fromkeys(("boxes", "keypoints"), "boxes"),
+    **dict.fromkeys(("boxes", "keypoints", "instance_keypoints", "image_size"), "boxes"),
 }
 _KNOWN: dict[str, type[FieldType]] = {}
 

@@ -3,13 +3,14 @@ unchanged. A recipe decodes images with DALI."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.readers.fieldtypes.field_type import FieldType, frozen_type
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Sequence, Set
 
     from penstock.readers.types import Encoded
 
@@ -51,6 +52,48 @@ class Text(FieldType):
         except UnicodeEncodeError as error:
             raise ValueError(f"a str that UTF-8 can't hold ({error.reason})", "text") from None
         return text
+
+
+@frozen_type
+class Texts(FieldType):
+    """Several texts per sample, such as the captions of an image, delivered as a list of str. They
+    are stored as a JSON list."""
+
+    kind: ClassVar[str] = "texts"
+    is_target: ClassVar[bool] = True
+    is_encoded: ClassVar[bool] = True
+    codec: ClassVar[str] = "json"
+
+    @property
+    def empty(self) -> list[str]:
+        return []
+
+    @property
+    def in_files(self) -> bool:
+        return False
+
+    @staticmethod
+    def encode(texts: Sequence[str]) -> bytes:
+        """Return the stored form of texts. Raises UnicodeEncodeError for text that UTF-8 can't
+        hold."""
+        return json.dumps(list(texts), ensure_ascii=False, separators=(",", ":")).encode()
+
+    def decode(self, payload: Encoded) -> list[str]:
+        """Decode a list of texts."""
+        try:
+            texts = json.loads(payload.tobytes() or b"[]")
+        except (ValueError, RecursionError):
+            texts = None
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("not a JSON list of texts")
+        return texts
+
+    def returned(self, value: Any) -> list[str]:
+        """Convert a list or a tuple of texts."""
+        texts = list(value) if isinstance(value, list | tuple) else None
+        if texts is None or not all(isinstance(text, str) for text in texts):
+            raise ValueError("", "a list of str")
+        return texts
 
 
 @frozen_type

@@ -20,7 +20,7 @@ from penstock.readers.fieldtypes.array_forms import (
     widened,
 )
 from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, frozen_type
-from penstock.readers.types import CODECS, Facts
+from penstock.readers.types import CODECS, Facts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Set
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known
+    from penstock.readers.fieldtypes.field_type import Sizes
 
 _MAX_NAMES, _MAX_NAME_LENGTH, _NAMES_SHOWN = 2**24, 4096, 5
 _INT64 = np.dtype(np.int64)
+_IDS = range(-(2**63), 2**63)
 
 
 def some_names(names: Sequence[str]) -> str:
@@ -92,8 +94,24 @@ class _Classes(FieldType):
         return partial(read, numbers=ClassNumbers(self.names), is_text=is_text)
 
 
+class _Numbered(_Classes):
+    """Classes that are stored by their numbers, int64."""
+
+    __slots__ = ()
+
+    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
+        unfit = unfit_numbers(dtype, numbers) | (numbers < 0)
+        return unfit | (numbers >= len(self.names)) if self.names else unfit
+
+    def mismatch(self) -> str:
+        if not self.names:
+            return "isn't a class number: classes are numbered from 0"
+        shown = some_names([*map(repr, self.names)])
+        return f"is none of the {len(self.names):,} classes ({shown}), numbered from 0"
+
+
 @frozen_type
-class ClassLabel(_Classes):
+class ClassLabel(_Numbered):
     """A class by its number, int64. names: by number; empty if the classes have no names."""
 
     names: tuple[str, ...] = ()
@@ -108,16 +126,6 @@ class ClassLabel(_Classes):
     @property
     def column_kinds(self) -> Set[str]:
         return {"number", "text"} if self.names else {"number"}
-
-    def unfit(self, numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-        unfit = unfit_numbers(dtype, numbers) | (numbers < 0)
-        return unfit | (numbers >= len(self.names)) if self.names else unfit
-
-    def mismatch(self) -> str:
-        if not self.names:
-            return "isn't a class number: classes are numbered from 0"
-        shown = some_names([*map(repr, self.names)])
-        return f"is none of the {len(self.names):,} classes ({shown}), numbered from 0"
 
     def returned(self, value: Any) -> NDArray[Any]:
         """Convert a class number of any integer type."""
@@ -134,6 +142,55 @@ class ClassLabel(_Classes):
             return None
         number = int(value)
         return self.names[number] if 0 <= number < len(self.names) else str(number)
+
+
+@frozen_type
+class ClassLabels(_Numbered):
+    """The class of each box of a sample by its number, int64, (boxes,).
+
+    names: by number; empty if the classes have no names. of: the field of the boxes; a class is
+    dropped together with its box. ids: the numbers that the classes have in the data's own files,
+    such as COCO's category ids, which have gaps; empty if these are the same.
+    """
+
+    names: tuple[str, ...] = ()
+    of: str | None = None
+    ids: tuple[int, ...] = ()
+
+    kind: ClassVar[str] = "class_labels"
+    is_target: ClassVar[bool] = True
+    refers_to: ClassVar[str | None] = "boxes"
+
+    def __post_init__(self) -> None:
+        _Classes.__post_init__(self)
+        ids: Any = self.ids
+        is_list = isinstance(ids, Sequence) and not isinstance(ids, str)
+        if not is_list or not all(type(each) is int and each in _IDS for each in ids):
+            raise ConfigError(f"ClassLabels: got ids={str(ids)[:80]}, wanted a list of integers.")
+        if ids and (len(ids) != len(self.names) or len({*ids}) < len(ids)):
+            raise ConfigError(
+                f"ClassLabels: got {len(ids):,} ids for {len(self.names):,} names, wanted a "
+                "different id for each class."
+            )
+        object.__setattr__(self, "ids", tuple(ids))
+
+    @property
+    def form(self) -> ArrayForm:
+        return ArrayForm(_INT64, (None,))
+
+    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
+        """Return why the numbers aren't classes, or None."""
+        del size
+        unfit = self.unfit(values, _INT64)
+        if not unfit.any():
+            return None
+        row = int(unfit.argmax())
+        return Rejection(f"box {row} has the class {values[row].item()!r}, which {self.mismatch()}")
+
+    def cell_reader(self, *, is_text: bool) -> Callable[[Any], Any]:
+        from penstock.readers.fieldtypes.cells import ClassNumbers, labels_cell
+
+        return partial(labels_cell, numbers=ClassNumbers(self.names), is_text=is_text)
 
 
 @frozen_type

@@ -181,9 +181,16 @@ def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...
     additional caption must not break `for images, labels in loader`. Otherwise all fields but sound
     and video. A field that some samples lack isn't chosen. lacking: the number of samples that lack
     a field, for fields that some lack.
+
+    With images and targets (classes or keypoints of boxes, captions), these are the first images,
+    the boxes and the targets; areas, masks and so on must be named.
     """
     complete = [name for name in schema if not lacking.get(name)]
     image = next((name for name in complete if schema[name].is_image), None)
+    targets = [name for name in complete if schema[name].is_target]
+    if image is not None and targets:
+        owners = [of for name in targets if (of := schema[name].reference) in complete]
+        return tuple(dict.fromkeys([image, *owners, *targets]))
     if image is not None and LABEL in complete and schema[LABEL].is_class:
         return image, LABEL
     return tuple(name for name in complete if schema[name].is_default)

@@ -392,7 +392,7 @@ def _add(found: TableFields, table: TextTable, name: str, given: FieldType | Non
     for row, reason in wrong.items():
         cells[row] = None
         found.rejected.setdefault(row, f"{name}: {reason} ({table.place(row)})")
-    found.types[name], found.values[name] = type, _column(type, cells)
+    found.types[name], found.values[name] = type, column_of(type, cells)
     if any(value is None for value in values):
         found.present[name] = np.array([each is not None for each in cells], np.bool_)
     return None
@@ -435,7 +435,7 @@ def _dtype_and_shape(arrays: Sequence[NDArray[Any]]) -> tuple[str, tuple[int | N
     return dtype.name, shape
 
 
-def _column(type: FieldType, cells: Sequence[Any]) -> Column:
+def column_of(type: FieldType, cells: Sequence[Any]) -> Column:
     """Return the column of a settled type. cells: as its `cell` returns them; None for no value."""
     if type.is_encoded:
         return EncodedColumn([np.frombuffer(each or b"", np.uint8) for each in cells])

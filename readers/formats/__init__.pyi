@@ -33,6 +33,7 @@ from .format import Format as Format, Listing as Listing
 from .format import ShardEntry as ShardEntry, Snapshot as Snapshot
 from .format_registry import AUTO as AUTO, FALLBACK as FALLBACK
 from .format_registry import check_format as check_format, format_named as format_named
+from .format_registry import format_of_manifest as format_of_manifest
 from .format_registry import format_names as format_names, formats as formats
 from .format_registry import is_format as is_format
 from .format_registry import recognised_format as recognised_format

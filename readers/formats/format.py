@@ -138,7 +138,8 @@ class Format(ABC):
     about unchanged files; statistics that need every file's bytes aren't computed then.
     is_encoded: True if samples of
     arrays that can be read singly are decoded, which uses a core. sampling: the arguments of
-    `Sampling` that the format uses, and "file" if it has sample="file".
+    `Sampling` that the format uses, and "file" if it has sample="file". has_splits: True if its
+    files name the parts of a dataset, of which `split=` selects one.
     """
 
     name: ClassVar[str]
@@ -148,6 +149,7 @@ class Format(ABC):
     keeps_facts: ClassVar[bool] = False
     is_encoded: ClassVar[bool] = False
     sampling: ClassVar[tuple[str, ...]] = ()
+    has_splits: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, origin: Origin) -> bool:

@@ -44,10 +44,12 @@ _NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")
 
 class _OwnFormat(NamedTuple):
     """One of our formats. marks: file names and extensions of which at least one lies at the root
-    of any such dataset; if there are none, the format is always tried."""
+    of any such dataset; if there are none, the format is always tried. manifests: extensions of
+    files that list the samples, and are passed as `manifest=`."""
 
     module: str
     marks: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
 
 
 # A module is imported when its FORMAT is first used: a job that reads a pack doesn't load the code
@@ -70,6 +72,10 @@ _MODULES = {
     "tokens": _OwnFormat("penstock.readers.formats.tokens.token_format", ("bin", "idx")),
     "npy": _OwnFormat("penstock.readers.formats.npy.npy_format", ("npy", "npz")),
     "jsonl": _OwnFormat("penstock.readers.formats.jsonl_format", ("jsonl",)),
+    # Annotations of images.
+    "coco": _OwnFormat(
+        "penstock.readers.formats.annotated.coco_format", ("_annotations.coco.json",), ("json",)
+    ),
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }
@@ -131,6 +137,13 @@ def _load_external(point: EntryPoint) -> Format:
     )
 
 
+def format_of_manifest(manifest: str) -> Format:
+    """Return the format of a dataset whose samples a file lists. manifest: the file's name."""
+    ending = manifest.rpartition(".")[2].lower()
+    named = (name for name, ours in _MODULES.items() if ending in ours.manifests)
+    return format_named(next(named, FALLBACK))
+
+
 def formats(origin: Origin | None = None) -> Iterator[Format]:
     """Yield our formats, in the order in which they are tried.
 
@@ -141,7 +154,8 @@ def formats(origin: Origin | None = None) -> Iterator[Format]:
     for name, ours in _MODULES.items():
         if ours.marks and origin is not None:
             if shown is None:
-                names = [each.rpartition(b"/")[2] for each in origin.names().files]
+                found = origin.names()
+                names = [each.rpartition(b"/")[2] for each in (*found.files, *found.folders)]
                 shown = {extension(each) for each in names}
                 shown.update(each.decode("utf-8", "replace") for each in names)
             if shown.isdisjoint(ours.marks):

@@ -455,6 +455,10 @@ def make_sidecar(
         for (name, span), files in zip(spans.items(), local, strict=True)
     }
     columns = {name: column.take(positions) for name, column in candidates.values.items()}
+    for name, type in layout.schema.items():
+        if type.is_measured and name in columns:
+            sizes = [each[type.reference or ""].shape[:2] for each in facts]
+            columns[name] = DenseColumn(np.array(sizes, np.int64))
     for name, column in columns.items():
         present = candidates.present.get(name)
         has = None if present is None else present[positions]

@@ -23,8 +23,7 @@ import numpy as np
 from penstock.cache import ordered, run_tasks
 from penstock.readers.fieldtypes import (
     BoxUnits,
-    DenseColumn,
-    RaggedColumn,
+    ListColumn,
     check_files,
     check_related,
     examine,
@@ -93,7 +92,7 @@ def check_units(candidates: Candidates) -> None:
     units = BoxUnits(enough=1)
     for name, values in noted_values(candidates, range(len(candidates))).items():
         found = [value for value in values if value is not None]
-        if found and candidates.schema[name].checks_values:
+        if found and candidates.schema[name].is_boxes:
             units.add(name, candidates.schema[name], np.concatenate(found))
 
 
@@ -101,14 +100,14 @@ def noted_values(
     candidates: Candidates, positions: Sequence[int]
 ) -> dict[str, list[NDArray[np.generic] | None]]:
     """Return the values of candidates that their type checks, such as boxes, and of arrays that
-    belong to boxes; None for a candidate that lacks the field."""
+    belong to boxes; encoded ones as bytes; None for a candidate that lacks the field."""
     return {
         name: [
             column.sample(position) if present is None or present[position] else None
             for position in positions
         ]
         for name, column in candidates.values.items()
-        if isinstance(column, DenseColumn | RaggedColumn)
+        if not isinstance(column, ListColumn)
         and ((type := candidates.schema[name]).checks_values or type.reference is not None)
         for present in (candidates.present.get(name),)
     }

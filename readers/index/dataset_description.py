@@ -77,6 +77,7 @@ class DatasetDescription:
     sampling: Sampling | None = None
     allow_empty: bool = False
     max_pixels: int | None = None
+    split: str | None = None
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -98,6 +99,10 @@ class DatasetDescription:
             raise ConfigError(
                 f"max_pixels: got {most!r}, wanted the pixels of the largest image: 200_000_000."
             )
+        if self.split is not None and (type(self.split) is not str or not self.split):
+            raise ConfigError(
+                f'split: got {self.split!r}, wanted the name of a part of the data, such as "val".'
+            )
         if not isinstance(types, Mapping):
             raise ConfigError(
                 f'schema: got {types!r}, wanted types by field, such as {{"boxes": '
@@ -114,6 +119,7 @@ class DatasetDescription:
             sampling=None if is_default else self.sampling,
             allow_empty=self.allow_empty,
             max_pixels=most,
+            split=self.split,
         )
 
     def locate(self, scratch: Scratch, arrangement: Arrangement) -> Origin:
@@ -209,6 +215,9 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
     path, root = local_path(given), None if is_path else local_path(url)
     if path is None:
         shown = str(url).rstrip("/") + "/"
+        above = shown[:-1].rpartition("/")[0] + "/"  # tables may lie next to the folder of files
+        if not is_path and not given.startswith(shown) and given.startswith(above):
+            return given[len(above) :]
         if is_path or not given.startswith(shown):
             raise ConfigError(
                 f"manifest: got {show(given)}, wanted a name below {show(url)}, or a path on this "
@@ -221,8 +230,12 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
         return os.path.abspath(named) if is_local else os.path.normpath(named)
     found = named
     if not os.path.isabs(named):
+        folder = os.path.abspath(os.fsdecode(root))
+        above = os.path.join(os.path.dirname(folder), named)
         places = [os.path.join(os.fsdecode(root), named), os.path.abspath(named)]
         existing = [each for each in places if status_of(each) is not None]
+        if not existing and status_of(above) is not None:
+            return named  # next to the root; relative, so that the data can be moved
         if not existing or (len(existing) == 2 and not os.path.samefile(*existing)):
             raise ConfigError(
                 f"manifest: got {named!r}, but {'both' if existing else 'neither'} {places[0]} "

@@ -95,8 +95,8 @@ def check_arrangement(manifest: Manifest, origin: Origin, *, shown: str) -> None
     if manifest.about.arrangement != origin.variant:
         raise IndexChangedError(
             f"{shown}: this index of {origin.url} was built with another manifest=, fields= with "
-            "places, schema=, allow_empty= or max_pixels=. Give the same arguments again, or "
-            "another folder as index=."
+            "places, schema=, allow_empty=, max_pixels= or split=. Give the same arguments again, "
+            "or another folder as index=."
         )
 
 

@@ -33,6 +33,7 @@ from penstock.readers.formats import (
     AUTO,
     FALLBACK,
     format_named,
+    format_of_manifest,
     recognised_format,
     shows_own_index,
 )
@@ -191,8 +192,8 @@ class IndexOpener:
         # Places of fields in a pack are names; see `of`.
         if replace(origin.arrangement, max_pixels=None, places=()) != DEFAULT_ARRANGEMENT:
             raise ConfigError(
-                f"{origin.url} is a pack, which contains its schema: manifest=, schema= and "
-                "allow_empty= are for other data. Pass them when you pack that data."
+                f"{origin.url} is a pack, which contains its schema: manifest=, schema=, "
+                "allow_empty= and split= are for other data. Pass them when you pack that data."
             )
         return Index(own, origin=origin, scratch=self.scratch)
 
@@ -218,16 +219,23 @@ class IndexOpener:
             from penstock.readers.formats import Sampling  # most datasets don't use it
 
             Sampling.of(self.origin.arrangement).check_used(found, url=self.origin.url)
+        if self.origin.arrangement.split is not None and not found.has_splits:
+            raise ConfigError(
+                f"split: got {self.origin.arrangement.split!r}, but {self.origin.url} has the "
+                f"format {found.name!r}, whose files name no parts. Give the part's own folder as "
+                "the URL, or use dataset.split(…) for random parts."
+            )
         return found
 
     def _recognise(self) -> Format:
         origin, format = self.origin, self.format
-        if origin.arrangement.manifest is not None:
-            if format in (AUTO, FALLBACK) and origin.selection is None:
-                return format_named(FALLBACK)
+        if (manifest := origin.arrangement.manifest) is not None:
+            found = format_of_manifest(manifest)
+            if format in (AUTO, found.name) and origin.selection is None:
+                return found
             raise ConfigError(
                 f"manifest: a table lists the files of a folder, but {origin.url} names files, or "
-                f'is given with format="{format}". Leave one out, or pass format="{FALLBACK}".'
+                f'is given with format="{format}". Leave one out, or pass format="{found.name}".'
             )
         # Formats of folders can't be chosen for files.
         if format != AUTO and (
@@ -359,6 +367,7 @@ def index(
     schema: Mapping[str, FieldType] | None = None,
     allow_empty: bool = False,
     max_pixels: int | None = None,
+    split: str | None = None,
     workers: int | None = None,
     cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -376,12 +385,12 @@ def index(
 
     out: the folder for the index; for remote data also a URL of the same store. None means next to
     local data, else the cache folder, else the user's cache directory. format, sample, stride,
-    dtype, documents, vocabulary, manifest, schema, allow_empty, max_pixels, cache, storage_options,
-    filesystem: as for Dataset. fields: the place of each field. workers: threads; None means all
-    usable cores. verify: decodes images; None means the installed decoder. progress: called as
-    progress(done samples, total samples, done bytes). executor: its workers check the samples, one
-    shard per task (docs/packs.md lists what they must see); verify must then be importable, or a
-    name.
+    dtype, documents, vocabulary, manifest, schema, allow_empty, max_pixels, split, cache,
+    storage_options, filesystem: as for Dataset. fields: the place of each field. workers: threads;
+    None means all usable cores. verify: decodes images; None means the installed decoder. progress:
+    called as progress(done samples, total samples, done bytes). executor: its workers check the
+    samples, one shard per task (docs/packs.md lists what they must see); verify must then be
+    importable, or a name.
 
     Raises ConfigError for invalid arguments and for a pack, which carries its index;
     DatasetNotFoundError and DatasetError for data that can't be read; FetchError;
@@ -403,6 +412,7 @@ def index(
         sampling=check_sampling(sample, stride, dtype, documents, vocabulary),
         allow_empty=allow_empty,
         max_pixels=max_pixels,
+        split=split,
     )
     with closing(Scratch(cache)) as scratch:
         opener = IndexOpener.of(

@@ -30,7 +30,8 @@ class Arrangement:
     of each (folders, patterns or a table's columns), in order. schema: the types of some fields.
     sampling: a `Sampling`, the part of an array that is one sample; None is the default.
     allow_empty: True if a class folder without samples keeps its class number. max_pixels: of an
-    image or a mask; None is the default.
+    image or a mask; None is the default. split: the part of a dataset whose files name its parts;
+    None is the default.
     """
 
     manifest: str | None = None
@@ -39,6 +40,7 @@ class Arrangement:
     sampling: Any = None
     allow_empty: bool = False
     max_pixels: int | None = None
+    split: str | None = None
 
     @property
     def key(self) -> str:
@@ -52,6 +54,8 @@ class Arrangement:
         values: list[object] = [self.manifest, self.places, schema, sampling]
         if self.allow_empty or self.max_pixels is not None:
             values += [self.allow_empty, self.max_pixels]
+        if self.split is not None:
+            values.append({"split": self.split})
         return hashlib.sha256(json.dumps(values).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def renamed(self, names: Mapping[str, str]) -> Arrangement:

@@ -101,6 +101,17 @@ def index_url(
     return address.at(path + ending) if path and path.count("/") >= least else None
 
 
+def parent_url(url: str, *, is_path: bool = False) -> str | None:
+    """Return the URL of the folder that contains a remote folder; None for the root of a bucket,
+    host or repository, and for a chain of file systems."""
+    if "::" in url:
+        return None
+    address = _Address.of(url, is_path=is_path)
+    path = address.path.rstrip("/")
+    above = path.rpartition("/")[0]
+    return address.at(above) if path.count("/") >= max(1, address.top) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPlace:
     """The root and the selected files of a dataset.

@@ -183,6 +183,12 @@ class Origin(ABC):
         del url
         return None
 
+    def beside(self, name: bytes) -> tuple[Origin, bytes] | None:
+        """Return the origin that reads a file next to the root, and the file's name there; None if
+        nothing lies next to the root. name: below the folder that contains the root."""
+        del name
+        return None
+
     def upload(self, local: bytes, name: bytes) -> None:
         """Upload a local file to a name below a remote root. Raises FetchError."""
         del local, name
@@ -362,6 +368,9 @@ class LocalFolder(Origin):
             names = [os.path.join(root, name) for root in roots]
         ending = os.fsencode(f"-{self.variant}" if self.variant else "") + INDEX_SUFFIX
         return [name + ending for name in names if is_trusted(name + ending, self.root)]
+
+    def beside(self, name: bytes) -> tuple[Origin, bytes]:
+        return LocalFolder(b"/"), os.path.join(os.path.dirname(self.root), name)
 
     def load(
         self, name: bytes, parse: Callable[[bytes], Answer], *, size_bytes: int | None, version: str

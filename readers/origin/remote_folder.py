@@ -13,7 +13,7 @@ from penstock.cache import ConfigError, DatasetError, redact
 from penstock.cache.base import BlobSource, blob_key
 from penstock.readers.files import printable
 from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.dataset_place import index_url, options_scope
+from penstock.readers.origin.dataset_place import index_url, options_scope, parent_url
 from penstock.readers.origin.origin import Entry, Origin
 
 if TYPE_CHECKING:
@@ -104,10 +104,20 @@ class RemoteFolder(Origin):
                 f"index: {redact(url)} is in another store than the data, {redact(self._url)}, and "
                 "storage_options apply to that one. Give a folder of the same store or a local one."
             )
+        return self._other(url)
+
+    def _other(self, url: str) -> RemoteFolder:
+        """Return another folder of the same store, which is closed together with this one."""
         if url not in self._others:
-            # It is closed together with this one.
             self._others[url] = RemoteFolder(url, self._access, of=self.remote)
         return self._others[url]
+
+    def beside(self, name: bytes) -> tuple[RemoteFolder, bytes] | None:
+        if self.folder is not None:  # a mounted file system
+            url: str | None = os.path.dirname(os.fsdecode(self.folder))
+        else:
+            url = parent_url(self._url, is_path=self._access.filesystem is not None)
+        return None if url is None else (self._other(url), name)
 
     def load(
         self, name: bytes, parse: Callable[[bytes], T], *, size_bytes: int | None, version: str

@@ -188,7 +188,7 @@ def check_layout(url: str, names: Sequence[bytes]) -> None:
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} hold images and the data that belongs to "
             f"them; they aren't classes. {_places(names, pictures, companions)}For the "
-            f"images alone give {root}/{pictures[0]}.{_ANYWAY}"
+            f"images alone give {root}/{pictures[0]}.{_of_coco(names, pictures[0])}{_ANYWAY}"
         )
     check_splits(url, names, anyway=_ANYWAY)
 
@@ -202,8 +202,16 @@ def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
         first = next((folder for folder in parts if role_of(folder) != "companion"), parts[0])
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} are parts of a dataset, not "
-            f"classes. Give one of them: {url.rstrip('/')}/{first}.{anyway}"
+            f"classes. Give one of them: {url.rstrip('/')}/{first}.{_of_coco(names, first)}{anyway}"
         )
+
+
+def _of_coco(names: Sequence[bytes], folder: str) -> str:
+    """Return the advice on how to read COCO's annotations of the images in a folder; empty if there
+    are none."""
+    lists = [name for name in names if extension(name) == "json" and name.count(b"/") == 1]
+    own = [name for name in lists if folder.encode() in name.rpartition(b"/")[2]] or lists
+    return f' For annotations as in COCO add manifest="{printable(min(own))}".' if own else ""
 
 
 def _folders(names: Sequence[bytes]) -> list[str]:

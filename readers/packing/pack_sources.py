@@ -226,7 +226,11 @@ class PackSource(ABC):
             for field, column in columns.items():
                 if field in present and not present[field][row]:
                     continue
-                values[field] = value = column.sample(row)
+                value = column.sample(row)
+                image = found.get(self.schema[field].reference or "")
+                if self.schema[field].is_measured and image is not None:
+                    value = np.array(image.shape[:2], value.dtype)
+                values[field] = value
                 if isinstance(column, EncodedColumn):
                     facts[field] = Facts.of(value, codec=self.schema[field].codec)
             yield name, PackSample(values=values, facts=facts)

@@ -290,6 +290,7 @@ def pack(
     sampling: Sampling = DEFAULT_SAMPLING,
     allow_empty: bool = False,
     max_pixels: int | None = None,
+    split: str | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str | ShardRule = "64MiB",
@@ -311,9 +312,9 @@ def pack(
     resumes.
 
     src: anything that Dataset accepts, or an open dataset, a part of one, or several joined.
-    fields: the packed ones; None means all. fields, format, manifest, schema, allow_empty and
-    max_pixels describe src as for `index`; sampling: its sample, stride, dtype, documents and
-    vocabulary. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
+    fields: the packed ones; None means all. fields, format, manifest, schema, allow_empty,
+    max_pixels and split describe src as for `index`; sampling: its sample, stride, dtype, documents
+    and vocabulary. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
     shard, before images are rewritten; or a function that returns it for the samples' bytes
     (int64). short_side: images with a longer one become baseline JPEGs of this short side (pixels,
     upright, quality 92); their masks, boxes and points are resized with them. quality: of rewritten
@@ -364,6 +365,7 @@ def pack(
         "cache": cache,
         "allow_empty": allow_empty,
         "max_pixels": max_pixels,
+        "split": split,
     }
     if isinstance(src, Source):
         defaults = {"format": AUTO, "sampling": DEFAULT_SAMPLING, "allow_empty": False}

@@ -21,8 +21,8 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.formats.folder.folder_listing import FolderFiles
     from penstock.readers.formats.format import Listing, Snapshot
+    from penstock.readers.formats.span_listing import SpanListing
     from penstock.readers.origin import Entry, Origin
 
 
@@ -38,7 +38,7 @@ class FolderFormat(Format):
     is_file_per_sample: ClassVar[bool] = True
     keeps_facts: ClassVar[bool] = True
 
-    def list(self, origin: Origin) -> FolderFiles:
+    def list(self, origin: Origin) -> SpanListing:
         """List all files. Raises as `list_folder` does."""
         # Opening an existing index doesn't need this module.
         from penstock.readers.formats.folder.folder_listing import FolderFiles

@@ -67,7 +67,10 @@ class FolderFiles(SpanListing):
         """Find the user's table. Raises ConfigError (it doesn't exist), FetchError."""
         files = found.entries
         self._found_folders = found.directories
-        self._manifest = _manifest_entry(origin) if origin.arrangement.manifest else None
+        self._place = origin
+        self._manifest: Entry | None = None
+        if origin.arrangement.manifest:
+            self._place, self._manifest = manifest_entry(origin)
         some = (file for file in files if file.name.endswith(METADATA))
         self._metadata = [file for file in some if file.name.rpartition(b"/")[2] in METADATA]
         if found.directories:
@@ -104,8 +107,7 @@ class FolderFiles(SpanListing):
         origin, manifest = self.origin, self._manifest
         arrangement, url = origin.arrangement, origin.url
         if manifest is not None:
-            place = LocalFolder(b"/") if os.path.isabs(manifest.name) else origin
-            (data,) = _read(place, [manifest], workers=1)
+            (data,) = read_whole(self._place, [manifest], workers=1)
             name = printable(manifest.name)
             return manifest_table(data, name=name, places=arrangement.places, schema=self.given)
         if arrangement.places:
@@ -124,7 +126,7 @@ class FolderFiles(SpanListing):
             return None
         if all(b"/" in file.name for file in self._metadata):
             check_splits(url, names)
-        read = _read(origin, self._metadata, workers=workers)
+        read = read_whole(origin, self._metadata, workers=workers)
         tables = [(file.name, data) for file, data in zip(self._metadata, read, strict=True)]
         return metadata_table(tables, self.given)
 
@@ -139,7 +141,7 @@ class FolderFiles(SpanListing):
             folders = [n for n in listed if n and b"/" not in n and not is_passed_over(n)]
         samples = class_folder_samples(
             files,
-            lambda some: _read(origin, some, workers=workers),
+            lambda some: read_whole(origin, some, workers=workers),
             schema,
             folders=folders,
             allow_empty=origin.arrangement.allow_empty,
@@ -161,33 +163,39 @@ class FolderFiles(SpanListing):
         return replace(samples, passed_over=passed_over, unread=unread)
 
 
-def _read(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[bytes]:
+def read_whole(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[bytes]:
+    """Return the content of small files. Raises DatasetError, IndexChangedError, FetchError."""
     return read_file_parts(origin, [(f, 0, f.size_bytes) for f in files], workers=workers)
 
 
-def _manifest_entry(origin: Origin) -> Entry:
-    """Return the listing's entry of the user's table.
+def manifest_entry(origin: Origin) -> tuple[Origin, Entry]:
+    """Return the file that lists the samples, and the origin that reads it.
 
-    Its name is an absolute path if it is a file of this machine outside of the dataset's root.
-    Raises ConfigError, FetchError.
+    It lies below the dataset's root, else next to the root, or it is any file of this machine,
+    whose name is then its absolute path. Raises ConfigError, FetchError.
     """
     manifest, path = origin.arrangement.manifest, origin.arrangement.local_manifest()
     assert manifest
-    name = os.fsencode(manifest)
+    name, place = os.fsencode(manifest), origin if path is None else LocalFolder(b"/")
     if path is None and (reason := unsafe_reason(name)) is not None:
         raise ConfigError(f"manifest: got {manifest!r}: {reason}. Give a name below {origin.url}.")
-    entry = (origin if path is None else LocalFolder(b"/")).entry(name)
+    entry = place.entry(name)
+    if entry is None and path is None and (above := origin.beside(name)) is not None:
+        place, name = above
+        entry = place.entry(name)
     if entry is None:
-        place = (
-            "" if path else f" below {origin.url}. For a file of this machine give its full path"
+        where = (
+            ""
+            if path
+            else f" in or next to {origin.url}. For a file of this machine give its full path"
         )
-        raise ConfigError(f"manifest: there is no file {printable(name)}{place}.")
+        raise ConfigError(f"manifest: there is no file {printable(os.fsencode(manifest))}{where}.")
     if entry.size_bytes > MAX_TABLE_BYTES:
         raise ConfigError(
             f"manifest: {printable(name)} has {entry.size_bytes:,} bytes, wanted at most "
             f"{MAX_TABLE_BYTES:,}. Split the dataset, or put the values into tar files."
         )
-    return entry
+    return place, entry
 
 
 def with_masks(samples: Candidates, given: Mapping[str, FieldType]) -> Candidates:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from penstock.readers import Dataset, pack
 from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.formats import ChunkFormat, formats
 from tests import images
+from tests.coco_sets import instances, roboflow_set
 from tests.json_lines import json_lines
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
 from tests.readers.remote_sets import rows_of
@@ -28,6 +30,30 @@ class TestFolder(IndexedFormatConformance):
 
     def write(self, folder: Path) -> Path:
         return images.class_folder(folder / "set", samples=SAMPLES)
+
+
+class TestCoco(IndexedFormatConformance):
+    name = "coco"
+
+    @pytest.fixture(autouse=True)
+    def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.readers.formats.candidates.PART_BYTES", 3000)
+
+    def write(self, folder: Path) -> Path:
+        return roboflow_set(folder / "set", instances(SAMPLES))
+
+    def test_an_image_and_its_label_are_six_numbers_of_one_table(self, root: Path) -> None:
+        """Test that an image and its id are."""
+        columns = self.index(root).layout.table
+        assert columns.spans["image"] == (0, 1, 5, 2, None, None)
+        assert (columns.values, columns.present, columns.count) == ({"image_id": 4}, {}, 6)
+
+    def everything(self, dataset: Dataset) -> list[object]:
+        columns = dataset.read(rows_of(dataset)).columns
+        return [
+            [np.asarray(column.sample(row)).tolist() for column in columns.values()]
+            for row in range(len(dataset))
+        ]
 
 
 class TestTar(IndexedFormatConformance):
@@ -64,6 +90,6 @@ class TestJsonl(IndexedFormatConformance):
 
 
 def test_every_format_is_tried() -> None:
-    tried = {each.name for each in (TestFolder, TestTar, TestPack, TestJsonl)}
+    tried = {each.name for each in (TestFolder, TestCoco, TestTar, TestPack, TestJsonl)}
     # Formats in chunks have samples of other kinds, and tests of their own.
     assert tried == {each.name for each in formats() if not isinstance(each, ChunkFormat)}

@@ -1,0 +1,1 @@
+from .annotated_format import AnnotatedFormat as AnnotatedFormat

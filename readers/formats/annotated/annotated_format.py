@@ -1,0 +1,194 @@
+"""Read folders of images whose objects other files describe: the common part of COCO, VOC and YOLO.
+
+A sample is an image, and has a row for each of its objects in the fields `boxes`, `labels` and so
+on, which have torchvision's names. Images without objects are samples, too. A format parses its
+files to one `Annotated` for each image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache import ConfigError, DatasetError
+from penstock.readers.fieldtypes import ClassLabels, Image, Schema, column_of
+from penstock.readers.files import printable
+from penstock.readers.formats.candidates import Candidates, left_out_sentences
+from penstock.readers.formats.folder import FolderFormat, read_whole
+from penstock.readers.formats.span_listing import SpanListing
+from penstock.readers.origin import QuarantineEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.formats.format import DatasetFiles
+    from penstock.readers.origin import Entry, Origin
+
+IMAGE, BOXES, LABELS, MASKS, KEYPOINTS = "image", "boxes", "labels", "masks", "keypoints"
+IMAGE_ID, ORIGINAL_SIZE = "image_id", "original_size"
+
+
+class AnnotatedFormat(FolderFormat):
+    """The base of formats whose files describe the objects in images."""
+
+    def has_default_names(self, origin: Origin) -> bool:
+        """Return True: the fields have no other places."""
+        del origin
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """An image and what its annotations say.
+
+    name: of the image. values: by field, a number, or a list with a row for each object, or bytes
+    if the type is encoded. wrong: why the sample is left out; "" if it is good.
+    """
+
+    name: bytes
+    values: Mapping[str, Any] = field(default_factory=dict)
+    wrong: str = ""
+
+
+class AnnotatedFiles(SpanListing):
+    """The images of a dataset, and the files that describe them.
+
+    described: those files. place: the origin that reads them.
+    """
+
+    def __init__(
+        self, origin: Origin, found: DatasetFiles, described: Sequence[Entry], *, place: Origin
+    ) -> None:
+        self.described, self.place = described, place
+        if found.directories:  # to notice that one was edited
+            times = {entry.name: entry.mtime_ns for entry in described}
+            found = replace(found, directories={**found.directories, **times})
+        known = {entry.name for entry in found.entries}
+        others = [entry for entry in described if entry.name not in known]
+        super().__init__(origin, found, listed=[*found.entries, *others])
+
+    def read(self, *, workers: int) -> list[bytes]:
+        """Return the content of the files that describe the images."""
+        return read_whole(self.place, self.described, workers=workers)
+
+    def candidates_of(
+        self,
+        images: Sequence[Annotated],
+        types: Mapping[str, FieldType],
+        *,
+        source: str,
+        notes: Sequence[str] = (),
+        unread: Sequence[str] = (),
+    ) -> Candidates:
+        """Return the images as candidates, in this order; images without a file are quarantined.
+
+        types: of all fields but the image. source: what names the images, for messages. Raises
+        DatasetError if no image has a file.
+        """
+        find = _FileNames(self.files)
+        found = [(find(each.name), each) for each in images]
+        missing = [
+            QuarantineEntry(name=each.name, reason=f"the image isn't there ({source})")
+            for entry, each in found
+            if entry is None
+        ]
+        if images and len(missing) == len(images):
+            raise DatasetError(
+                f"{self.origin.url}: none of the {len(images):,} images that {source} names is "
+                f"there, such as {printable(images[0].name)}. Give the folder that holds the "
+                "images as the URL."
+            )
+        pairs = [(entry, each) for entry, each in found if entry is not None]
+        good = [each for _, each in pairs]
+        empty = Annotated(b"")
+        samples = Candidates.of_files(
+            {IMAGE: [entry for entry, _ in pairs]},
+            {IMAGE: Image()},
+            quarantined=missing,
+            rejected={row: each.wrong for row, each in enumerate(good) if each.wrong},
+            notes=notes,
+            unread=[*unread, *left_out_sentences(f"of {len(images):,} images", missing)],
+        )
+        columns = {
+            name: column_of(
+                type,
+                [_cell(type, (empty if each.wrong else each).values.get(name)) for each in good],
+            )
+            for name, type in types.items()
+        }
+        return replace(samples, schema=Schema({IMAGE: Image(), **types}), values=columns)
+
+    def types_of(self, found: Mapping[str, FieldType]) -> dict[str, FieldType]:
+        """Return the types of the fields, those of the user's schema where it has them. found: as
+        the files define them. Raises ConfigError for a type that stores other values."""
+        types = dict(found)
+        for name, type_ in self.given.items():
+            if name not in types:
+                continue
+            own = types[name]
+            if _stored_as(type_) != _stored_as(own):
+                raise ConfigError(
+                    f'schema["{name}"]: got {type_!r}, but {self.origin.url} stores {own!r}. Give '
+                    "a type that differs only in how values are delivered, or in names of classes."
+                )
+            types[name] = type_
+        return types
+
+    def classes_of(self, names: Sequence[str], ids: Sequence[int] = ()) -> ClassLabels:
+        """Return the classes of the boxes: those of the user's schema, else these.
+
+        ids: the classes' numbers in the files. Raises ConfigError if the user's classes lack one.
+        """
+        given = self.given.get(LABELS)
+        if not isinstance(given, ClassLabels) or not given.names:
+            return ClassLabels(tuple(names), of=BOXES, ids=tuple(ids))
+        lacking = [name for name in names if name not in given.names]
+        if lacking:
+            raise ConfigError(
+                f'schema["{LABELS}"]: {self.origin.url} has the class {lacking[0]!r}, which isn\'t '
+                f"among the {len(given.names):,} classes of the schema. Add it."
+            )
+        id_of = dict(zip(names, ids, strict=False))
+        found = tuple(id_of[name] for name in given.names if name in id_of)
+        return replace(given, ids=found if len(found) == len(given.names) else ())
+
+
+def _stored_as(type_: FieldType) -> tuple[Any, ...]:
+    return type(type_), type_.stored, type_.reference, getattr(type_, "format", None)
+
+
+def _cell(type: FieldType, value: Any) -> Any:
+    """Return a value as `column_of` wants it."""
+    form = type.stored
+    if form is None or value is None:
+        return value
+    if not form.shape:
+        return value
+    return np.array(value, form.dtype).reshape(len(value), *form.shape[1:])
+
+
+class _FileNames:
+    """Finds the file of a name. Annotations name files below the folder of images, below another
+    folder above it, or by their last part alone."""
+
+    def __init__(self, files: Sequence[Entry]) -> None:
+        self._exact = {entry.name: entry for entry in files}
+        self._by_base: dict[bytes, list[Entry]] | None = None
+
+    def __call__(self, name: bytes) -> Entry | None:
+        """Return the file; None if there is none, or if several fit."""
+        if (found := self._exact.get(name)) is not None:
+            return found
+        if self._by_base is None:
+            self._by_base = {}
+            for entry in self._exact.values():
+                self._by_base.setdefault(entry.name.rpartition(b"/")[2], []).append(entry)
+        fitting = [
+            entry
+            for entry in self._by_base.get(name.rpartition(b"/")[2], ())
+            if (b"/" + entry.name).endswith(b"/" + name) or name.endswith(b"/" + entry.name)
+        ]
+        return fitting[0] if len(fitting) == 1 else None

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODULES = modules()
-IMPORTS = imports()
 ROOT_MODULES = ("__init__", "errors", "testing", "version")
 # What augment, which knows columns and tensors, may know of the cache: neither stores nor disks.
 AUGMENT_MAY_IMPORT = (
@@ -136,7 +135,7 @@ def why_not(module: str, other: str) -> str:
 def test_imports_go_down() -> None:
     wrong = [
         f"{MODULES[module].relative_to(ROOT)}:{line} imports {other}: {reason}"
-        for module, found in IMPORTS.items()
+        for module, found in imports().items()
         if module not in ROOT_MODULES
         for other, line in found.items()
         if (reason := why_not(module, other))
@@ -173,7 +172,7 @@ def test_an_interface_names_what_exists(package: str) -> None:
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    assert circles(IMPORTS) == []
+    assert circles(imports()) == []
 
 
 def test_a_circle_is_found() -> None:

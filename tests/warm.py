@@ -2,8 +2,9 @@
 
 Importing torch, DALI and this package takes two seconds. These processes are forked from one that
 has only imported them. A program runs as the main module, like under `python -c`, `-m` or `python
-file`, and ends by the interpreter's own exit. Tests of imports or of interpreter flags need
-subprocess.
+file`, and ends by the interpreter's own exit. The destructors of torch's, DALI's and other C++
+libraries, which would take most of a short program's time, run with `destroys_libraries` only: for
+tests of how a process ends. Tests of imports or of interpreter flags need subprocess.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Warm:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
+        destroys_libraries: bool = False,
     ) -> None:
         self.args = [str(word) for word in words]
         place = str(cwd or Path.cwd())
@@ -84,6 +86,7 @@ class Warm:
             report |= {"file": first, "code": Path(place, first).read_text()}
             report["path"] = str(Path(place, first).parent)
         report |= {"argv": [first, *rest], "cwd": place, "new_session": start_new_session}
+        report["destroys_libraries"] = destroys_libraries
         report["env"] = dict(os.environ if env is None else env)
         self.returncode: int | None = None
         out, theirs_out = os.pipe()
@@ -167,9 +170,10 @@ def run(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = PATIENCE_S,
+    destroys_libraries: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a process to its end and return its result."""
-    process = Warm(words, cwd=cwd, env=env)
+    process = Warm(words, cwd=cwd, env=env, destroys_libraries=destroys_libraries)
     try:
         out, err = process.communicate(timeout)
     finally:

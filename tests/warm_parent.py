@@ -4,6 +4,7 @@ file."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -83,6 +84,10 @@ def become(report: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     os.environ.update(report["env"])
     sys.argv[:] = report["argv"]
     sys.path[0] = report["path"]
+    if not report["destroys_libraries"]:
+        # The interpreter ends as usual; then the C library calls _exit before all other handlers.
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)
     return report
 
 

@@ -84,6 +84,7 @@ class Material:
         self.root, self._store = root, store
         extract(INPUTS, root / "in")
         self.packs: set[str] = set()
+        self._opened: list[Dataset] = []
 
     def path(self, name: str) -> str:
         """Return where a source lies; make a pack at its first use."""
@@ -95,6 +96,16 @@ class Material:
 
     def open(self, name: str, *fields: str, cache: Path | None = None) -> Dataset:
         """Open a source by its name; with a cache folder that of the store in memory."""
+        found = self._open(name, fields, cache)
+        self._opened.append(found)
+        return found
+
+    def close(self) -> None:
+        """Close all datasets that were opened, whose threads would change how later tests run."""
+        while self._opened:
+            self._opened.pop().close()
+
+    def _open(self, name: str, fields: tuple[str, ...], cache: Path | None) -> Dataset:
         place, settings, _ = SOURCES[name]
         url = f"{self.remote}/{place}" if cache else self.path(place)
         kept = DiskCache(cache, max_bytes="64MiB") if cache else None

@@ -5,6 +5,7 @@ Record an intended change with `python -m tests.goldens --update`, which prints 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def written(kept: Material) -> dict[str, int]:
 
 @pytest.mark.parametrize(("concept", "name"), ALL)
 def test_it_is_as_recorded(concept: str, name: str, material: Material) -> None:
-    with quiet():
+    with quiet(), contextlib.closing(material):
         now = CONCEPTS[concept][name](material)
     assert not differences(concept, {name: recorded(concept).get(name)}, {name: now})
 
@@ -68,7 +69,7 @@ def test_all_that_was_recorded_is_there(concept: str) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_kept_packs_and_indexes_are_read_as_they_are(name: str, kept: Material) -> None:
     before = written(kept)
-    with quiet():
+    with quiet(), contextlib.closing(kept):
         found = contents(name, kept)
     assert not differences("contents", recorded("contents")[name], found)
     assert written(kept) == before
@@ -85,6 +86,6 @@ def test_a_kept_cache_serves_all_samples(name: str, kept: Material) -> None:
 @pytest.mark.parametrize("name", JOBS)
 def test_a_kept_state_continues_as_it_did(name: str, material: Material, kept: Material) -> None:
     was: dict[str, Any] = json.loads((kept.root / "states.json").read_text("utf-8"))[name]
-    with quiet():
+    with quiet(), contextlib.closing(material):
         found = go_on(name, material, was["state"])
     assert found == {key: was[key] for key in found}

@@ -84,7 +84,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["native", "cached", "workers"])
 def test_a_forked_child_is_refused_and_ends(kind: str, pack: Path, tmp_path: Path) -> None:
-    done = warm.run(["-c", SCRIPT, kind, pack, tmp_path], cwd=warm.ROOT)
+    done = warm.run(["-c", SCRIPT, kind, pack, tmp_path], cwd=warm.ROOT, destroys_libraries=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "went on\n"
     assert not done.stderr

@@ -156,7 +156,7 @@ def test_a_folder_is_no_picture(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
-    workload = warm.run(["-c", INTERRUPTED, pack])
+    workload = warm.run(["-c", INTERRUPTED, pack], destroys_libraries=True)
     assert workload.returncode == 130, workload.stderr
     assert "Traceback" not in workload.stderr
     assert workload.stdout.split() == ["MainThread"]

@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import io
 import json
 import logging
-import os
 import shlex
 import signal
 import socket
@@ -43,11 +43,43 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Sampling
 
 
-def run_penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    run = warm.run(["-m", "penstock.pipeline.cli", *arguments])
-    assert run.returncode == code, run.stderr
-    assert "Traceback" not in run.stderr
+@dataclasses.dataclass
+class Printed:
+    """The output of a command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+def ran(*arguments: object) -> Printed:
+    """Run a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(each) for each in arguments])
+    return Printed(code, out.getvalue(), err.getvalue())
+
+
+def run_penstock(*arguments: object, code: int = 0) -> Printed:
+    run = ran(*arguments)
+    assert run.code == code, run.stderr
     return run
+
+
+def test_a_process_prints_and_ends_as_the_function_does(folder: Path, tmp_path: Path) -> None:
+    for wanted, arguments in (
+        (0, ["inspect", folder, "--json"]),
+        (1, ["inspect", "/nowhere/at/all"]),
+        (2, ["frobnicate"]),
+    ):
+        process = warm.run(["-m", "penstock.pipeline.cli", *arguments], cwd=tmp_path)
+        here = run_penstock(*arguments, code=wanted)
+        assert process.returncode == wanted
+        assert "Traceback" not in process.stderr
+        if wanted:  # else it took another time
+            assert (process.stdout, process.stderr) == (here.stdout, here.stderr)
+        else:
+            assert json.loads(process.stdout).keys() == json.loads(here.stdout).keys()
 
 
 def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
@@ -126,16 +158,18 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_is_reported_with_its_exit_code(
-    folder: Path, tmp_path: Path, arguments: list[str], code: int | tuple[int, int], message: str
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int | tuple[int, int],
+    message: str,
 ) -> None:
     places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
-    run = warm.run(
-        ["-m", "penstock.pipeline.cli", *(places.get(a, a) for a in arguments)],
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert run.returncode in (code if isinstance(code, tuple) else (code,)), run.stderr
+    monkeypatch.setenv("COLUMNS", "200")
+    run = ran(*(places.get(a, a) for a in arguments))
+    assert run.code in (code if isinstance(code, tuple) else (code,)), run.stderr
     assert places.get(message, message) in run.stderr.replace("\n", "")
-    assert "Traceback" not in run.stderr
     assert run.stdout == ""
 
 

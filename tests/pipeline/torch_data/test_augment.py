@@ -277,6 +277,19 @@ def test_pictures_without_a_white_are_refused(mode: str) -> None:
     loader.close()
 
 
+# Functions by name: a process that has threads starts its workers anew, and pickles what they need.
+def _images(samples: list[Any]) -> list[Any]:
+    return [sample["image"] for sample in samples]
+
+
+def _seconds(samples: list[Any]) -> list[Any]:
+    return [sample[1] for sample in samples]
+
+
+def _nothing(samples: list[Any]) -> None:
+    samples.clear()
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_collate_that_expects_images_gets_a_clear_error(folder: Path, workers: int) -> None:
     def loaded(form: str, collate: Any) -> None:
@@ -288,11 +301,11 @@ def test_a_collate_that_expects_images_gets_a_clear_error(folder: Path, workers:
         return "".join([str(error), *getattr(error, "__notes__", [])])
 
     with pytest.raises(KeyError) as missing:
-        loaded("array of bytes", lambda samples: [sample["image"] for sample in samples])
+        loaded("array of bytes", _images)
     assert "receives samples without their images" in text_of(missing.value)
     with pytest.raises(IndexError) as short:
-        loaded("bytes", lambda samples: [sample[1] for sample in samples])
+        loaded("bytes", _seconds)
     assert "receives samples without their images" in text_of(short.value)
     for form, wanted in (("bytes", "list or tuple"), ("array of bytes", "dict")):
         with pytest.raises(ConfigError, match=f"returned a NoneType, wanted a {wanted}"):
-            loaded(form, lambda samples: samples.clear())
+            loaded(form, _nothing)

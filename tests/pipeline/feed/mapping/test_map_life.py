@@ -113,7 +113,7 @@ def job(pack: Path, end: str) -> list[str]:
 )
 def test_they_end_with_their_program(pack: Path, end: str, code: int) -> None:
     """A reader of the output waits for all processes that have it open, workers included."""
-    done = warm.run(job(pack, end), cwd=ROOT)
+    done = warm.run(job(pack, end), cwd=ROOT, destroys_libraries=True)
     assert (done.returncode, done.stderr) == (code, "")
     assert len(done.stdout.split()) == 2
 

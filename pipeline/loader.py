@@ -294,7 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         source = dataset if weights is None else weighted(dataset, weights)
         engine = NativeEngine(source, options, world_is_known=self._late_world.is_known)
         self._engine = engine
-        self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
+        self.dataset = dataset  # type: ignore[assignment]  # not one of torch's
         self.batch_size = engine.batch_size
         self.drop_last = options.drop_last
         self.collate_fn = None  # type: ignore[assignment]

@@ -14,11 +14,28 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self, TypedDict, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Self,
+    SupportsIndex,
+    TypedDict,
+    Unpack,
+    cast,
+)
 
 import numpy as np
 
-from penstock.cache import ConfigError, CorruptSampleError, IndexChangedError, PlanError
+from penstock.cache import (
+    ConfigError,
+    CorruptSampleError,
+    IndexChangedError,
+    PenstockError,
+    PlanError,
+)
 from penstock.cache.base import READ_MODE
 from penstock.readers.fieldtypes import (
     LABELS,
@@ -29,6 +46,8 @@ from penstock.readers.fieldtypes import (
     base_name,
     check_renames,
     class_field,
+    decoded_sample,
+    fields_to_decode,
     interleaved,
     joined_columns,
 )
@@ -629,14 +648,63 @@ class Source(ABC):
     def __len__(self) -> int:
         return self.contents.samples
 
-    def __getitem__(self, index: object) -> NoReturn:
-        """Always raise ConfigError: samples are read by shards, through the loader."""
+    def __getitem__(self, index: SupportsIndex) -> dict[str, Any]:
+        """Read and decode one sample, for a person who looks at it; a loader reads far faster.
+
+        index: of the sample among those of this source (of a mixture: of its parts, one after
+        another), from 0, or from -1 backwards.
+
+        Returns a dict by the fields of a batch, with one sample's values as batches without a
+        recipe have them: tensors, images as uint8 of shape (3, height, width), boxes in pixels,
+        texts as str. A field that the sample lacks is None. Raises IndexError for a sample that
+        doesn't exist, ConfigError for anything but an integer, DatasetError for a sample that
+        doesn't decode, and what reading raises.
+        """
+        import torch
+
+        rows = self.contents.rows(np.array([self._place(index)], np.int64))
+        fields = fields_to_decode(self.fields, self.schema)
+        content = self.read(rows, fields=fields)
+        most = self.contents.max_pixels
+        try:
+            values = decoded_sample(content, self.schema, self.fields, max_pixels=most)
+        except PenstockError:
+            raise
+        except ValueError as error:
+            number = int(content.ids[0])
+            (name,) = self._names_of(rows)
+            raise CorruptSampleError(
+                f"Sample {number} ({name}) of {self.url}: {error}.", sample_id=number
+            ) from error
+        return {
+            name: torch.from_numpy(np.array(value))
+            if isinstance(value, np.ndarray | np.generic)
+            else value
+            for name, value in values.items()
+        }
+
+    def _place(self, index: SupportsIndex) -> int:
+        """Return the place of a sample by the index that the user passed."""
+        count = self.contents.samples
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise ConfigError(
+                f"{self.url}: got [{index!r}], wanted the number of one sample. Several samples "
+                "are dataset.subset(ids) or dataset.split(0.9, 0.1, seed=0), and batches come from "
+                "DataLoader(dataset, ...)."
+            )
+        place = index.__index__()
+        if not -count <= place < count:
+            raise IndexError(f"{self.url} has {count} samples, and [{place}] isn't one of them.")
+        return place % count
+
+    def __getitems__(self, indices: object) -> NoReturn:
+        """Always raise ConfigError: torch's own loader would request batches this way."""
         raise ConfigError(
-            f"Sample {index!r} of {self.url} was requested by index. A native dataset is read by "
-            "shards, through Penstock's DataLoader only: loop over DataLoader(dataset, ...), and "
+            f"Samples {indices!r} of {self.url} were requested by index. A native dataset is read "
+            "by shards, through Penstock's DataLoader: loop over DataLoader(dataset, ...), and "
             "for a part of it use dataset.subset(ids) or dataset.split(0.9, 0.1, seed=0). If a "
-            "framework requested it, it has replaced that loader by torch's own, which would shard "
-            "again and skip decoding: docs/trainers.md lists what to switch off, such as "
+            "framework requested them, it has replaced that loader by torch's own, which would "
+            "shard again and skip decoding: docs/trainers.md lists what to switch off, such as "
             "`ignore_data_skip=True` in the HF Trainer."
         )
 

@@ -256,7 +256,7 @@ def _build(
         meter=meter,
         columns=(*dict.fromkeys(recipes.columns.values()),),
         membership=None if membership.store is None else membership,
-        on_device=_on_device(options, order, tuple(recipes.images)),
+        on_device=_on_device(options, order),
     )
     meter.chunks = _watch_chunks(
         dataset, order.settings, options.world, batch_size=options.per_rank
@@ -279,10 +279,8 @@ def _build(
     return pipeline, runner
 
 
-def _on_device(
-    options: LoaderOptions, order: JobOrder, images: tuple[str, ...]
-) -> DeviceAugment | None:
-    """Return what calls the user's function on batches, if there is one. images: their fields."""
+def _on_device(options: LoaderOptions, order: JobOrder) -> DeviceAugment | None:
+    """Return what calls the user's function on batches, if there is one."""
     if options.device_augment is None:
         return None
     from penstock.pipeline.feed.device_augment import DeviceAugment  # few loaders need it
@@ -292,7 +290,6 @@ def _on_device(
         device=options.device,
         seed=order.settings.seed,
         rank=options.world.rank,
-        images=images,
         walk=order.walk,
     )
 

@@ -68,15 +68,13 @@ class DeviceAugment:
     """Calls the user's function on finished batches, in the training loop's thread.
 
     rank: of the batches; with the seed and the batch's place in the epoch it seeds the generator.
-    images: fields whose memory is DALI's. is_ahead: the function runs one batch ahead, on a stream
-    of its own.
+    is_ahead: the function runs one batch ahead, on a stream of its own.
     """
 
     function: DeviceFunction
     device: torch.device
     seed: int
     rank: int
-    images: tuple[str, ...]
     walk: Walk
     is_ahead: bool = field(init=False)
     _stream: Any = field(init=False, default=None)
@@ -102,7 +100,7 @@ class DeviceAugment:
         start = batch.step.start
         whole = DeviceBatch.of(batch, device=self.device, seed=self.seed)
         if self._is_cuda:  # DALI's memory is freed in the order of one stream, but two use it
-            whole.update({name: whole[name].clone() for name in self.images})
+            whole.update({name: _copied(value) for name, value in whole.items()})
         key = keyed_hash(self.seed, start.epoch, start.position, self.rank)
         generator = torch.Generator(self.device).manual_seed(int(key) >> 1)
         try:
@@ -155,3 +153,10 @@ class DeviceAugment:
         with contextlib.suppress(PlanError):  # counting takes too long
             return f"step {self.walk.step_number(start)} (epoch {start.epoch})"
         return f"position {start.position} of epoch {start.epoch}"
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, or of a list's tensors, in memory of torch."""
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value

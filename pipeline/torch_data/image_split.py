@@ -17,7 +17,7 @@ import torch
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers import MAX_PIXELS
-from penstock.readers.fieldtypes import upright_sizes
+from penstock.readers.fieldtypes import eight_bits, upright_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -285,16 +285,10 @@ def as_array(value: Any) -> NDArray[np.uint8]:
 
 
 def _eight_bits(image: Any) -> NDArray[np.uint8]:
-    """Return a PIL image as uint8 pixels.
-
-    16 bits are scaled as DALI scales those of files; PIL would make all values above 255 white.
-    """
+    """Return a PIL image as uint8 pixels."""
     if image.mode in ("I", "F"):
         raise DatasetError(
             f"augment=: got an image of PIL's mode {image.mode}, which doesn't define the value of "
             "white. Scale the image to 8 bits: uint8 of (height, width)."
         )
-    if not image.mode.startswith("I;16"):
-        return np.asarray(image.convert("RGB"))
-    wide = np.asarray(image).astype(np.uint32)
-    return ((wide * 255 + 65535 // 2) // 65535).astype(np.uint8)
+    return eight_bits(image)

@@ -33,6 +33,9 @@ from .masks import (
     mask_codec as mask_codec,
     masks_by_name as masks_by_name,
 )
+from .decoded_sample import decoded_sample as decoded_sample
+from .decoded_sample import fields_to_decode as fields_to_decode, image_of as image_of
+from .media import eight_bits as eight_bits
 from .media import Audio as Audio, Bytes as Bytes, Image as Image, Text as Text, Video as Video
 from .media import Texts as Texts
 from .number_types import Array as Array, ClassLabel as ClassLabel, ClassLabels as ClassLabels

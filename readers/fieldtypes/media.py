@@ -4,13 +4,18 @@ unchanged. A recipe decodes images with DALI."""
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from penstock.readers.fieldtypes.field_type import FieldType, frozen_type
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, Facts, Rejection, accepted, failure, pixel_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
+    from collections.abc import Callable, Sequence, Set
+
+    from numpy.typing import NDArray
 
     from penstock.readers.types import Encoded
 
@@ -129,6 +134,45 @@ class Image(FieldType):
 
         found = sniff(head)
         return found if isinstance(found, Rejection) else None
+
+    def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+        """Decode one image with Pillow: upright, in RGB, uint8, shape (height, width, 3).
+
+        It is for a person who looks at a sample; loaders decode with DALI, whose values of a JPEG
+        may differ a little. Raises ValueError for an image that doesn't decode.
+        """
+        from penstock.readers.fieldtypes.verification import (
+            IMAGE_HEAD_BYTES,
+            open_with_plugin,
+            sniff,
+            strict_pillow,
+        )
+
+        codec = accepted(sniff(payload[:IMAGE_HEAD_BYTES].tobytes()))
+        from PIL import ImageOps
+
+        try:
+            with strict_pillow(), open_with_plugin(payload, codec) as image:
+                too_large = pixel_refusal(*image.size, max_pixels=max_pixels)
+                found = None if too_large else eight_bits(ImageOps.exif_transpose(image))
+        except Exception as error:  # each layer of Pillow raises its own kinds
+            raise ValueError(f"it doesn't decode ({failure(error)})") from error
+        accepted(too_large)
+        assert found is not None
+        return found if found.ndim == 3 else np.repeat(found[..., None], 3, axis=2)
+
+    def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
+        return partial(self.decode, max_pixels=max_pixels)
+
+
+def eight_bits(image: Any) -> NDArray[np.uint8]:
+    """Return an image of Pillow's as RGB, uint8, shape (height, width, 3), or (height, width) if it
+    has 16 bits, which are scaled as DALI scales them; Pillow would make all values above 255
+    white."""
+    if not image.mode.startswith("I;16"):
+        return np.asarray(image.convert("RGB"))
+    wide = np.asarray(image).astype(np.uint32)
+    return ((wide * 255 + 65535 // 2) // 65535).astype(np.uint8)
 
 
 @frozen_type

@@ -25,6 +25,7 @@ from .draws import input_kinds as input_kinds
 from .field_operations import ColumnOperation as ColumnOperation
 from .field_operations import Map as Map, PackTokens as PackTokens, Pad as Pad
 from .field_operations import PlacedMap as PlacedMap
+from .field_operations import InstanceIds as InstanceIds
 from .field_operations import SanitizeBoxes as SanitizeBoxes, Unpack as Unpack
 from .field_operations import check_maps as check_maps, split_maps as split_maps
 from .field_recipes import FieldLists as FieldLists

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, RaggedColumn, cropped
+from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, ListColumn, RaggedColumn, cropped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,9 +39,9 @@ class Follower:
     """A field that follows the moves of its image. Only `check_recipes` creates it.
 
     type: type of the field. of: its image; if that isn't selected, the field is delivered as
-    stored. sanitize: the operation that drops boxes, for
-    Boxes and for arrays `of` them. boxes: for an Array, the field of boxes for each of which it has
-    a row. shape: (height, width) of the image if its size is known.
+    stored. sanitize: the operation that drops boxes, for Boxes and for fields `of` them. boxes: for
+    such a field, its boxes, for each of which it has a row, if some are dropped. shape: (height,
+    width) of the image if its size is known.
     """
 
     type: FieldType
@@ -85,12 +85,14 @@ class FieldRecipes:
         kept: dict[str, tuple[Bools, Ints]] = {}  # which boxes, and all boxes' offsets
         boxes_first = sorted(self.followers.items(), key=lambda each: each[1].boxes is not None)
         for name, follower in boxes_first:
+            column: Column = columns[name]
             if follower.boxes is not None:
-                found[name] = _kept_rows(name, columns[name], *kept[follower.boxes])
-                continue
-            moved = moves[follower.of] if follower.of in self.images else None
-            column = follower.type.follow(columns[name], moved, size=follower.shape)
-            if follower.sanitize is not None:
+                column = _kept_rows(name, column, *kept[follower.boxes])
+            if follower.type.follows:
+                moved = moves.get(follower.of)
+                column = follower.type.follow(column, moved, size=follower.shape)
+            assert isinstance(column, DenseColumn | RaggedColumn), name
+            if follower.type.is_boxes and follower.sanitize is not None:
                 assert isinstance(column, RaggedColumn), name
                 kept[name] = keep, offsets = follower.sanitize.keeps(column.values), column.offsets
                 column = RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
@@ -102,25 +104,31 @@ def _kept_offsets(keep: Bools, offsets: Ints) -> Ints:
     return np.append(0, np.cumsum(keep))[offsets]
 
 
-def _kept_rows(name: str, column: Column, keep: Bools, offsets: Ints) -> RaggedColumn:
-    """Return an array's rows of the kept boxes. keep: bool, (total,). offsets: of all boxes."""
+def _kept_rows(name: str, column: Column, keep: Bools, offsets: Ints) -> RaggedColumn | ListColumn:
+    """Return a field's rows of the kept boxes. keep: bool, (total,). offsets: of all boxes."""
     if isinstance(column, DenseColumn):  # equally many rows in every sample
         count, rows = column.values.shape[:2]
         values = column.values.reshape(-1, *column.values.shape[2:])
         column = RaggedColumn(values, np.arange(count + 1) * rows)
-    assert isinstance(column, RaggedColumn)
-    counts, lengths = np.diff(offsets), column.first_lengths
+    assert isinstance(column, RaggedColumn | ListColumn), name
+    counts = np.diff(offsets)
+    if isinstance(column, ListColumn):
+        lengths = np.array([len(each) for each in column.samples], np.int64)
+    else:
+        lengths = column.first_lengths
     if (wrong := np.flatnonzero(lengths != counts)).size:
         at = wrong[0]
         raise DatasetError(
             f'"{name}" has {lengths[at]} rows in a sample of {counts[at]} boxes: wanted a row for '
             "each box. Correct the data, or leave `of=` out of its type."
         )
-    if column.shapes is None:
+    if isinstance(column, RaggedColumn) and column.shapes is None:
         return RaggedColumn(column.values[keep], _kept_offsets(keep, offsets))
     parts = enumerate(pairwise(offsets.tolist()))
     left = [column.sample(row)[keep[begin:end]] for row, (begin, end) in parts]
-    return RaggedColumn.of(left, like=column)
+    return (
+        ListColumn(left) if isinstance(column, ListColumn) else RaggedColumn.of(left, like=column)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

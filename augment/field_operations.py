@@ -29,6 +29,7 @@ from penstock.readers.fieldtypes import (
     PRESENT,
     DenseColumn,
     FieldType,
+    InstanceMasks,
     RaggedColumn,
     Schema,
     Value,
@@ -318,8 +319,7 @@ class Pad(OneColumnOperation):
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless samples of the field differ in length."""
         type = selected[self.field]
-        form = type.form or type.decoded
-        if form is None or not form.is_ragged:
+        if not type.is_ragged:
             raise RecipeError(
                 f'{self}: samples of "{self.field}" ({type.__class__.__name__}) don\'t differ in '
                 "length. Leave Pad out."
@@ -559,3 +559,26 @@ class SanitizeBoxes(FieldOperation):
         width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
         large = (width >= self.min_size) & (height >= self.min_size)
         return large & (width * height >= self.min_area)
+
+
+@operation
+class InstanceIds(FieldOperation):
+    """Deliver instance masks as one map of numbers instead of a bit mask for each box.
+
+    field: of `InstanceMasks`. The field then is int32, (n, height, width), in a batch: 0 where no
+    instance is, else 1 + the place of its box among those of the batch, after SanitizeBoxes. Where
+    several overlap, it is the last one.
+    """
+
+    field: str = argument(_field_name, default="masks")
+
+    def fits_field(self, name: str, _type: FieldType) -> bool:
+        """Return True for the list of its field."""
+        return name == self.field
+
+    def applied(self, type: FieldType) -> FieldType:
+        """Return the type of the field as it is delivered. Raises RecipeError for another type than
+        InstanceMasks."""
+        if isinstance(type, InstanceMasks):
+            return type.numbered
+        raise RecipeError(f'{self}: "{self.field}" is {type!r}, wanted InstanceMasks.')

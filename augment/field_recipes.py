@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment.checked_recipes import ArrayCrop, FieldRecipes, Follower
-from penstock.augment.field_operations import ColumnOperation, Map, SanitizeBoxes
+from penstock.augment.field_operations import ColumnOperation, InstanceIds, Map, SanitizeBoxes
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.operation import Operation, Stage
 from penstock.augment.recipe import Recipe, check_recipe, operations_of
@@ -103,12 +103,13 @@ def check_recipes(
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _warn_of_untyped_fields(lists, selected, names)
-    followers = _followers(lists, selected, images, ranges)
+    followers = _followers(lists, schema, selected, images, ranges)
     columns: dict[str, ColumnOperation] = {}
+    delivered = {**selected, **{name: each.type for name, each in followers.items()}}
     for op in _each(lists, ColumnOperation):
         for name in op.changes:
             _claim(columns, op, name, "field", selected)
-        op.check_types(selected)
+        op.check_types(delivered)
         if taken := [name for name in op.adds if name in fields]:
             raise RecipeError(
                 f'{op} adds the field "{taken[0]}" to each batch, and one of that name is there. '
@@ -214,28 +215,41 @@ def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Types) -> None:
 
 def _followers(
     lists: Lists,
+    schema: Types,
     selected: Types,
     images: Mapping[str, CheckedRecipe],
     ranges: Mapping[str, ImageRange],
 ) -> dict[str, Follower]:
-    """Return the fields that follow images, including arrays that lose rows with their boxes."""
+    """Return the fields that follow images, and those that lose rows with their boxes."""
     sanitizers, drops_boxes = _sanitizers(lists, selected), bool(_each(lists, SanitizeBoxes))
+    numbered: dict[str, InstanceIds] = {}
+    for op in _each(lists, InstanceIds):
+        _claim(numbered, op, op.field, "field", selected)
     found: dict[str, Follower] = {}
     for name, type in selected.items():
-        of = type.reference
-        if of is not None and of in images and (type.follows or type.refers_to == "image"):
-            _check_followed(name, type, images[of])
-        if of is not None and type.follows:
-            shape = _shape_of(name, type, images, ranges)
-            found[name] = Follower(type=type, of=of, shape=shape, sanitize=sanitizers.get(name))
-        elif of in sanitizers:
-            image = selected[of].reference or ""
-            found[name] = Follower(type=type, of=image, boxes=of, sanitize=sanitizers[of])
-        elif type.refers_to == "boxes" and of not in (None, *selected) and drops_boxes:
-            raise RecipeError(
-                f'SanitizeBoxes drops boxes of "{of}", which isn\'t selected, and "{name}" has a '
-                f'row for each of them. Select "{of}" too.'
-            )
+        of, boxes = type.reference, None
+        if of is None:
+            continue
+        if type.refers_to == "boxes":
+            boxes, of = of, schema[of].reference or ""
+            if boxes not in selected and drops_boxes:
+                raise RecipeError(
+                    f'SanitizeBoxes drops boxes of "{boxes}", which isn\'t selected, and "{name}" '
+                    f'has a row for each of them. Select "{boxes}" too.'
+                )
+        if of in images and (type.follows or type.refers_to == "image"):
+            _check_followed(name, type, of, images[of])
+        sanitize = sanitizers.get(boxes or name)
+        if not type.follows and (boxes is None or sanitize is None):
+            continue
+        shape = _shape_of(name, type, of, images, ranges) if type.follows else None
+        found[name] = Follower(
+            type=numbered[name].applied(type) if name in numbered else type,
+            of=of,
+            shape=shape,
+            sanitize=sanitize,
+            boxes=boxes if sanitize else None,
+        )
     return found
 
 
@@ -255,11 +269,12 @@ def _sanitizers(lists: Lists, selected: Types) -> dict[str, SanitizeBoxes]:
 def _shape_of(
     name: str,
     type: FieldType,
+    of: str,
     images: Mapping[str, CheckedRecipe],
     ranges: Mapping[str, ImageRange],
 ) -> tuple[int, int] | None:
-    """Return the height and width of a follower's image in a batch, if it is known."""
-    of = type.reference or ""
+    """Return the height and width of a follower's image in a batch, if it is known. of: the
+    image."""
     if of in images:
         return images[of].shape[1:]
     shape = ranges.get(of, ANY_SIZE).fixed
@@ -271,14 +286,14 @@ def _shape_of(
     return shape
 
 
-def _check_followed(name: str, type: FieldType, recipe: CheckedRecipe) -> None:
-    """Raise RecipeError for operations that a field of an image can't follow."""
+def _check_followed(name: str, type: FieldType, of: str, recipe: CheckedRecipe) -> None:
+    """Raise RecipeError for operations that a field of an image can't follow. of: the image."""
     for op in recipe.ops:
         if op.moves_pixels and not (type.follows and op.can_be_followed):
             why = "" if type.follows else ": its class has no `follow`"
             raise RecipeError(
                 f'{op} may move pixels, and "{name}" ({type.__class__.__name__} of '
-                f'"{type.reference}") can\'t follow it{why}. Leave "{name}" out of fields=, or '
+                f'"{of}") can\'t follow it{why}. Leave "{name}" out of fields=, or '
                 f"{op.__class__.__name__} out of the recipe{op.or_else}."
             )
 

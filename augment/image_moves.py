@@ -49,6 +49,11 @@ class ImageMove(ABC):
         """Return the moved masks of images of one size, shape (n, height, width)."""
 
     @abstractmethod
+    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return several masks of one image after the move, shape (masks, height, width), 0
+        outside. All images have one size."""
+
+    @abstractmethod
     def places(self, places: Floats, owner: Ints) -> None:
         """Move points, or the upper left and lower right corners of boxes, in place: x, y, shape
         (k, 1, 2) or (k, 2, 2). owner: row of each one's image."""
@@ -72,6 +77,13 @@ class AxisMove(ImageMove):
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
         moves = ImageMoves(size=(self.size[0], self.size[1]), moves=(self,), shape=masks.shape[1:])
         return moves.move_masks([*masks], dtype=masks.dtype)
+
+    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+        for axis in (0, 1):
+            index = np.arange(masks.shape[axis + 1])[None].repeat(self.size.shape[1], axis=0)
+            self.source(index, axis)
+            masks = masks.take(index[image], axis=axis + 1)
+        return masks
 
     def places(self, places: Floats, owner: Ints) -> None:
         self.along(places[..., 1], 0, owner)
@@ -147,18 +159,29 @@ class WarpMove(ImageMove):
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
         """Return the moved masks: the nearest pixel."""
-        _, height, width = masks.shape
-        y, x = np.arange(height)[:, None] + 0.5, np.arange(width)[None, :] + 0.5
         out = np.empty_like(masks)
-        for mask, matrix, moved in zip(masks, self.matrix, out, strict=True):
-            column, row, depth = (a * x + c + b * y for a, b, c in matrix)
-            if (matrix[2] != (0, 0, 1)).any():
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    column, row = column / depth, row / depth
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            places = np.where(inside, np.floor(row) * width + np.floor(column), 0)
-            np.copyto(moved, np.where(inside, mask.take(places.astype(np.int64)), self.fill))
+        for image, (mask, moved) in enumerate(zip(masks, out, strict=True)):
+            places, inside = self._places(image, mask.shape)
+            np.copyto(moved, np.where(inside, mask.take(places), self.fill))
         return out
+
+    def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
+        places, inside = self._places(image, masks.shape[1:])
+        return np.stack([mask.take(places) * inside for mask in masks])
+
+    def _places(self, image: int, shape: tuple[int, ...]) -> tuple[Ints, Bools]:
+        """Return the nearest pixel of an image for each of the result, by its place in the flat
+        image, int64, and where it is inside; both of this shape."""
+        height, width = shape
+        y, x = np.arange(height)[:, None] + 0.5, np.arange(width)[None, :] + 0.5
+        matrix = self.matrix[image]
+        column, row, depth = (a * x + c + b * y for a, b, c in matrix)
+        if (matrix[2] != (0, 0, 1)).any():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                column, row = column / depth, row / depth
+        inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+        places = np.where(inside, np.floor(row) * width + np.floor(column), 0)
+        return places.astype(np.int64), inside
 
     def places(self, places: Floats, owner: Ints) -> None:
         if places.shape[1] == 1:
@@ -263,6 +286,13 @@ class ImageMoves:
         if warps:  # a missing mask has no pixels
             out[[not mask.size for mask in masks]] = 0
         return out
+
+    def after_warp(self, row: int, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return several masks of one image after the moves from the first warp on, shape (masks,
+        height, width), 0 outside. row: of the image."""
+        for move in self.moves[len(self._straight) :]:
+            masks = move.of_image(row, masks)
+        return masks
 
     def move_boxes(self, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
         """Return the moved boxes, clipped to their images: float32, shape (k, 4).

@@ -1,9 +1,9 @@
 """Resize, mirror, normalise and turn HWC to CHW in one pass over the pixels, compiled by numba.
 
 DALI's three passes take about half of the time that it spends on an image; this pass takes a fifth
-of theirs, since it writes no intermediate images and blends only the necessary rows. This is the
-only module that imports numba. It is compiled at the first import on a machine (some seconds), and
-numba keeps the result next to this file, or in the user's cache folder if this one is read-only.
+of theirs, since it writes no intermediate images and blends only the necessary rows. It is
+compiled at the first import on a machine (some seconds), and numba keeps the result next to this
+file, or in the user's cache folder if this one is read-only.
 
 A resize blends the source pixels around the output pixel's centre c = low + (i + 0.5) * scale - 0.5
 with a triangle's weights max(0, 1 - |j - c| / radius), radius = max(1, scale) with antialiasing

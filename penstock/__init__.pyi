@@ -1,6 +1,7 @@
 from . import errors as errors
 from .augment.draw_keys import keyed_uniform as keyed_uniform
 from .augment.field_operations import (
+    InstanceIds as InstanceIds,
     Map as Map,
     PackTokens as PackTokens,
     Pad as Pad,
@@ -68,6 +69,7 @@ from .readers.fieldtypes.boxes import Keypoints as Keypoints
 from .readers.fieldtypes.number_types import ClassLabel as ClassLabel, ClassLabels as ClassLabels
 from .readers.fieldtypes.number_types import MultiLabel as MultiLabel
 from .readers.fieldtypes.number_types import Value as Value
+from .readers.fieldtypes.instance_masks import InstanceMasks as InstanceMasks
 from .readers.fieldtypes.masks import Mask as Mask
 from .readers.fieldtypes.media import Image as Image
 from .readers.fieldtypes.media import Bytes as Bytes, Text as Text, Texts as Texts

@@ -15,6 +15,7 @@ from penstock.readers import MAX_PIXELS, Blocks, EncodedBatch
 from penstock.readers.fieldtypes import (
     EncodedColumn,
     FieldType,
+    ListColumn,
     RaggedColumn,
     SampleBatch,
     interleaved,
@@ -102,7 +103,7 @@ class BatchReader:
             valid = valid.copy()
             valid[list(bad)] = False
             # A bad sample has no boxes, and nothing that belongs to boxes.
-            content = _emptied(content, sorted(bad))
+            content = self.payloads.emptied(_emptied(content, sorted(bad)), sorted(bad))
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
         bounds = [0, *accumulate(len(each.rows) for each in slots)]
@@ -320,6 +321,7 @@ class Payloads:
             for name, type in types.items()
             if type.is_encoded and not type.is_image
         }
+        self._rows_of_boxes = [name for name, t in types.items() if t.refers_to == "boxes"]
         self.are_slow = any(type.is_slow for type in types.values())
         kinds = [type for type in types.values() if type.number is None]
         self._names_fields = len(kinds) > 1
@@ -327,6 +329,18 @@ class Payloads:
     def reason(self, field: str, why: str) -> str:
         """Return the reason why a sample is bad, after the field's name if there are several."""
         return f"{field}: {why}" if self._names_fields else why
+
+    def emptied(self, content: SampleBatch, rows: Sequence[int]) -> SampleBatch:
+        """Return the samples without the decoded values that belong to boxes in some rows."""
+        columns: dict[str, Column] = {}
+        for name in self._rows_of_boxes:
+            column = content.columns[name]
+            if rows and isinstance(column, ListColumn):
+                _, empty, joined = self._decoders[name]
+                columns[name] = joined(
+                    [empty if i in rows else x for i, x in enumerate(column.samples)]
+                )
+        return content.with_columns(columns) if columns else content
 
     def __call__(self, content: SampleBatch, bad: dict[int, str]) -> SampleBatch:
         """Return the samples with these columns decoded; missing and bad values are empty.

@@ -102,7 +102,7 @@ def make_recipes(
     that get the recipe; None for all of the dataset."""
     types = (mapped.schema[name] for name in mapped.fields if name in mapped.schema)
     # Images, and what follows them, are processed even without operations.
-    has_images = any(type.is_image or type.refers_to == "image" for type in types)
+    has_images = any(t.is_image or t.refers_to == "image" or t.follows for t in types)
     if mapped.augment is None and not has_images:
         recipes = FieldRecipes(fields=mapped.fields, images={}, followers={}, columns={})
     else:

@@ -82,6 +82,17 @@ class Moves(Protocol):
         of each image's size, without pixels if missing. dtype: of the result."""
         ...
 
+    def index_maps(self) -> tuple[Any, Any]:
+        """Return for each image the row and the column of the mask for each row and column of the
+        result, before the first warp, negative outside: int64, (n, length) each, or a list of
+        arrays if images differ in size."""
+        ...
+
+    def after_warp(self, row: int, masks: NDArray[Any]) -> NDArray[Any]:
+        """Return several masks of one image after the moves from the first warp on, shape (masks,
+        height, width), 0 outside. row: of the image."""
+        ...
+
     def move_boxes(self, boxes: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return x1, y1, x2, y2 of boxes, clipped, shape (k, 4). owner: row of each one's image."""
         ...
@@ -179,6 +190,12 @@ class FieldType:
         """The form of the arrays that `decode` returns: batches have a tensor, or a `Ragged` if it
         is ragged. None for other values, which batches have as a list."""
         return None
+
+    @property
+    def is_ragged(self) -> bool:
+        """Return True if samples may differ in shape in a batch."""
+        form = self.form or self.decoded
+        return form is not None and form.is_ragged
 
     @property
     def in_tables(self) -> bool:
@@ -433,6 +450,7 @@ _MODULES = {
         ("value", "array", "tokens", "class_label", "class_labels", "multi_label"), "number_types"
     ),
     "mask": "masks",
+    "instance_masks": "instance_masks",
     **dict.fromkeys(("boxes", "keypoints", "instance_keypoints", "image_size"), "boxes"),
 }
 _KNOWN: dict[str, type[FieldType]] = {}

@@ -13,8 +13,10 @@ M_MMAP_THRESHOLD has the same effect, but changes the allocator for the user's o
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,8 +49,16 @@ def usable_cores(*, root: Path | None = None) -> int:
     Reads both versions of control groups; one that can't be read limits nothing. root: the folder
     that holds /proc and /sys.
     """
-    quotas = (int(cores) for cores in _quotas(root or ROOT))
-    return max(1, min(len(allowed_cores()), *quotas, sys.maxsize))
+    quota = _least_quota(root or ROOT, int(time.monotonic()))
+    return max(1, min(len(allowed_cores()), quota))
+
+
+@functools.lru_cache(maxsize=1)
+def _least_quota(root: Path, second: int) -> int:
+    """Return the cores of the smallest quota. It is read once a second at most: a mixture opens
+    thousands of datasets, each of which counts cores."""
+    del second
+    return min((int(cores) for cores in _quotas(root)), default=sys.maxsize)
 
 
 def available_memory_bytes(*, root: Path | None = None) -> int:

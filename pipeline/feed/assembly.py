@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.cache import STALL_TIMEOUT_S, PenstockError
-from penstock.cache.base import summed, usable_cores
+from penstock.cache.base import available_memory_bytes, summed, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
 from penstock.pipeline.feed.batch_reader import BatchReader, Payloads
@@ -344,8 +344,9 @@ def _watch_chunks(
     from penstock.pipeline.plan import live_share, open_units, shards_of_a_rank, unit_count
     from penstock.pipeline.report import ChunkFacts
 
+    available = available_memory_bytes()
     for store in stores:
-        store.share(world.local_size * len(stores))
+        store.share(world.local_size * len(stores), available_bytes=available)
     contents, mixed, rows = source.contents, 1.0, 1.0
     if contents.units is not None:
         rows = contents.samples / max(1, unit_count(contents))

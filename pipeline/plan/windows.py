@@ -173,7 +173,10 @@ class EpochWindows:
                 "limit. Pass a smaller window or more lanes."
             )
         self._begin = np.cumsum(length) - length
-        self._table = np.empty(int(length.sum()), dtype=np.uint32)
+        # Windows of up to 2^16 samples take two bytes a sample: with thousands of parts of a
+        # mixture, of which each has a window, that is most of the memory of a plan.
+        kind = np.uint16 if length.max() <= 2**16 else np.uint32
+        self._table: NDArray[Any] = np.empty(int(length.sum()), dtype=kind)
         self._held = np.full(len(length), -1, dtype=np.int64)
         self._are_all_held = False  # every strand is one window, and all are computed
         self._rows, self._last_window = _scalar(rows), _scalar(windows - 1)
@@ -219,7 +222,7 @@ class EpochWindows:
         place: Ints = strand + (window & _ONE) * self._strands
         return place
 
-    def _computed(self, strand: Ints, window: Ints, within: Ints) -> NDArray[np.uint32]:
+    def _computed(self, strand: Ints, window: Ints, within: Ints) -> NDArray[Any]:
         """Return permuted indices from windows that aren't cached; cache a strand's last two.
 
         A batch that spans more than two windows of a strand uses all of the others: computing these
@@ -235,7 +238,7 @@ class EpochWindows:
         place = self._place(strand, window)
         self._held[place] = -1  # an error midway must not leave half a window
         hashes, sizes = self._describe(strand, window)
-        found = np.empty(len(order), dtype=np.uint32)
+        found = np.empty(len(order), dtype=self._table.dtype)
         bounds = np.append(first, len(order))
         for group, permuted in _permutations(hashes, sizes):
             part, lengths = slice(bounds[group.start], bounds[group.stop]), sizes[group]

@@ -161,6 +161,7 @@ class DecodedChunks:
     ) -> None:
         self._max_bytes, self._files, self._url = max_bytes, files, url
         self._parts = 1
+        self._available: int | None = None
         self.memory = ChunkMemory()
         self._lock = threading.Lock()
         self._kept = KeptChunks()
@@ -183,15 +184,16 @@ class DecodedChunks:
 
     def default_bytes(self) -> int:
         """Return the default limit, from the memory that is available now."""
-        return max(LEAST_BYTES, int(available_memory_bytes() * MEMORY_SHARE) // self._parts)
+        available = available_memory_bytes() if self._available is None else self._available
+        return max(LEAST_BYTES, int(available * MEMORY_SHARE) // self._parts)
 
-    def share(self, parts: int) -> None:
+    def share(self, parts: int, *, available_bytes: int | None = None) -> None:
         """Divide the default limit by `parts`: the ranks of a node, or the datasets that are read
-        together.
+        together. available_bytes: the memory to divide, if it was measured for all of them.
 
         A limit that the user set, or that is in use, stays.
         """
-        self._parts = max(self._parts, parts)
+        self._parts, self._available = max(self._parts, parts), available_bytes
 
     def expect(self, window_rows: int) -> None:
         """Set how many rows are taken while a window passes; a chunk that is unused for longer is a

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import FieldType
+    from penstock.readers.reading import JoinedRows
 
     Ints = NDArray[np.int64]
 
@@ -105,6 +106,30 @@ class Concatenation(View):
         return RemoteShards.end_to_end(
             [(part.remote_shards, len(part.contents.sizes)) for part in self.bases]
         )
+
+    @cached_property
+    def _shard_ids(self) -> Ints | None:
+        each = [part._shard_ids for part in self.bases]
+        firsts = [
+            ids + first for ids, first in zip(each, self._first_id, strict=True) if ids is not None
+        ]
+        return np.concatenate(firsts) if len(firsts) == len(each) else None
+
+    @cached_property
+    def _joined_rows(self) -> JoinedRows | None:
+        parts = [rows for part in self.bases if (rows := part._plain_rows) is not None]
+        if len(parts) < max(2, len(self.bases)):
+            return None
+        from penstock.readers.reading import JoinedRows  # images need none of it
+
+        return JoinedRows(parts, self._first_id)
+
+    def ids(self, rows: Ints) -> Ints:
+        """Return the sample ids of (shard, row), int64, shape (n,)."""
+        if (firsts := self._shard_ids) is None:
+            return super().ids(rows)
+        ids: Ints = firsts[rows[:, 0]] + rows[:, 1]
+        return ids
 
     def _runs(self, rows: Ints) -> Iterator[Run]:
         for number, at, mine in _by_part(rows, rows[:, 0], self._first_shard):

@@ -183,7 +183,6 @@ class Mixture(Concatenation):
         self.mixture, self._schema, self._fields = mixture, schema, fields
         lacking = {id(each): frozenset(schema.keys() - each.schema.keys()) for each in self.bases}
         self._lacking = {base: names for base, names in lacking.items() if names}
-        self._are_alike = all(each.fields == fields for each in self.bases)
         self.owns_parts = False
         if (more := len(self.bases) - _URLS_NAMED) > 1:
             some = " + ".join(part.url for part in self.bases[:_URLS_NAMED])
@@ -297,28 +296,45 @@ class Mixture(Concatenation):
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         wanted = options.get("fields")
-        if wanted is None and self._are_alike:  # what the parts deliver, which costs least
-            began = time.perf_counter()
-            batch = super().read(rows, **options)
-            took_s = time.perf_counter() - began
-            return self._divided(batch, rows, took_s) if batch.loads is None else batch
-        wanted = stored_fields(self.fields, self.schema) if wanted is None else wanted
-        options["fields"] = tuple(name for name in wanted if name != PART)
+        wanted = self._wanted if wanted is None else wanted
+        if has_part := PART in wanted:
+            wanted = tuple(name for name in wanted if name != PART)
+        # What the parts deliver anyway costs least.
+        options["fields"] = None if {*wanted} == self._delivered else wanted
+        began = time.perf_counter()
         batch = super().read(rows, **options)
-        if PART not in wanted:
+        if batch.loads is None:
+            batch = self._divided(batch, rows, time.perf_counter() - began)
+        if not has_part:
             return batch
-        part = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
-        return batch.with_columns({PART: DenseColumn(part.astype(np.int64))})
+        return batch.with_columns({PART: DenseColumn(self._part_of_shard[rows[:, 0]])})
+
+    @cached_property
+    def _delivered(self) -> set[str] | None:
+        """The fields that are read for a batch of any part; None if they differ."""
+        first, *others = ({*stored_fields(each.fields, each.schema)} for each in self.bases)
+        return first if all(each == first for each in others) else None
 
     def _divided(self, batch: SampleBatch, rows: Ints, seconds: float) -> SampleBatch:
         """Return a batch that was read by one copy of rows of one size, with the load of each
         part."""
-        part = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
-        counts = np.bincount(part, minlength=len(self.bases))
+        counts = np.bincount(self._part_of_shard[rows[:, 0]])
         some = np.flatnonzero(counts)
         count = max(1, len(rows))
         each = np.array([1.0, batch.bytes_read / count, seconds / count])
         return replace(batch, loads=PartLoads(some, counts[some, None] * each))
+
+    @cached_property
+    def _part_of_shard(self) -> Ints:
+        """The number of each shard's part, int64, shape (shards,)."""
+        return np.repeat(
+            np.arange(len(self.bases)), [len(part.contents.sizes) for part in self.bases]
+        )
+
+    @cached_property
+    def _wanted(self) -> tuple[str, ...]:
+        """The fields that are read for a batch."""
+        return stored_fields(self.fields, self.schema)
 
     @cached_property
     def _part_at(self) -> dict[int, int]:

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import DecodedChunks
     from penstock.readers.mixtures import EpochRule, MixtureStream, WeightChange, WeightScale
     from penstock.readers.origin import LeftOut
-    from penstock.readers.reading import FoundRows
+    from penstock.readers.reading import FoundRows, JoinedRows, PlainRows
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.sample_weights import WeightsOfSamples
     from penstock.readers.types import ImageRange
@@ -426,6 +426,17 @@ class Source(ABC):
         """Return the sample ids of (shard, row), int64, shape (n,): positions in the index, unless
         a subclass overrides it."""
         return self.contents.places(rows)
+
+    @property
+    def _shard_ids(self) -> Ints | None:
+        """The id of the first sample of each shard, int64, shape (shards,), if those of its other
+        rows follow it; None if they don't."""
+        return self.contents.starts
+
+    @property
+    def _plain_rows(self) -> PlainRows | None:
+        """What finds all samples in memory, if they may be plain rows of a local dataset."""
+        return None
 
     def rows(self, ids: Ints) -> Ints:
         """Return (shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that
@@ -794,6 +805,10 @@ class View(Source):
         """Return the sample ids of (shard, row), int64, shape (n,)."""
         return self._facts(rows, lambda run: run.base.ids(run.rows) + run.first_id)
 
+    @property
+    def _shard_ids(self) -> Ints | None:
+        return None
+
     def lengths(self, name: str, rows: Ints) -> Ints:
         """Return first lengths of samples, int64, shape (n,)."""
         return self._facts(rows, lambda run: run.base.lengths(name, run.rows))
@@ -808,11 +823,15 @@ class View(Source):
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         bad, crops = options.get("bad"), options.get("crops")
-        runs, batches, order = list(self._runs(rows)), [], []
-        blocks = options.get("blocks")
+        blocks, joined = options.get("blocks"), self._joined_rows
         is_whole = not crops and options.get("fields") is None and options.get("mode") != "pread"
-        if len(runs) > 1 and blocks is not None and is_whole:
-            found = self._found(runs, len(rows))  # one copy of a field from all bases
+        if blocks is not None and is_whole and joined is not None:
+            found = joined.find(rows)  # one copy of a field from all bases
+            if found is not None and (plain := found.read(blocks)) is not None:
+                return plain
+        runs, batches, order = list(self._runs(rows)), [], []
+        if len(runs) > 1 and blocks is not None and is_whole and joined is None:
+            found = self._found(runs, len(rows))
             if found is not None and (plain := found.read(blocks)) is not None:
                 return plain
         for run in runs:
@@ -831,6 +850,11 @@ class View(Source):
             batches.append(replace(batch, ids=batch.ids + run.first_id) if run.first_id else batch)
             order.append(places)
         return interleaved(batches, order)
+
+    @property
+    def _joined_rows(self) -> JoinedRows | None:
+        """What finds the plain rows of all bases at once; None if they aren't such datasets."""
+        return None
 
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one base."""

@@ -237,28 +237,29 @@ class SampleBatch:
         columns = {name: each for name, each in self.columns.items() if name not in names}
         return replace(self, columns=columns)
 
-    def take(self, rows: Rows | slice, *, bytes_read: int | None = None) -> SampleBatch:
-        """Return these rows, in this order. bytes_read: of them; None means of all rows."""
+    def take(
+        self, rows: Rows | slice, *, bytes_read: int | None = None, share: float = 1.0
+    ) -> SampleBatch:
+        """Return these rows, in this order. bytes_read: of them; None means of all rows. share: of
+        the loads."""
         return SampleBatch(
             ids=self.ids[rows],
             columns={name: column.take(rows) for name, column in self.columns.items()},
             present={name: values[rows] for name, values in self.present.items()},
             bytes_read=self.bytes_read if bytes_read is None else bytes_read,
-            loads=self.loads,
+            loads=self.loads and PartLoads(self.loads.parts, self.loads.amounts * share),
         )
 
     def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:
         """Return the samples between bounds, as views that share the memory of this batch. Bytes
         that were read, and loads, are divided by number of samples."""
         count = max(1, len(self))
-        parts = [
-            self.take(slice(a, b), bytes_read=self.bytes_read * (b - a) // count)
+        return [
+            self.take(
+                slice(a, b), bytes_read=self.bytes_read * (b - a) // count, share=(b - a) / count
+            )
             for a, b in pairwise(bounds)
         ]
-        if self.loads is None:
-            return parts
-        of, amounts = self.loads
-        return [replace(part, loads=PartLoads(of, amounts * (len(part) / count))) for part in parts]
 
     def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:
         """Return a copy with other samples in some rows."""

@@ -7,4 +7,4 @@ from .batch_plan import BatchRows as BatchRows
 from .open_shards import OPENERS as OPENERS, OpenShards as OpenShards
 from .parallel_copies import CopyThreads as CopyThreads, MOST_COPY_THREADS as MOST_COPY_THREADS
 from .sample_reader import SampleReader as SampleReader
-from .plain_rows import FoundRows as FoundRows
+from .plain_rows import FoundRows as FoundRows, JoinedRows as JoinedRows, PlainRows as PlainRows

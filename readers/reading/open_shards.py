@@ -3,9 +3,13 @@ them that can't be read."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
 
 from penstock.cache import (
     ClosedError,
@@ -13,6 +17,7 @@ from penstock.cache import (
     CorruptShardError,
     IndexChangedError,
     ordered,
+    watch,
 )
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.types import UNFIT
@@ -29,6 +34,12 @@ T = TypeVar("T")
 # The cost is mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory
 # per sample for their tables. A plan that needs more open shards works, but reopens them often.
 OPEN_SHARDS = 1024
+
+# Of all datasets of a process, whose parts in a mixture may be thousands: a shard has one or two
+# maps, and Linux allows a process 65,530 of them (vm.max_map_count).
+PROCESS_SHARDS = 2**13
+_OPENINGS_A_CHECK = 2**9
+_USES = itertools.count()
 
 # Opening a remote shard takes one or two requests; this many at once hide their latency.
 OPENERS = 16
@@ -48,6 +59,7 @@ class OpenShards:
         self._lock = threading.Lock()
         self._replacing = threading.Lock()
         self._shards: OrderedDict[int, OpenShard] = OrderedDict()
+        self._used: dict[int, int] = {}  # when each was used last, in calls of the process
         self._drops: Counter[int] = Counter()
         self._copy_threads: CopyThreads | None = None
         self._closed = False
@@ -59,6 +71,7 @@ class OpenShards:
         """Return shards by number, opening those that aren't open; the least recently used are
         closed. Raises ClosedError and what `Index.open` raises."""
         found: dict[int, OpenShard] = {}
+        now = next(_USES)
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self.index.url} is closed; make a new dataset.")
@@ -67,6 +80,7 @@ class OpenShards:
                 # A shard that is read past the cache is opened again once the cache has its blob.
                 if shard is not None and not shard.source.is_outdated:
                     self._shards.move_to_end(number)
+                    self._used[number] = now
                     found[number] = shard
             if len(found) == len(numbers):
                 return [*found.values()]
@@ -77,10 +91,24 @@ class OpenShards:
         with self._lock:
             if not self._closed:
                 # A shard opened before its damaged bytes were dropped still has them.
-                self._shards |= {n: each for n, each in new.items() if drops[n] == self._drops[n]}
+                kept = {n: each for n, each in new.items() if drops[n] == self._drops[n]}
+                self._shards |= kept
+                self._used |= dict.fromkeys(kept, now)
                 while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
-                    self._shards.popitem(last=False)
+                    del self._used[self._shards.popitem(last=False)[0]]
+        _of_process.add(self, len(new))
         return [found[number] for number in numbers]
+
+    def uses(self) -> list[int]:
+        """Return when each open shard was used last, in no order."""
+        with self._lock:
+            return [*self._used.values()]
+
+    def close_unused(self, since: int) -> None:
+        """Close the shards that weren't used since then; views of them stay valid."""
+        with self._lock:
+            old = [number for number, used in self._used.items() if used < since]
+        self.release(old)
 
     def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Open shards, those that need the remote concurrently."""
@@ -98,6 +126,7 @@ class OpenShards:
         with self._lock:
             for number in numbers:
                 self._shards.pop(number, None)
+                self._used.pop(number, None)
 
     def give_back(self) -> None:
         """Close shards whose blobs the cache needn't keep for this dataset's jobs, or has removed,
@@ -118,6 +147,7 @@ class OpenShards:
                 with self._lock:
                     self._drops[number] += 1
                     self._shards.pop(number, None)
+                    self._used.pop(number, None)
             (fresh,) = self.get([number])
             return fresh
 
@@ -175,8 +205,43 @@ class OpenShards:
         with self._lock:
             self._closed = True
             self._shards.clear()
+            self._used.clear()
         if self._copy_threads is not None:
             self._copy_threads.close()
+
+
+class _OfProcess:
+    """The open shards of all datasets, of which about `PROCESS_SHARDS` stay open."""
+
+    def __init__(self) -> None:
+        self._each: weakref.WeakSet[OpenShards] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._unchecked = 0
+
+        watch(self)
+
+    def disown(self) -> None:
+        """Replace the lock in a forked child, as another thread of the parent may have held it."""
+        self._lock = threading.Lock()
+
+    def add(self, shards: OpenShards, count: int) -> None:
+        """Count openings of a dataset; now and then close the shards that were used least
+        recently."""
+        self._unchecked += count
+        with self._lock:
+            self._each.add(shards)
+            if self._unchecked < min(_OPENINGS_A_CHECK, PROCESS_SHARDS):
+                return
+            self._unchecked, each = 0, [*self._each]
+        uses = np.array([use for one in each for use in one.uses()])
+        if len(uses) > PROCESS_SHARDS:
+            most = PROCESS_SHARDS - PROCESS_SHARDS // 8
+            since = int(np.partition(uses, len(uses) - most)[len(uses) - most])
+            for one in each:
+                one.close_unused(since)
+
+
+_of_process = _OfProcess()
 
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:

@@ -3,7 +3,7 @@
 If samples are short (a sequence of tokens, a row of an array, a number), a batch takes 0.1 ms in
 total, and a few microseconds for each shard that it touches would double that. So the address of
 each shard's first row is recorded once, and one call copies a batch's rows from any number of
-shards and files.
+shards and files. `JoinedRows` has the addresses of several datasets, such as a mixture's parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-MAX_MAPS = 2**12
+MAX_MAPS = 2**13
+"""Maps that all datasets of a process keep for this; Linux allows 65,530 (vm.max_map_count)."""
 _MAX_ROW_BYTES = 2**20  # larger rows are read faster by several threads
 _MAX_INDEXED_BYTES = 2**15  # larger rows are read faster one by one than by an index expression
 _LEAST_UNIT_BYTES = 64
@@ -46,13 +47,64 @@ _MOST_SKIPPED = 1024
 """Batches after which rows that aren't plain, or that aren't checked yet, are tried again."""
 
 
+class _KeptMaps:
+    """Counts the maps that are kept. Beyond the limit a new round begins, in which no address of
+    an earlier one is used: so all earlier maps end.
+
+    It has no lock: a miscounted map changes no result.
+    """
+
+    def __init__(self) -> None:
+        self.round, self._count = 0, 0
+
+    def add(self, count: int) -> int:
+        """Count more maps, and return the round."""
+        if self._count + count > MAX_MAPS:
+            self.end_round()
+        self._count += count
+        return self.round
+
+    def end_round(self) -> None:
+        """Drop all maps, as some dataset is closed."""
+        self.round += 1
+        self._count = 0
+
+
+_maps = _KeptMaps()
+
+
 class _RowAddresses(NamedTuple):
     """The address of the first row by field and shard, 0 if unknown, and the data that keeps the
     memory alive. Entries are never replaced, and a reader holds both, so that no map ends while it
-    is read."""
+    is read. round: of `_KeptMaps`."""
 
     starts: NDArray[np.int64]
-    kept: dict[int, list[NDArray[Any]]]
+    kept: dict[int, Any]
+    round: int
+
+    @classmethod
+    def none(cls, fields: int, shards: int) -> _RowAddresses:
+        """Return no addresses."""
+        return cls(np.zeros((fields, shards), np.int64), {}, _maps.round)
+
+
+class _Tries:
+    """Decides when rows that weren't plain are tried again: ever more seldom."""
+
+    def __init__(self) -> None:
+        self._skipped, self._to_skip = 0, 1
+
+    def is_due(self) -> bool:
+        """Return True if they are tried now."""
+        self._skipped += 1
+        if self._skipped < self._to_skip:
+            return False
+        self._skipped = 0
+        return True
+
+    def count(self, is_plain: bool) -> None:
+        """Count the result of a try."""
+        self._to_skip = 1 if is_plain else min(2 * self._to_skip, _MOST_SKIPPED)
 
 
 class _FoundColumn(NamedTuple):
@@ -148,13 +200,12 @@ class PlainRows:
         self, choice: BatchFields, index: Index, shards: OpenShards, local: TrafficMeter
     ) -> None:
         """choice: with dense fields and numbers of tables only. local: counts the bytes read."""
-        self._local = local
-        self._choice, self._index, self._shards = choice, index, shards
+        self.meter, self.index = local, index
+        self._choice, self._shards = choice, shards
         self._known = self._no_addresses()
         self._plain: dict[str, StridedRows] = {}
         self._is_off = False
-        self._skipped, self._to_skip = 0, 1
-        self._advice = PageAdvice()
+        self._tries, self._advice = _Tries(), PageAdvice()
 
     def find(self, rows: Ints) -> FoundRows | None:
         """Return where samples lie in memory; None if they must be read in another way, because
@@ -162,56 +213,64 @@ class PlainRows:
         if self._is_off or not len(rows):
             return None
         shards, inside = rows[:, 0], rows[:, 1]
-        known = self._addresses(shards)
+        known = self.addresses(shards)
         if known is None:
             return None
-        columns, choice = dict[str, _FoundColumn](), self._choice
-        for number, name in enumerate(choice.fields):
-            plain, form = self._plain[name], choice.dense.get(name)
-            columns[name] = _FoundColumn(
-                known.starts[number][shards] + inside * plain.stride_bytes,
-                plain,
-                None if form is None else form.fixed_shape,
-                choice.values_of[name][1] if form is None else form.dtype,
+        columns = {
+            name: column._replace(
+                addresses=known.starts[number][shards] + inside * column.plain.stride_bytes
             )
+            for number, (name, column) in enumerate(self.columns.items())
+        }
         # Held to the end, because another thread may drop the addresses.
-        ids = self._index.starts[shards] + inside
-        return FoundRows(ids, columns, [known], [(self._local, len(ids))], self._advice)
+        ids = self.index.starts[shards] + inside
+        return FoundRows(ids, columns, [known], [(self.meter, len(ids))], self._advice)
+
+    @property
+    def columns(self) -> dict[str, _FoundColumn]:
+        """The fields without any addresses. Some shard must be known."""
+        found, choice = dict[str, _FoundColumn](), self._choice
+        for name in choice.fields:
+            form = choice.dense.get(name)
+            shape = None if form is None else form.fixed_shape
+            dtype = choice.values_of[name][1] if form is None else form.dtype
+            found[name] = _FoundColumn(_NONE, self._plain[name], shape, dtype)
+        return found
 
     def close(self) -> None:
         """Release all maps. Safe to call twice."""
-        self._is_off = True
+        if not self._is_off:
+            self._is_off = True
+            _maps.end_round()  # others may hold addresses of this dataset
         self._known = self._no_addresses()
 
     def _no_addresses(self) -> _RowAddresses:
-        shape = len(self._choice.fields), len(self._index.sizes)
-        return _RowAddresses(np.zeros(shape, np.int64), {})
+        return _RowAddresses.none(len(self._choice.fields), len(self.index.sizes))
 
-    def _addresses(self, shards: Ints) -> _RowAddresses | None:
+    def addresses(self, shards: Ints) -> _RowAddresses | None:
         """Return the addresses of all of these shards; None if some aren't plain."""
         known = self._known
+        if known.round != _maps.round:
+            self._known = known = self._no_addresses()
         if known.starts[0][shards].all():
             return known
-        self._skipped += 1
-        if self._skipped < self._to_skip:
+        if not self._tries.is_due():
             return None
-        self._skipped = 0
         known = self.add_shards(shards, known)
-        if self._is_off or not known.starts[0][shards].all():
-            self._to_skip = min(2 * self._to_skip, _MOST_SKIPPED)
-            return None
-        self._to_skip = 1
-        return known
+        is_plain = not self._is_off and bool(known.starts[0][shards].all())
+        self._tries.count(is_plain)
+        return known if is_plain else None
 
     def add_shards(self, shards: Ints, known: _RowAddresses) -> _RowAddresses:
         """Record the addresses of these shards, and drop those of others if there are too many."""
         every = np.unique(shards)
         wanted = every[known.starts[0][every] == 0].tolist()
-        if len(known.kept) + len(wanted) > MAX_MAPS:
+        if _maps.add(len(wanted)) != known.round:
             self._known = known = self._no_addresses()
+            _maps.add(len(every) - len(wanted))
             wanted = every.tolist()
         for shard, opened in zip(wanted, self._shards.get(wanted), strict=True):
-            found = self._strided(opened, int(self._index.sizes[shard]))
+            found = self._strided(opened, int(self.index.sizes[shard]))
             if found is None:
                 break
             # Another thread may have opened the shard meanwhile and read its map: that one stays.
@@ -239,6 +298,91 @@ class PlainRows:
             assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes
             found.append(plain.data)
         return found
+
+
+_NONE = np.empty(0, np.int64)
+
+
+class JoinedRows:
+    """Finds the plain rows of several local datasets end to end, by one table of the addresses of
+    all their shards: a batch of several parts costs what one of a single dataset costs. Safe for
+    several threads."""
+
+    def __init__(self, parts: Sequence[PlainRows], first_ids: Ints) -> None:
+        """first_ids: the id of each dataset's sample 0, int64, shape (parts,)."""
+        self._parts = tuple(parts)
+        shards = np.array([len(part.index.sizes) for part in parts])
+        self._part_of = np.repeat(np.arange(len(parts)), shards)
+        self._first = np.cumsum(shards) - shards
+        self._sizes = np.concatenate([part.index.sizes for part in parts]).view(np.uint64)
+        self._starts = np.concatenate(
+            [part.index.starts + first for part, first in zip(parts, first_ids, strict=True)]
+        )
+        self._known: _RowAddresses | None = None
+        self._columns: dict[str, _FoundColumn] = {}
+        self._tries, self._advice = _Tries(), PageAdvice()
+
+    def find(self, rows: Ints) -> FoundRows | None:
+        """Return where samples lie in memory; None if they must be read in another way. rows:
+        (shard, row) in all datasets."""
+        if not len(rows):
+            return None
+        shards, inside = rows[:, 0], rows[:, 1]
+        known = self._known
+        # As unsigned numbers, negative ones are too large. The datasets name what doesn't exist.
+        if int(shards.view(np.uint64).max()) >= len(self._sizes):
+            return None
+        if (inside.view(np.uint64) >= self._sizes[shards]).any():
+            return None
+        is_known = known is not None and known.round == _maps.round
+        if not is_known or not known.starts[0][shards].all():  # type: ignore[union-attr]
+            if not self._tries.is_due():
+                return None
+            known = self._extended(shards, known if is_known else None)
+            self._tries.count(known is not None)
+        if known is None:
+            return None
+        columns = {
+            name: column._replace(
+                addresses=known.starts[number][shards] + inside * column.plain.stride_bytes
+            )
+            for number, (name, column) in enumerate(self._columns.items())
+        }
+        counts = np.bincount(self._part_of[shards])
+        meters = [
+            (self._parts[part].meter, int(counts[part])) for part in np.flatnonzero(counts).tolist()
+        ]
+        ids = self._starts[shards] + inside
+        return FoundRows(ids, columns, [known], meters, self._advice)
+
+    def _extended(self, shards: Ints, known: _RowAddresses | None) -> _RowAddresses | None:
+        """Return the addresses of these shards and of those that are known; None if some aren't
+        plain, or have another layout."""
+        every = np.unique(shards)
+        if known is not None:
+            every = every[known.starts[0][every] == 0]
+        of = self._part_of[every]
+        for part in np.unique(of).tolist():
+            own = every[of == part] - self._first[part]
+            found = self._parts[part].addresses(own)
+            if found is None:
+                return None
+            columns = self._parts[part].columns
+            if known is None:
+                known = _RowAddresses.none(len(columns), len(self._sizes))
+                self._columns = columns
+            if found.round != known.round or _forms(columns) != _forms(self._columns):
+                return None
+            known.kept.setdefault(part, found)
+            for number in reversed(range(len(columns))):  # the first field shows that all are known
+                known.starts[number, own + self._first[part]] = found.starts[number][own]
+        self._known = known
+        return known
+
+
+def _forms(columns: dict[str, _FoundColumn]) -> dict[str, Any]:
+    """Return the layouts of fields whose rows are found by one table."""
+    return {name: (column.layout, column.plain.stride_bytes) for name, column in columns.items()}
 
 
 def _cells(shard: OpenShard, column: int) -> StridedRows | None:

@@ -31,7 +31,8 @@ class SampleReader:
     """Reads samples by (shard, row) and checks each span against its CRC-32C. Safe for several
     threads.
 
-    shards: the open ones. fields: of the schema, in the order that batches have.
+    shards: the open ones. fields: of the schema, in the order that batches have. plain: finds rows
+    that lie in memory at equal distances; None if there can't be any.
     """
 
     def __init__(self, index: Index, *, fields: Sequence[str]) -> None:
@@ -39,11 +40,11 @@ class SampleReader:
         self._choice = BatchFields(index.layout, fields)
         self._blocks = Blocks()
         self._local = TrafficMeter()
-        self._plain: PlainRows | None = None
+        self.plain: PlainRows | None = None
         if self._choice.may_be_plain and index.remote is None:
             from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
-            self._plain = PlainRows(self._choice, index, self.shards, self._local)
+            self.plain = PlainRows(self._choice, index, self.shards, self._local)
 
     @cached_property
     def _spans(self) -> SpanReader:
@@ -71,9 +72,9 @@ class SampleReader:
         blocks, index = blocks or self._blocks, self.index
         choice = self._choice if fields is None else BatchFields(index.layout, fields)
         _check_rows(rows, index, mode)
-        if self._plain is not None and not crops and mode != "pread":  # plain rows are read whole
+        if self.plain is not None and not crops and mode != "pread":  # plain rows are read whole
             is_chosen = fields is None or choice.fields == self._choice.fields
-            found = self._plain.find(rows) if is_chosen else None
+            found = self.plain.find(rows) if is_chosen else None
             plain = None if found is None else found.read(blocks)
             if plain is not None:
                 return plain
@@ -113,10 +114,10 @@ class SampleReader:
 
     def find(self, rows: Ints) -> FoundRows | None:
         """Return where samples lie in memory; None if they aren't plain rows."""
-        if self._plain is None:
+        if self.plain is None:
             return None
         _check_rows(rows, self.index, "copy")
-        return self._plain.find(rows)
+        return self.plain.find(rows)
 
     def _count_rows(
         self, visit: BatchRows, columns: Mapping[str, Column], choice: BatchFields
@@ -163,8 +164,8 @@ class SampleReader:
         """Close all shards; delivered batches stay valid. Safe to call twice."""
         self.shards.close()
         self._blocks.close()
-        if self._plain is not None:
-            self._plain.close()
+        if self.plain is not None:
+            self.plain.close()
 
 
 def _check_rows(rows: Ints, index: Index, mode: ReadMode) -> None:

@@ -86,6 +86,25 @@ def test_any_position_gives_the_same_samples(position, size, epoch):
     np.testing.assert_array_equal(together.rows, whole.rows)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    turns=st.permutations(range(12)),
+    steps=st.integers(1, 5),
+    size=st.sampled_from([7, 24, 96]),
+    low=st.integers(0, 6),
+)
+def test_steps_that_are_resolved_ahead_are_the_same_in_any_order(turns, steps, size, low):
+    walked, fresh = mixture(), mixture()
+    for turn in (*range(12), *turns):  # first as a job goes
+        cuts = [((turn * steps + n) * size, size, low, 7) for n in range(steps)]
+        cuts = [cut for cut in cuts if cut[0] + size <= walked.samples]
+        if cuts:
+            found = walked.places_together(1, cuts)
+            alone = [fresh._resolve(1, [(at, size, low, high)]) for at, size, low, high in cuts]
+            np.testing.assert_array_equal(found.rows, np.concatenate([a.rows for a in alone]))
+            np.testing.assert_array_equal(found.epochs, np.concatenate([a.epochs for a in alone]))
+
+
 def test_each_rank_gets_the_shares_and_reads_its_own_shards():
     plan = mixture(weights=(0.5, 0.25, 0.25), shards=160, rows=60, lanes=(16, 8, 8))
     for rank in range(8):

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.readers import Blocks, Dataset
+from penstock.cache import ClosedError
+from penstock.readers import Blocks, Dataset, Source, concat
 from penstock.readers.fieldtypes import DenseColumn
 from penstock.readers.formats.tokens import token_format
 from penstock.readers.packing import pack
@@ -19,6 +20,7 @@ from penstock.readers.reading import (
     BatchRows,
     CopyThreads,
     OpenShards,
+    open_shards,
     plain_rows,
 )
 from penstock.readers.reading import parallel_copies as module
@@ -44,7 +46,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+def rows_of(dataset: Source) -> NDArray[np.int64]:
     return dataset.rows(np.random.default_rng(1).permutation(len(dataset)))
 
 
@@ -73,6 +75,53 @@ def test_rows_of_many_shards_equal_gathered_ones(
         assert found == wanted
         assert [len(part) for part in parts] == [10, 40, len(rows) - 50]
         assert dataset.traffic().bytes_disk > 0
+
+
+@pytest.mark.parametrize("maps", [4096, 3])
+def test_rows_of_several_datasets_are_copied_together(
+    root: Path, tmp_path: Path, maps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the maps of one have to end for those of the other, and after one is closed."""
+    monkeypatch.setattr(plain_rows, "MAX_MAPS", maps)
+    np.arange(2000, dtype=np.uint16).tofile(tmp_path / "other.bin")
+    with Dataset(root, **SETTINGS) as one, Dataset(tmp_path / "other.bin", **SETTINGS) as other:
+        both, blocks = concat([one, other]), Blocks()
+        rows = rows_of(both)
+        wanted = values(both.read(rows, mode="pread").columns["tokens"])
+        reads = list[int]()
+        real = Dataset.read
+
+        def counted(self: Dataset, *arguments: Any, **more: Any) -> Any:
+            reads.append(1)
+            return real(self, *arguments, **more)
+
+        monkeypatch.setattr(Dataset, "read", counted)
+        for _ in range(2):
+            for start in range(0, len(rows), 37):
+                batch = both.read(rows[start : start + 37], blocks=blocks)
+                assert values(batch.columns["tokens"]) == wanted[start : start + 37]
+                assert batch.ids.tolist() == both.ids(rows[start : start + 37]).tolist()
+                assert batch.bytes_read == 18 * len(batch)
+        assert bool(reads) == (maps == 3)  # fewer than one batch needs
+        traffic = one.traffic().bytes_disk, other.traffic().bytes_disk
+        assert min(traffic) > 0
+        other.close()
+        with pytest.raises(ClosedError):
+            both.read(rows, blocks=blocks)
+
+
+def test_the_open_shards_of_a_process_are_bounded(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_shards, "PROCESS_SHARDS", 8)
+    np.arange(4000, dtype=np.uint16).tofile(tmp_path / "other.bin")
+    with Dataset(root, **SETTINGS) as one, Dataset(tmp_path / "other.bin", **SETTINGS) as other:
+        readers = [dataset._open() for dataset in (one, other)]
+        for _ in range(3):
+            for dataset, reader in zip((one, other), readers, strict=True):
+                for shard in range(len(dataset.index.sizes)):
+                    reader.shards.get([shard])
+                assert sum(len(each.shards) for each in readers) <= 16
 
 
 def test_parts_are_disjoint_and_writable(root: Path) -> None:

@@ -31,12 +31,15 @@ from .field_operations import check_maps as check_maps, split_maps as split_maps
 from .field_recipes import FieldLists as FieldLists
 from .field_recipes import Recipes as Recipes, by_field as by_field, check_recipes as check_recipes
 from .geometric_operations import CenterCrop as CenterCrop, FixedCrop as FixedCrop
+from .geometric_operations import Letterbox as Letterbox, LongestSide as LongestSide
+from .geometric_operations import ScaleJitter as ScaleJitter
 from .geometric_operations import RESIZED_CROP_ATTEMPTS as RESIZED_CROP_ATTEMPTS
 from .geometric_operations import RandomCrop as RandomCrop
 from .geometric_operations import RandomHorizontalFlip as RandomHorizontalFlip
 from .geometric_operations import RandomResizedCrop as RandomResizedCrop
 from .geometric_operations import RandomVerticalFlip as RandomVerticalFlip, Resize as Resize
 from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, Graph as Graph
+from .graph import ImageList as ImageList, Images as Images
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -216,8 +216,8 @@ def _operator() -> Callable[..., Any] | None:
         return None
 
     class Compiled(NumbaFunction):
-        def _get_setup_fn_cpu(self, _setup_fn: Any) -> int:
-            return int(kernels.shape_like.address)
+        def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
+            return int(getattr(kernels, setup_fn or "shape_like").address)
 
         def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
             return int(getattr(kernels, run_fn).address)
@@ -247,12 +247,19 @@ def planes_like(
     0..1, or None.
     """
     like = np.zeros(shape, np.float32)
-    norm = np.array([[1.0, 0.0]] * shape[0])
-    if scaling is not None:  # pixels come as 0..255
-        mean, std = np.array(scaling)
-        norm = np.stack([1 / (255 * std), -mean / std], axis=1)
+    norm = _norm(shape[0], scaling)
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
     return like
+
+
+def _norm(
+    channels: int, scaling: tuple[Sequence[float], Sequence[float]] | None
+) -> NDArray[np.float64]:
+    """Return the factor and the summand that normalise each channel of pixels, 0..255."""
+    if scaling is None:
+        return np.array([[1.0, 0.0]] * channels)
+    mean, std = np.array(scaling)
+    return np.stack([1 / (255 * std), -mean / std], axis=1)
 
 
 def compiled_resize(
@@ -285,13 +292,50 @@ def compiled_resize(
     return _run(name, out, kinds, [3, 1, 1, 0, 0, 3], *given)
 
 
+def framed_resize(
+    images: Any,
+    like: Any,
+    numbers: Any,
+    *,
+    region: tuple[Any, Any] | None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None,
+    channels: int,
+    fills: tuple[float, float],
+    to: Literal["planes", "octets", "pixels"],
+) -> Any:
+    """Resize and flip images into parts of outputs of any size.
+
+    images, region: as in `compiled_resize`. like, numbers: see `resample_kernels`. scaling: as in
+    `planes_like`. fills: value around an image in its window, and of the padding. to: float32 CHW,
+    uint8 CHW or uint8 HWC.
+    """
+    whole = types.Constant(np.zeros(2, np.float32), device="cpu")
+    low, high = region or (whole, whole)
+    norm = np.append(_norm(channels, scaling), [fills], axis=0).astype(np.float32)
+    out = types.FLOAT if to == "planes" else types.UINT8
+    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.INT32, types.UINT8, types.FLOAT]
+    given = images, low, high, numbers, like, types.Constant(norm, device="cpu")
+    shape = "shape_of_pixels" if to == "pixels" else "shape_of_planes"
+    found = _run(f"to_framed_{to}", out, kinds, [3, 1, 1, 1, 3, 2], *given, shape=shape)
+    return fn.reshape(found, layout="HWC" if to == "pixels" else "CHW")
+
+
 def compiled_equalize(images: Any) -> Any:
     """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
     return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
 
 
-def _run(name: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any) -> Any:
-    """Call a function of `resample_kernels`, whose result has the shape of the last input."""
+def _run(
+    name: str,
+    out: Any,
+    kinds: list[Any],
+    dimensions: list[int],
+    *given: Any,
+    shape: str | None = None,
+) -> Any:
+    """Call a function of `resample_kernels`. shape: the function that computes the result's shape;
+    None: it has that of the last input."""
     operator = _operator()
     assert operator is not None  # the caller has checked is_compiled()
-    return operator(name, [out], kinds, [3], dimensions, device="cpu")(*given)
+    options = {"setup_fn": shape, "device": "cpu"}
+    return operator(name, [out], kinds, [3], dimensions, **options)(*given)

@@ -132,16 +132,18 @@ class EncodedPipeline:
             self._pipe._pipe = None
 
     def schedule(
-        self, samples: Sequence[Encoded], arguments: Mapping[str, NDArray[Any]] | None = None
+        self,
+        samples: Sequence[Encoded],
+        arguments: Mapping[str, NDArray[Any] | list[NDArray[Any]]] | None = None,
     ) -> tuple[Any, ...]:
-        """Start one run. arguments: other inputs by name, one row per sample. Returns objects that
-        must stay alive until the run is taken."""
+        """Start one run. arguments: other inputs by name, one row per sample, or a list of arrays.
+        Returns objects that must stay alive until the run is taken."""
         if self._resident is not None:
             views = self._resident(samples, layout="HWC", contiguous=False)
         else:
             tensor = self._tensor
             views = self._tensors([tensor(view) for view in samples], contiguous=False)
-        inputs = {name: self._tensors(each) for name, each in (arguments or {}).items()}
+        inputs = {name: self._argument(each) for name, each in (arguments or {}).items()}
         # DALI copies images that are scattered in the GPU's memory into a batch: by one kernel
         # instead of one copy for each.
         self._pipe.feed_input("encoded", views, use_copy_kernel=self._resident is not None)
@@ -149,6 +151,12 @@ class EncodedPipeline:
             self._pipe.feed_input(name, values)
         self._pipe.schedule_run()
         return (views, *inputs.values())
+
+    def _argument(self, values: NDArray[Any] | list[NDArray[Any]]) -> Any:
+        if not isinstance(values, list):
+            return self._tensors(values)
+        tensor = load_dali().tensors.TensorCPU
+        return self._tensors([tensor(each) for each in values], contiguous=False)
 
     def output(self) -> Any:
         """Return the oldest run's output. On CUDA the current stream waits for it, and the host

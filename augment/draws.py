@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.draw_keys import Bools, Floats, Ints
     from penstock.augment.image_moves import ImageMove
+    from penstock.augment.operation import GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, PlacedWindow
 
 # Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
@@ -46,7 +47,9 @@ upend, mirror: 1 to flip the image upside down, or left to right, int32, (n,). l
 that geometry K resizes, (y, x) in pixels of its input, float32, (n, 2). sizeK: height and width
 after the resize, float32, (n, 2). filterK: True if it is antialiased, bool, (n,). anchorK, extentK:
 (y, x) and (height, width) of a window that may reach outside geometry K's input, int32, (n, 2).
-Operations on pixels add theirs: <class><place>.<name>.
+insetK, frameK: (y, x) of what it resizes in a window around it, and that window's (height, width),
+int32, (n, 2). extent, canvas: height and width of the result before and after padding, int32,
+(n, 2), unless the recipe is simple. Operations on pixels add theirs: <class><place>.<name>.
 """
 
 
@@ -92,16 +95,20 @@ def draw_with_moves(
     seed: int,
     epoch: int | NDArray[np.int64],
     occurrences: NDArray[np.int64] | None = None,
+    batch: tuple[int, int] = (0, 0),
+    missing: NDArray[np.bool_] | None = None,
 ) -> tuple[Draws, ImageMoves]:
     """Return the graph's argument inputs for one batch, and the moves of the images' masks, boxes
-    and points by the same numbers; a pure function of each sample.
+    and points by the same numbers; a pure function of each sample, and of `batch`.
 
     ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). epoch,
-    occurrences: as in `draw_base`.
+    occurrences: as in `draw_base`. batch: epoch and first position of the global batch, the key of
+    what is drawn once for all its images. missing: True for samples without an image, whose result
+    is empty unless all images have one size.
     """
-    base = np.zeros(0, np.uint64)
+    keys = _Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
     if recipe.random:
-        base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
+        keys = _Keys.of(recipe, seed, ids, epoch, occurrences, batch)
     moves: list[ImageMove] = []
     images = np.ascontiguousarray(dims.T, np.int64)
     view = _View.whole(images, {})
@@ -109,26 +116,33 @@ def draw_with_moves(
     for number, geometry in enumerate(recipe.geometries):
         if number:  # its input is the output of the stage before it
             view = _View.whole(view.length, view.flips)
-        _apply_windows(view, geometry.before, base, moves)
+        _apply_windows(view, geometry.before, keys, moves)
         if geometry.padding is not None:
             _pad_inputs(inputs, number, view)
             view = _View.whole(view.length, view.flips)
         # A padded window is complete already, and `_pad_inputs` sets what is decoded.
         decodes = number == 0 and geometry.padding is None
         start, length = view.start, view.length
-        if geometry.size is not None:
-            source = view
-            view = _View.whole(_resized(geometry.size, length), source.flips)
-            moves.append(ScaleMove(size=length, to=view.image))
-            _apply_windows(view, geometry.after, base, moves)
-            if geometry.out is None:
-                inputs[f"size{number}"] = _rows(view.length, np.float32)
+        if geometry.resize is not None:
+            source, (index, op) = view, geometry.resize
+            to = np.array(op.resized(length[0], length[1], keys.uniform(index, op)))
+            view = _View.whole(to, source.flips)
+            moves.append(ScaleMove(size=length, to=to))
+            _apply_windows(view, geometry.after, keys, moves)
+            first, shown = view.start, view.length  # the part of the resized image
+            if geometry.frame is not None:
+                first = np.clip(view.start, 0, to - 1)
+                shown = np.clip(view.start + view.length, first + 1, to) - first
+                inputs[f"inset{number}"] = _rows(first - view.start, np.int32)
+                inputs[f"frame{number}"] = _rows(view.length, np.int32)
+            if geometry.sized is None:
+                inputs[f"size{number}"] = _rows(shown, np.float32)
             if geometry.antialias == "auto":
-                shrinks = length > UNFILTERED_SHRINK * view.image
+                shrinks = length > UNFILTERED_SHRINK * to
                 inputs[f"filter{number}"] = shrinks[0] | shrinks[1]
             if geometry.crops_after:  # the part of the source that the last window shows
-                scale = length / view.image
-                low, high = start + view.start * scale, start + (view.start + view.length) * scale
+                scale = length / to
+                low, high = start + first * scale, start + (first + shown) * scale
                 if decodes:
                     start, length = _reach(geometry, source, scale, low, high)
                     low, high = low - start, high - start
@@ -138,15 +152,26 @@ def draw_with_moves(
             inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
     for axis, on in view.flips.items():
         inputs[FLIPS[axis]] = on.astype(np.int32)
+    sizes = view.length
     for placed in (*recipe.pixels, *recipe.erasing):
-        values = placed.values(base, recipe.image)
+        values = placed.values(keys.samples, recipe.image)
         inputs |= values
-        moves += placed.moves(values, recipe.image)
+        moves += placed.moves(values, recipe.image, sizes)
+    if missing is not None and not recipe.is_fixed:
+        sizes = np.where(missing, 0, sizes)
+    canvas = recipe.canvas(sizes)
+    if recipe.has_canvas or recipe.geometries[-1].frame is not None:
+        inputs["extent"] = _rows(view.length, np.int32)
+        whole = sizes if canvas is None else np.broadcast_to(canvas, (len(ids), 2)).T
+        inputs["canvas"] = _rows(whole, np.int32)
+    pads = (pad for each in recipe.geometries for pad in (each.padding, each.frame) if pad)
     return inputs, ImageMoves(
         size=(images[0], images[1]),
         moves=tuple(moves),
-        shape=recipe.shape[1:],
-        mask_fill=next((each.padding.mask_fill for each in recipe.geometries if each.padding), 0),
+        sizes=sizes,
+        canvas=canvas,
+        mask_fill=next((op.mask_fill for op in pads), 0),
+        pad_fill=0 if recipe.pad is None else recipe.pad.mask_fill,
     )
 
 
@@ -158,18 +183,48 @@ def draw(recipe: CheckedRecipe, **samples: Any) -> Draws:
 def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
     """Return by name the dtype, and a sample's number of dimensions, of each argument input that
     `draw` returns and the graph needs."""
-    dims = np.array([recipe.shape[1:]], np.int32)
+    dims = np.array([[recipe.sizes.max_height, recipe.sizes.max_width]], np.int32)
     inputs = draw(recipe, ids=np.zeros(1, np.int64), dims=dims, seed=0, epoch=0)
     return {name: (values.dtype.name, values.ndim - 1) for name, values in inputs.items()}
 
 
+_BATCH = 0x6261746368  # keeps keys of batches apart from those of samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys of all draws, uint64, (n,) each: of each sample, and of the batch."""
+
+    samples: NDArray[np.uint64]
+    batch: NDArray[np.uint64]
+
+    @classmethod
+    def of(
+        cls,
+        recipe: CheckedRecipe,
+        seed: int,
+        ids: Ints,
+        epoch: int | Ints,
+        occurrences: Ints | None,
+        batch: tuple[int, int],
+    ) -> _Keys:
+        samples = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
+        first = np.full(1, batch[1], np.int64)
+        same = draw_base(seed, batch[0], first, salt=recipe.salt ^ _BATCH)
+        return cls(samples, np.broadcast_to(same, samples.shape))
+
+    def uniform(self, index: int, op: GeometricOperation) -> Uniform:
+        """Return the draws of an operation at a place of the recipe."""
+        return Uniform(self.batch if op.per == "batch" else self.samples, index)
+
+
 def _apply_windows(
-    view: _View, windows: tuple[PlacedWindow, ...], base: NDArray[np.uint64], moves: list[ImageMove]
+    view: _View, windows: tuple[PlacedWindow, ...], keys: _Keys, moves: list[ImageMove]
 ) -> None:
     move: CropMove | FlipMove
     for index, op in windows:
         size = view.length
-        uniform = Uniform(base, index)
+        uniform = keys.uniform(index, op)
         if isinstance(op, FlipOperation):
             move = FlipMove(size=size, on=op.draw(uniform)["on"], axis=op.axis)
         else:
@@ -177,14 +232,6 @@ def _apply_windows(
             move = CropMove(size=size, start=window[:2], length=window[2:])
         view.apply(move)
         moves.append(move)
-
-
-def _resized(size: int | tuple[int, int], length: Ints) -> Ints:
-    """Return heights and widths after a resize. length: before it."""
-    if isinstance(size, tuple):
-        return np.repeat(np.array(size)[:, None], length.shape[1], axis=1)
-    resized: Ints = size * length // length.min(axis=0)
-    return resized
 
 
 def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:

@@ -264,21 +264,13 @@ class ColumnOperation(FieldOperation, metaclass=ABCMeta):
 
 
 class OneColumnOperation(ColumnOperation):
-    """Base class of operations that change the form of one field's column: their argument
-    `field`."""
+    """Base class of operations that change the form of one field's column."""
 
     __slots__ = ()
 
-    field: str
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """Its field."""
-        return (self.field,)
-
     def columns(self, content: SampleBatch, names: Names) -> dict[str, DenseColumn | RaggedColumn]:
         """Return the changed column."""
-        return {self.field: self.column(content, names)}
+        return {name: self.column(content, names) for name in self.changes}
 
     @abstractmethod
     def column(self, content: SampleBatch, names: Names, /) -> DenseColumn | RaggedColumn:
@@ -301,24 +293,82 @@ _padded_lengths = arg.expect(
 
 @operation
 class Pad(OneColumnOperation):
-    """Pad each sample of a field at its end, so that a batch of the field is one tensor.
+    """Pad each image, or each sample of a field, at its end, so that a batch is one tensor.
 
-    field: a field whose samples differ in length, such as boxes or tokens. to: the first length of
-    every padded sample, or its full shape as a tuple; None, also in a tuple: the longest of the
-    batch. A longer sample is an error that names it; nothing is cut off. value: the padding value.
+    field: a field whose samples differ in length, such as boxes or tokens, or an image; None: all
+    images. to: the first length of every padded sample, or its full shape as a tuple; None, also in
+    a tuple: the longest of the batch. Of images it is the height and width, or the side of a
+    square. A longer sample is an error that names it; nothing is cut off. to_multiple: in place of
+    to, the longest of the batch, rounded up to a multiple, such as 32 pixels. value: the padding
+    value, in units of the batch: after Normalize, 0 is the mean colour. mask_fill: the padding
+    value of the masks of images.
 
-    The field then has the shape (n, to, ...) in a batch. Pad may be anywhere in the recipe of the
-    loader or of the field. It doesn't change images.
+    A field then has the shape (n, to, ...) in a batch, and images (n, channels, height, width).
+    Images are padded last, at their right and lower edges; boxes and points stay where they are.
+    Pad may be anywhere in the recipe of the loader or of the field.
     """
 
-    field: str = argument(_field_name)
+    field: str | None = argument(arg.optional(_field_name), default=None)
     _: KW_ONLY
     to: int | tuple[int | None, ...] | None = argument(_padded_lengths, default=None)
+    to_multiple: int | None = argument(arg.optional(arg.whole_number(1, 65_535)), default=None)
     value: float = argument(_padding_value, default=0)
+    mask_fill: int = 0
+
+    def __post_init__(self) -> None:
+        OneColumnOperation.__post_init__(self)
+        if self.field is None and self.to is None and self.to_multiple is None:
+            raise RecipeError(
+                "Pad: got no field, to= or to_multiple=, wanted Pad(to_multiple=32) for images, or "
+                'the field to pad, such as Pad("boxes").'
+            )
+        if self.to is not None and self.to_multiple is not None:
+            raise RecipeError(
+                f"Pad: got to={self.to} and to_multiple={self.to_multiple}, wanted one of them."
+            )
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return () if self.field is None else (self.field,)
+
+    def pads_image(self, name: str | None) -> bool:
+        """Return True if it pads the images of this field."""
+        return self.field in (None, name)
+
+    def largest(self, sides: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of the largest padded image. sides: of the largest one.
+        Raises RecipeError if that is larger than `to`."""
+        if self.to is None:
+            return self.canvas(np.array(sides))
+        to = self.to if isinstance(self.to, tuple) else (self.to,) * 2
+        if len(to) != 2 or None in to:
+            raise RecipeError(f"{self}: wanted the height and width of images in to=.")
+        height, width = to
+        assert height is not None
+        assert width is not None
+        if sides[0] > height or sides[1] > width:
+            raise RecipeError(
+                f"{self}: images may be up to {sides[0]} x {sides[1]} (height x width), and "
+                "nothing is cut off. Put LongestSide or a crop in front of it, or pass a larger "
+                "to=."
+            )
+        return height, width
+
+    def canvas(self, most: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the height and width of a batch's images, without `to`. most: the largest
+        ones."""
+        step = self.to_multiple or 1
+        height, width = (-(-most // step) * step).tolist()
+        return height, width
 
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
-        """Raise RecipeError unless samples of the field differ in length."""
-        type = selected[self.field]
+        """Raise RecipeError unless it is for images, or samples of the field differ in length."""
+        images = [name for name, type in selected.items() if type.is_image]
+        if self.field is None and not images:
+            raise RecipeError(f"{self} pads images, and no field is one. Name the field to pad.")
+        if self.field in (None, *images):
+            return
+        type = selected[self.changes[0]]
         if not type.is_ragged:
             raise RecipeError(
                 f'{self}: samples of "{self.field}" ({type.__class__.__name__}) don\'t differ in '
@@ -327,12 +377,15 @@ class Pad(OneColumnOperation):
 
     def column(self, content: SampleBatch, names: Names) -> DenseColumn:
         """Return the padded column. Raises ConfigError for a sample that is too long."""
-        column = content.columns[self.field]
-        assert isinstance(column, RaggedColumn), self.field
+        (field,) = self.changes
+        column = content.columns[field]
+        assert isinstance(column, RaggedColumn), field
         several = column.shapes
         shapes = np.diff(column.offsets)[:, None] if several is None else several
         longest = shapes.max(axis=0, initial=0).tolist()
         wanted = self.shape(shapes.shape[1])
+        step = self.to_multiple or 1
+        longest = [-(-long // step) * step for long in longest]
         to = [long if each is None else each for each, long in zip(wanted, longest, strict=True)]
         if len(longer := np.flatnonzero((shapes > to).any(axis=1))):
             row, sample_id = int(longer[0]), int(content.ids[longer[0]])
@@ -344,7 +397,7 @@ class Pad(OneColumnOperation):
         dtype = column.values.dtype
         out = np.full(
             (len(column), *to, *column.values.shape[1:]),
-            _fill(self, self.field, self.value, dtype),
+            _fill(self, field, self.value, dtype),
             dtype,
         )
         if several is not None:
@@ -393,6 +446,11 @@ class Unpack(OneColumnOperation):
         Operation.__post_init__(self)
         if self.field == self.by:
             raise RecipeError(f'Unpack("{self.field}"): got by="{self.by}", the field itself.')
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Its field."""
+        return (self.field,)
 
     def check_types(self, selected: Mapping[str, FieldType]) -> None:
         """Raise RecipeError unless both fields are sequences of the same length."""

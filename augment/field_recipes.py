@@ -95,9 +95,12 @@ def check_recipes(
         for name in op.fields or ():
             _claim({}, op, name, "image or array", known)
     images: dict[str, CheckedRecipe] = {}
+    followed = {type.reference for type in selected.values() if type.follows}
     for name in names:
         try:
-            recipe = check_recipe(lists.get(name), images=ranges[name], field=name)
+            recipe = check_recipe(
+                lists.get(name), images=ranges[name], field=name, lists=name in followed
+            )
         except RecipeError as error:
             raise RecipeError(f'augment, of "{name}": {error}') from error
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
@@ -108,7 +111,8 @@ def check_recipes(
     delivered = {**selected, **{name: each.type for name, each in followers.items()}}
     for op in _each(lists, ColumnOperation):
         for name in op.changes:
-            _claim(columns, op, name, "field", selected)
+            if name not in images:  # a Pad of images belongs to their recipe
+                _claim(columns, op, name, "field", selected)
         op.check_types(delivered)
         if taken := [name for name in op.adds if name in fields]:
             raise RecipeError(
@@ -276,7 +280,7 @@ def _shape_of(
     """Return the height and width of a follower's image in a batch, if it is known. of: the
     image."""
     if of in images:
-        return images[of].shape[1:]
+        return images[of].shape[1:] if images[of].is_fixed else None
     shape = ranges.get(of, ANY_SIZE).fixed
     if shape is None and type.needs_size:
         raise RecipeError(

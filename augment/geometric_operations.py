@@ -19,7 +19,14 @@ import numpy as np
 from penstock.augment import argument_checks as arg
 from penstock.augment.argument_checks import argument
 from penstock.augment.dali_runs import fn
-from penstock.augment.operation import Antialias, GeometricOperation, ImageShape, Size, operation
+from penstock.augment.operation import (
+    Antialias,
+    GeometricOperation,
+    ImageShape,
+    Per,
+    Size,
+    operation,
+)
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE, ImageRange
 
@@ -33,43 +40,335 @@ RESIZED_CROP_ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 _BILINEAR = arg.one_of("bilinear")
 
 
-def _resize_size(what: str, value: Any) -> Size:
+def _resize_size(what: str, value: Any) -> Size | None:
+    if value is None:
+        return None
     height, width = arg.height_width(what, value)
     return (height, width) if len(arg.as_tuple(value)) == 2 else height
 
 
+def _several_sides(value: Any) -> tuple[int, ...]:
+    sides = tuple(arg.whole(each, 1, arg.MAX_SIZE_PX) for each in arg.as_tuple(value) or (value,))
+    if len(sides) > _MOST_SIZES or len({*sides}) < len(sides):
+        raise ValueError(value)
+    return sides
+
+
+_MOST_SIZES = 1024
+_SIDES = arg.expect(
+    _several_sides,
+    f"pixels as a whole number from 1 to {arg.MAX_SIZE_PX}, or different ones, of which one is "
+    "drawn",
+)
+_SIDE = arg.whole_number(1, arg.MAX_SIZE_PX)
+_PER: Any = arg.one_of("sample", "batch")
+
+
+class _SizedOperation(GeometricOperation, metaclass=ABCMeta):
+    """Base class of resizes that keep the aspect of images, to one of several sizes by a draw.
+
+    antialias: filter when shrinking, as in `Resize`.
+    """
+
+    __slots__ = ()
+
+    gives_lists = True
+    antialias: bool = True
+
+    @property
+    @abstractmethod
+    def choices(self) -> int:
+        """The number of sizes of which one is drawn."""
+
+    @abstractmethod
+    def chosen(self, height: Ints, width: Ints, choice: Ints, /) -> tuple[Ints, Ints]:
+        """Return heights and widths after a resize to the size of a number."""
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]  # by its arguments
+        """True if it draws a size."""
+        return self.choices > 1
+
+    @property
+    def resizes(self) -> bool:
+        return True
+
+    @property
+    def filters(self) -> Antialias:
+        return self.antialias
+
+    def choice(self, uniform: Uniform) -> Ints:
+        """Return the number of the size of each image, int64, (n,)."""
+        if not self.is_random:
+            return np.zeros(1, np.int64)
+        return np.asarray(uniform(1)[0] * self.choices).astype(np.int64)
+
+    def resized(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints]:
+        rows, columns = self.chosen(height, width, self.choice(uniform))
+        return np.maximum(rows, 1), np.maximum(columns, 1)
+
+    def sizes(self, sizes: ImageRange) -> ImageRange:
+        # Heights grow with the quotient of height and width, and widths fall.
+        height = np.array([sizes.min_height, sizes.max_height], np.int64)
+        width = np.array([sizes.max_width, sizes.min_width], np.int64)
+        numbers = np.arange(self.choices)
+        heights, widths = np.repeat([height, width], self.choices, axis=1)
+        rows, columns = self.chosen(heights, widths, np.tile(numbers, 2))
+        return ImageRange(
+            min_height=max(1, int(rows.min())),
+            max_height=max(1, int(rows.max())),
+            min_width=max(1, int(columns.min())),
+            max_width=max(1, int(columns.max())),
+        )
+
+    def is_even(self, before: bool, after: ImageRange) -> bool:
+        return after.fixed is not None or (before and (self.per == "batch" or not self.is_random))
+
+
+def _by_sides(height: Ints, short: Ints, long: Ints, width: Ints) -> tuple[Ints, Ints]:
+    """Return heights and widths of images from their short and long sides."""
+    is_wide = height <= width
+    return np.where(is_wide, short, long), np.where(is_wide, long, short)
+
+
 @operation
-class Resize(GeometricOperation):
+class Resize(_SizedOperation):
     """Resize images bilinearly, as torchvision does.
 
     size: an int is the short side in pixels, and the long side is int(size * long / short); a pair
-    is the exact (height, width). interpolation: only "bilinear". max_size: only None, as a batch
-    has one size. antialias: filter when shrinking, as Pillow and torchvision do; without it
-    shrinking saves a fifth of a training sample's CPU time, and causes aliasing. On the CPU pixels
-    differ from torchvision's by at most 1 of 255. DALI's own operators (on a GPU, without numba, or
-    if images keep different sizes) repeat the edge: the outermost pixels of an image or a window
-    may differ by 20 of 255.
+    is the exact (height, width). interpolation: only "bilinear". max_size: the most pixels of the
+    long side; if it would be longer, it gets max_size, and the short side fewer. antialias: filter
+    when shrinking, as Pillow and torchvision do; without it shrinking saves a fifth of a training
+    sample's CPU time, and causes aliasing. shorter: in place of size, the short side in pixels, or
+    several of which one is drawn, such as shorter=(480, 512, 544, ..., 800), max_size=1333. per:
+    "sample" draws for each image, "batch" one size for each global batch, the same on all ranks.
+
+    On the CPU pixels differ from torchvision's by at most 1 of 255. DALI's own operators (on a GPU,
+    without numba, or before a second resize) repeat the edge: the outermost pixels of an image or a
+    window may differ by 20 of 255.
     """
 
-    size: Size = argument(_resize_size)
+    size: Size | None = argument(_resize_size, default=None)
     interpolation: str = argument(_BILINEAR, default="bilinear")
-    max_size: None = argument(arg.only(None, "crop or pad to one size instead"), default=None)
+    max_size: int | None = argument(arg.optional(_SIDE), default=None)
     antialias: bool = argument(arg.boolean, default=True)
+    _: KW_ONLY
+    shorter: int | tuple[int, ...] | None = argument(arg.optional(_SIDES), default=None)
+    per: Per = argument(_PER, default="sample")
+
+    def __post_init__(self) -> None:
+        _SizedOperation.__post_init__(self)
+        if (self.size is None) == (self.shorter is None):
+            raise RecipeError(
+                f"Resize: got size={self.size} and shorter={self.shorter}, wanted one of them: "
+                "Resize((height, width)), Resize(short side), or Resize(shorter=(480, 800))."
+            )
+        if self.max_size is not None and (
+            isinstance(self.size, tuple) or self.max_size < max(self._shorts)
+        ):
+            raise RecipeError(
+                f"Resize: got max_size={self.max_size} for "
+                f"{self.size if self.shorter is None else self.shorter}, wanted a short side, and "
+                "at least as many pixels for the long side."
+            )
 
     @property
-    def resize(self) -> tuple[Size, Antialias]:
-        return self.size, self.antialias
+    def gives_lists(self) -> bool:  # type: ignore[override]  # by its arguments
+        """False for Resize(256), before which a crop was forgotten more likely."""
+        return self.shorter is not None or self.max_size is not None
 
-    def sizes(self, sizes: ImageRange) -> ImageRange:
-        if isinstance(self.size, tuple):
-            return fixed_size(self.size)
-        short = self.size
+    @property
+    def _shorts(self) -> tuple[int, ...]:
+        given = self.size if self.shorter is None else self.shorter
+        return cast("tuple[int, ...]", given if isinstance(given, tuple) else (given,))
+
+    @property
+    def _is_exact(self) -> bool:
+        return isinstance(self.size, tuple)
+
+    @property
+    def choices(self) -> int:
+        return 1 if self._is_exact else len(self._shorts)
+
+    @property
+    def resize(self) -> tuple[Size, Antialias] | None:
+        size = self.size if self.max_size is None else None
+        return None if size is None else (size, self.antialias)
+
+    def chosen(self, height: Ints, width: Ints, choice: Ints) -> tuple[Ints, Ints]:
+        if self._is_exact:
+            rows, columns = self._shorts
+            return np.full_like(height, rows), np.full_like(width, columns)
+        short, long = np.minimum(height, width), np.maximum(height, width)
+        new_short = np.broadcast_to(np.array(self._shorts)[choice], short.shape)
+        new_long = new_short * long // short
+        if self.max_size is not None:
+            capped = np.maximum(self.max_size * new_short // new_long, 1)
+            new_short = np.where(new_long > self.max_size, capped, new_short)
+            new_long = np.minimum(new_long, self.max_size)
+        return _by_sides(height, new_short, new_long, width)
+
+
+@operation
+class LongestSide(_SizedOperation):
+    """Resize images so that their long side has `size` pixels; the short side has
+    int(size * short / long).
+
+    size: pixels, or several of which one is drawn. antialias: as in `Resize`. per: "sample" draws
+    for each image, "batch" one size for each global batch, the same on all ranks. torchvision calls
+    it Resize(None, max_size=size).
+    """
+
+    size: int | tuple[int, ...] = argument(_SIDES)
+    _: KW_ONLY
+    antialias: bool = argument(arg.boolean, default=True)
+    per: Per = argument(_PER, default="sample")
+
+    @property
+    def choices(self) -> int:
+        return len(cast("tuple[int, ...]", self.size))
+
+    def chosen(self, height: Ints, width: Ints, choice: Ints) -> tuple[Ints, Ints]:
+        short, long = np.minimum(height, width), np.maximum(height, width)
+        new_long = np.broadcast_to(np.array(self.size)[choice], long.shape)
+        return _by_sides(height, new_long * short // long, new_long, width)
+
+
+@operation
+class ScaleJitter(_SizedOperation):
+    """Resize images by a random factor, and keep their aspect, as torchvision does.
+
+    target_size: (height, width) in pixels; an int is a square. scale_range: range of the factor; at
+    1 the image is as large as fits into target_size. antialias: as in `Resize`. A crop such as
+    RandomCrop(target_size, pad_if_needed=True) gives all images one size.
+    """
+
+    target_size: int | tuple[int, int] = argument(arg.height_width)
+    scale_range: tuple[float, float] = argument(arg.positive_range(100.0), default=(0.1, 2.0))
+    interpolation: str = argument(_BILINEAR, default="bilinear")
+    antialias: bool = argument(arg.boolean, default=True)
+    _: KW_ONLY
+    per: Per = argument(_PER, default="sample")
+
+    @property
+    def choices(self) -> int:
+        return 2  # the ends of the range, for `sizes`
+
+    def resized(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints]:
+        low, high = self.scale_range
+        rows, columns = self._scaled(height, width, low + uniform(1)[0] * (high - low))
+        return np.maximum(rows, 1), np.maximum(columns, 1)
+
+    def chosen(self, height: Ints, width: Ints, choice: Ints) -> tuple[Ints, Ints]:
+        # One pixel more: of two images of one aspect, the product may be rounded differently.
+        rows, columns = self._scaled(height, width, np.array(self.scale_range)[choice])
+        return rows - 1 + 2 * choice, columns - 1 + 2 * choice
+
+    def _scaled(self, height: Ints, width: Ints, scale: Floats) -> tuple[Ints, Ints]:
+        rows, columns = cast("tuple[int, int]", self.target_size)
+        factor = np.minimum(rows / height, columns / width) * scale
+        return (height * factor).astype(np.int64), (width * factor).astype(np.int64)
+
+
+def _sizes_px(value: Any) -> tuple[tuple[int, int], ...]:
+    several = arg.as_tuple(value)
+    is_one = len(several) < 3 and not any(map(arg.as_tuple, several))
+    sizes = tuple(arg.sides_px(each) for each in ((value,) if is_one else several))
+    if len(sizes) > _MOST_SIZES or len({*sizes}) < len(sizes):
+        raise ValueError(value)
+    return sizes
+
+
+_letterbox_sizes = arg.expect(
+    _sizes_px,
+    "pixels as a whole number, a pair (height, width), or several sizes: more than two whole "
+    "numbers, or pairs",
+)
+
+
+@operation
+class Letterbox(_SizedOperation):
+    """Resize images as large as fits into `size`, keep their aspect, and pad them on both sides.
+
+    size: an int is a square, a pair is (height, width), in pixels; a list or a tuple of more, or of
+    pairs, has several sizes of which one is drawn. fill: value of added pixels, 0..255, for all
+    channels. mask_fill: value of added pixels in the masks of the image. antialias: as in `Resize`.
+    per: "sample" draws for each image, "batch" one size for each global batch, the same on all
+    ranks. Sides are rounded, and the image is in the middle, as in YOLO's loaders.
+    """
+
+    size: Any = argument(_letterbox_sizes)
+    _: KW_ONLY
+    fill: float = 114.0
+    mask_fill: int = 0
+    antialias: bool = argument(arg.boolean, default=True)
+    per: Per = argument(_PER, default="sample")
+
+    @property
+    def parts(self) -> tuple[GeometricOperation, ...]:
+        return self, _Frame(self)
+
+    @property
+    def choices(self) -> int:
+        return len(self.size)
+
+    def canvas(self, uniform: Uniform) -> Ints:
+        """Return the heights and widths of the results, int64, (2, n)."""
+        return np.array(self.size).T[:, self.choice(uniform)]
+
+    def chosen(self, height: Ints, width: Ints, choice: Ints) -> tuple[Ints, Ints]:
+        rows, columns = np.array(self.size).T[:, choice]
+        scale = np.minimum(rows / height, columns / width)
+        fit = np.rint(height * scale).astype(np.int64), np.rint(width * scale).astype(np.int64)
+        return np.minimum(fit[0], rows), np.minimum(fit[1], columns)
+
+
+class _Frame(GeometricOperation):
+    """The second part of a `Letterbox`: a window around the resized image."""
+
+    __slots__ = ("_op",)
+
+    crops = True
+
+    def __init__(self, op: Letterbox) -> None:
+        self._op = op
+
+    def __repr__(self) -> str:
+        return repr(self._op)
+
+    @property
+    def fill(self) -> float:  # type: ignore[override]
+        """Value of added pixels."""
+        return self._op.fill
+
+    @property
+    def mask_fill(self) -> int:  # type: ignore[override]
+        """Value of added pixels in masks."""
+        return self._op.mask_fill
+
+    @property
+    def per(self) -> Per:  # type: ignore[override]
+        """When the size is drawn."""
+        return self._op.per
+
+    def sizes(self, _sizes: ImageRange) -> ImageRange:
+        heights, widths = zip(*self._op.size, strict=True)
         return ImageRange(
-            min_height=max(short, short * sizes.min_height // sizes.max_width),
-            max_height=max(short, short * sizes.max_height // sizes.min_width),
-            min_width=max(short, short * sizes.min_width // sizes.max_height),
-            max_width=max(short, short * sizes.max_width // sizes.min_height),
+            min_height=min(heights),
+            max_height=max(heights),
+            min_width=min(widths),
+            max_width=max(widths),
         )
+
+    def is_even(self, _before: bool, after: ImageRange) -> bool:
+        return after.fixed is not None or self.per == "batch"
+
+    def pads(self, _sizes: ImageRange) -> bool:
+        return True
+
+    def window(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints, Ints, Ints]:
+        rows, columns = np.broadcast_to(self._op.canvas(uniform), (2, len(height)))
+        return -((rows - height) // 2), -((columns - width) // 2), rows, columns
 
 
 def fixed_size(size: tuple[int, int]) -> ImageRange:

@@ -26,7 +26,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
 
 from penstock.augment.dali_runs import (
     NO_IMAGE,
@@ -41,7 +43,7 @@ from penstock.augment.dali_runs import (
     machine_error,
     split_rows,
 )
-from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs
+from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs, graph_inputs
 from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, PenstockError
 from penstock.readers import Rejection
@@ -63,11 +65,19 @@ SMALL_RUN_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """The output of a graph for one batch. images: (n, channels, height, width). bad: rows of zeros
-    for samples that don't decode, with reasons."""
+    """The output of a graph for one batch. images: (n, channels, height, width), or a list of
+    images of different sizes. bad: rows of zeros for samples that don't decode, with reasons."""
 
-    images: torch.Tensor
+    images: Images
     bad: dict[int, str]
+
+    def clear(self, rows: list[int]) -> None:
+        """Set images to zeros; those of a list have no pixels then."""
+        if isinstance(self.images, ImageList):
+            none = ImageList(self.images[row][:, :0, :0] for row in rows)
+            self.images[rows] = none
+        else:
+            self.images[rows] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +107,71 @@ _LESS_MEMORY = "a smaller batch, or a smaller prefetch_factor"
 _SIDE_THREADS = 4
 
 
+class ImageList(list["torch.Tensor"]):
+    """The images of a batch, (channels, height, width) each, of different sizes."""
+
+    __slots__ = ()
+
+    def __setitem__(self, rows: Any, images: Any) -> None:
+        """Replace the images of some rows; 0 sets their pixels to zero."""
+        for place, row in enumerate(rows):
+            if isinstance(images, int):
+                self[row].zero_()
+            else:
+                list.__setitem__(self, row, images[place])
+
+    def __getitem__(self, rows: Any) -> Any:
+        """Return one image, or those of a slice."""
+        found = list.__getitem__(self, rows)
+        return ImageList(found) if isinstance(rows, slice) else found
+
+
+Images: TypeAlias = "torch.Tensor | ImageList"
+"""The images of a batch: one tensor, or a list of tensors of different sizes."""
+
+
 class DaliPipeline(EncodedPipeline):
     """The pipeline of a graph. One thread uses it."""
 
     def __init__(self, plan: GraphPlan) -> None:
         self._plan = plan
         super().__init__(plan, lambda encoded: define_outputs(plan, encoded))
-        self._constant = self.empty(plan.batch_size).zero_() if plan.constant else None
+        self._constant: Images | None = None
+        if plan.constant:
+            smallest = {"canvas": np.ones((plan.batch_size, 2), np.int32)}
+            self._constant = self.empty(plan.batch_size, smallest)
+            self._constant[list(range(plan.batch_size))] = 0
 
-    def take(self, samples: int) -> torch.Tensor:
-        """Return the oldest run's tensor. Raises DALI's RuntimeError."""
+    def schedule(self, samples: Sequence[Encoded], draws: Any = None) -> tuple[Any, ...]:
+        """Start one run with the draws of its samples, as `EncodedPipeline.schedule`."""
+        arguments = graph_inputs(self._plan, draws) if draws else None
+        return EncodedPipeline.schedule(self, samples, arguments)
+
+    def take(self, samples: int) -> Images:
+        """Return the oldest run's images. Raises DALI's RuntimeError."""
         from torch.utils.dlpack import from_dlpack
 
-        images = from_dlpack(self.output().as_tensor())
-        return images if self._constant is None else self._constant[:samples]
+        output = self.output()
+        if self._constant is not None:
+            return self._constant[:samples]
+        if self._plan.recipe.form == "list":
+            return ImageList(from_dlpack(output[row]) for row in range(samples))
+        return from_dlpack(output.as_tensor())
 
-    def empty(self, samples: int) -> torch.Tensor:
-        """Return uninitialised memory for images."""
+    def empty(self, samples: int, draws: Draws) -> Images:
+        """Return memory for the images of samples, uninitialised if they have one size. draws: of
+        the batch."""
         import torch
 
         recipe, number = self._plan.recipe, self._plan.device_id
-        dtype: torch.dtype = getattr(torch, recipe.dtype)
         device = "cpu" if number is None else number
-        return torch.empty((samples, *recipe.shape), dtype=dtype, device=device)
+        options: Any = {"dtype": getattr(torch, recipe.dtype), "device": device}
+        if recipe.is_fixed:
+            return torch.empty((samples, *recipe.shape), **options)
+        channels, sizes = recipe.decode.channels, draws["canvas"][:samples].tolist()
+        if recipe.form == "list":
+            return ImageList(torch.zeros((channels, *size), **options) for size in sizes)
+        return torch.empty((samples, channels, *(sizes[0] if sizes else (1, 1))), **options)
 
 
 class Graph:
@@ -201,8 +253,8 @@ class Graph:
         return [part for part in (kept, others) if part]
 
     def outputs(self) -> torch.Tensor:
-        """Return the oldest batch that was fed, (n, channels, height, width). Blocks until it is
-        complete.
+        """Return the oldest batch that was fed, (n, channels, height, width), or an `ImageList`.
+        Blocks until it is complete.
 
         The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the current
         stream. Raises CorruptSampleError if samples don't decode; that batch is then lost, and the
@@ -212,7 +264,7 @@ class Graph:
         if batch.bad and self._last is not None:
             ids = self._last.batch.ids
             raise corrupt_sample_error({int(ids[row]): why for row, why in batch.bad.items()})
-        return batch.images
+        return cast("torch.Tensor", batch.images)
 
     def outputs_marked(self) -> DecodedBatch:
         """Return the oldest batch as `outputs` does; samples that don't decode are zeros, listed
@@ -225,9 +277,9 @@ class Graph:
             raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
         self._last = flight = self._flights.popleft()
         samples = len(flight.batch.encoded)
-        images: torch.Tensor | None = None
+        images: Any = None
         failed: list[tuple[list[int], RuntimeError]] = []
-        taken: list[torch.Tensor] = []
+        taken: list[Images] = []
         for rows, pipe, _ in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(rows)))
@@ -236,13 +288,13 @@ class Graph:
                 continue
             if len(rows) == samples:
                 return DecodedBatch(taken[0], {})
-            images = self._pipe.empty(samples) if images is None else images
+            images = self._pipe.empty(samples, flight.draws) if images is None else images
             images[rows] = taken[-1]
         if failed:
             self._careful = SMALL_RUN_BATCHES
         for _, failure in failed:
             check_machine(failure, remedy=_LESS_MEMORY)
-        images = self._pipe.empty(samples) if images is None else images
+        images = self._pipe.empty(samples, flight.draws) if images is None else images
         return self._completed(flight, [rows for rows, _ in failed], images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
@@ -250,8 +302,14 @@ class Graph:
         affected."""
         self._check_open()
         flight = self._flight(batch, draws, {})
-        images = self._pipe.empty(len(batch.encoded))
+        images = self._pipe.empty(len(batch.encoded), draws)
         return self._completed(flight, self._by_kind(flight), images, [])
+
+    def zeros(self, samples: int, draws: Draws) -> Images:
+        """Return black images of samples with these draws."""
+        images = self._pipe.empty(samples, draws)
+        images[list(range(samples))] = 0
+        return images
 
     def drain(self) -> None:
         """Drop the batches in flight and their errors."""
@@ -285,11 +343,7 @@ class Graph:
         return replace(self._plan, pixels=True, resident=True) if is_kept else self._plan
 
     def _completed(
-        self,
-        flight: BatchInFlight,
-        failed: list[list[int]],
-        images: torch.Tensor,
-        taken: list[torch.Tensor],
+        self, flight: BatchInFlight, failed: list[list[int]], images: Any, taken: list[Images]
     ) -> DecodedBatch:
         """Decode the samples of failed runs again into the images, with zeros for bad samples.
 
@@ -315,7 +369,7 @@ class Graph:
             torch.cuda.current_stream(self._plan.device_id).synchronize()
         return DecodedBatch(images, bad)
 
-    def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> torch.Tensor:
+    def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> Images:
         is_kept = rows[0] in flight.kept
         if is_kept not in self._sides:
             plan = self._plan_for(is_kept)

@@ -7,16 +7,19 @@ on pixels are in their classes.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.dali_runs import PipelinePlan, fn, types
-from penstock.augment.draws import input_kinds
+from penstock.augment.draws import FLIPS, input_kinds
 
 if TYPE_CHECKING:
-    from penstock.augment.operation import DType
+    from collections.abc import Iterable
+
+    from penstock.augment.draws import Draws
+    from penstock.augment.operation import DType, GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage
 
 
@@ -43,23 +46,30 @@ class GraphPlan(PipelinePlan):
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    inputs = {name: nodes.source(name, *kind) for name, kind in input_kinds(plan.recipe).items()}
+    inputs = {name: nodes.source(name, *kind) for name, kind in _inputs(plan).items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
     recipe, last = plan.recipe, len(plan.recipe.geometries) - 1
     # One compiled pass may do the last resize, the flip, Normalize and HWC to CHW.
+    is_framed = _is_framed(plan)
     is_last = recipe.dtype != "uint8" and not recipe.pixels and "upend" not in inputs
     has_room = nodes.fits_planes(recipe.shape)
     one_pass = is_last and has_room and _is_compiled(plan, recipe.geometries[last])
     for number, geometry in enumerate(recipe.geometries):
         if geometry.padding is not None:  # a window that may reach outside the image
             window = inputs[f"anchor{number}"], inputs[f"extent{number}"]
-            fill: Any = {"out_of_bounds_policy": "pad", "fill_values": [geometry.padding.fill]}
-            images = fn.slice(images, *window, axes=[0, 1], **fill)
-        if geometry.size is not None:
-            to_the_end = one_pass and number == last
-            images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
+            images = _window(images, window, geometry.padding)
+        if geometry.resize is None:
+            continue
+        if is_framed and number == last:
+            images, one_pass = _framed(plan, images, inputs), not recipe.pixels
+            continue
+        to_the_end = one_pass and number == last
+        images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
+        if geometry.frame is not None:
+            start = 0 - inputs[f"inset{number}"]
+            images = _window(images, (start, inputs[f"frame{number}"]), geometry.frame)
     if "upend" in inputs:
         images = fn.flip(images, horizontal=0, vertical=inputs["upend"])
     for placed in recipe.pixels:
@@ -67,15 +77,119 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
             images = fn.flip(images, horizontal=inputs.pop("mirror"))
         images = placed.node(images, inputs, recipe.image)
     dtype = recipe.dtype
-    if one_pass or (recipe.erasing and dtype == "float16"):
+    if (one_pass and dtype != "uint8") or (recipe.erasing and dtype == "float16"):
         dtype = "float32"  # DALI's Erase doesn't support float16 on the GPU
     if not one_pass:
         images = _last_pass(recipe, images, inputs, dtype)
     for erasing in recipe.erasing:
         images = erasing.node(images, inputs, recipe.image)
+    if "canvas" in inputs and recipe.form != "list":
+        fill = 0.0 if recipe.pad is None else recipe.pad.value
+        images = fn.pad(images, axes=[1, 2], shape=inputs["canvas"], fill_value=fill)
     if recipe.dtype != dtype:
         images = fn.cast(images, dtype=nodes.dali_type(recipe.dtype))
     return (images,)
+
+
+def _window(images: Any, window: tuple[Any, Any], op: GeometricOperation) -> Any:
+    """Return a window, (y, x) and (height, width), that may reach outside the images."""
+    options: Any = {"out_of_bounds_policy": "pad", "fill_values": [op.fill]}
+    return fn.slice(images, *window, axes=[0, 1], **options)
+
+
+# -- outputs of different sizes, and parts of outputs, by `resample_kernels`
+
+
+def _is_framed(plan: GraphPlan) -> bool:
+    """Return True if the framed functions of `resample_kernels` do the last resize."""
+    last = plan.recipe.geometries[-1]
+    is_open = plan.recipe.has_canvas or last.frame is not None
+    return is_open and last.resize is not None and not plan.is_cuda and nodes.is_compiled()
+
+
+def _replaced(plan: GraphPlan) -> list[str]:
+    """Return the names of draws that are in "numbers" or "like" if the last resize is framed."""
+    number = len(plan.recipe.geometries) - 1
+    names = [f"{name}{number}" for name in ("inset", "frame", "size", "filter")]
+    names = [*names, "upend", "mirror", "extent", "canvas"]
+    pads = bool(plan.recipe.pixels or plan.recipe.erasing) and plan.recipe.form != "list"
+    return [name for name in names if not (name == "canvas" and pads)]
+
+
+def _inputs(plan: GraphPlan) -> dict[str, tuple[str, int]]:
+    """Return the dtype and number of dimensions of each argument input of the graph, by name."""
+    kinds = input_kinds(plan.recipe)
+    if not _is_framed(plan):
+        return {name: kind for name, kind in kinds.items() if name in _used(plan, kinds)}
+    replaced = _replaced(plan)
+    kept = {name: kind for name, kind in kinds.items() if name not in replaced}
+    return kept | {"numbers": ("int32", 1), "like": ("uint8", 3)}
+
+
+def _used(plan: GraphPlan, names: Iterable[str]) -> list[str]:
+    """Return the draws that a graph without a framed resize has as inputs."""
+    is_list = plan.recipe.form == "list"
+    return [n for n in names if n != "extent" and not (n == "canvas" and is_list)]
+
+
+def graph_inputs(plan: GraphPlan, draws: Draws) -> dict[str, Any]:
+    """Return the argument inputs of a run: an array with a row for each sample, or a list."""
+    if not _is_framed(plan):
+        return {name: draws[name] for name in _used(plan, draws)}
+    recipe = plan.recipe
+    number = len(recipe.geometries) - 1
+    geometry = recipe.geometries[number]
+    extent = draws["extent"]
+    count = len(extent)
+    numbers = np.zeros((count, 9), np.int32)
+    numbers[:, 0] = draws.get(f"filter{number}", geometry.antialias)
+    inset = draws.get(f"inset{number}", np.zeros((1, 2)))
+    size = draws.get(f"size{number}", extent)
+    for axis, flip in enumerate(FLIPS):
+        start = inset[:, axis]
+        if flip in draws:
+            numbers[:, 1 + axis] = draws[flip]
+            mirrored = extent[:, axis] - start - size[:, axis]
+            start = np.where(draws[flip] != 0, mirrored, start)
+        # A window that doesn't touch the image shows none of it.
+        is_outside = (start < 0) | (start + size[:, axis] > extent[:, axis])
+        numbers[:, 3 + axis] = np.where(is_outside, 0, start)
+        numbers[:, 5 + axis] = np.where(is_outside, 0, size[:, axis])
+    numbers[:, 7:] = extent
+    canvas = extent if recipe.pixels or recipe.erasing else draws["canvas"]
+    if (canvas == canvas[:1]).all():
+        like: Any = np.empty((count, *canvas[0], 0), np.uint8)
+    else:
+        like = [np.empty((height, width, 0), np.uint8) for height, width in canvas.tolist()]
+    replaced = _replaced(plan)
+    kept = {name: values for name, values in draws.items() if name not in replaced}
+    return kept | {"numbers": numbers, "like": like}
+
+
+def _framed(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
+    """Resize and flip images by the last geometry; without operations on pixels also normalise, pad
+    and turn them to CHW."""
+    recipe, number = plan.recipe, len(plan.recipe.geometries) - 1
+    geometry = recipe.geometries[number]
+    to: Literal["planes", "octets", "pixels"] = "pixels"
+    if not recipe.pixels:
+        to = "octets" if recipe.dtype == "uint8" else "planes"
+    scaling = None
+    if recipe.normalize and to == "planes":
+        scaling = (recipe.normalize.mean, recipe.normalize.std)
+    return nodes.framed_resize(
+        images,
+        inputs.pop("like"),
+        inputs.pop("numbers"),
+        region=(inputs[f"low{number}"], inputs[f"high{number}"]) if geometry.crops_after else None,
+        scaling=scaling,
+        channels=recipe.decode.channels,
+        fills=(
+            0.0 if geometry.frame is None else geometry.frame.fill,
+            0.0 if recipe.pad is None else recipe.pad.value,
+        ),
+        to=to,
+    )
 
 
 def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
@@ -130,7 +244,7 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
 
 def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
     """Return True if `resample_kernels` resizes."""
-    has_one_size = geometry.size is not None and geometry.out is not None
+    has_one_size = geometry.resize is not None and geometry.sized is not None
     return has_one_size and not plan.is_cuda and nodes.is_compiled()
 
 
@@ -142,12 +256,12 @@ def _resized(
     recipe, geometry = plan.recipe, plan.recipe.geometries[number]
     if not _is_compiled(plan, geometry):
         return _resized_by_dali(images, geometry, number, inputs)
-    assert geometry.out is not None
+    assert geometry.sized is not None
     region = (inputs[f"low{number}"], inputs[f"high{number}"]) if geometry.crops_after else None
     filtered = inputs[f"filter{number}"] if geometry.antialias == "auto" else geometry.antialias
     options: dict[str, Any] = {"region": region, "filtered": filtered}
     if not to_the_end:
-        like = np.zeros((*geometry.out, recipe.decode.channels), np.uint8)
+        like = np.zeros((*geometry.sized, recipe.decode.channels), np.uint8)
         return fn.reshape(nodes.compiled_resize(images, like, **options), layout="HWC")
     scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
     options["mirror"] = inputs.get("mirror")
@@ -161,10 +275,10 @@ def _resized(
 def _resized_by_dali(
     images: Any, geometry: GeometryStage, number: int, inputs: dict[str, Any]
 ) -> Any:
-    names = {} if geometry.out else {"size": f"size{number}"}
+    names = {} if geometry.sized else {"size": f"size{number}"}
     if geometry.crops_after:
         names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
-    options: dict[str, Any] = {"size": list(geometry.out)} if geometry.out else {}
+    options: dict[str, Any] = {"size": list(geometry.sized)} if geometry.sized else {}
     options["interp_type"] = types.INTERP_LINEAR
 
     def resize(given: dict[str, Any], *, antialias: bool) -> Any:

@@ -15,7 +15,7 @@ so that they are inside their image even without a crop.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -75,8 +75,10 @@ class AxisMove(ImageMove):
         (k, 1)."""
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
-        moves = ImageMoves(size=(self.size[0], self.size[1]), moves=(self,), shape=masks.shape[1:])
-        return moves.move_masks([*masks], dtype=masks.dtype)
+        sides = np.full((2, len(masks)), np.array(masks.shape[1:])[:, None])
+        size, canvas = (self.size[0], self.size[1]), masks.shape[1:]
+        moves = ImageMoves(size=size, moves=(self,), sizes=sides, canvas=canvas)
+        return np.asarray(moves.move_masks([*masks], dtype=masks.dtype))
 
     def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
         for axis in (0, 1):
@@ -208,14 +210,18 @@ class WarpMove(ImageMove):
 class ImageMoves:
     """The moves of the n images of a batch, in order.
 
-    size: heights and widths of the images as stored, upright, int64, (n,) each. shape: final height
-    and width of all images. mask_fill: value of masks outside the image after a crop.
+    size: heights and widths of the images as stored, upright, int64, (n,) each. sizes: those of the
+    results, int64, (2, n). canvas: height and width of the padded batch, in which the results lie
+    at the upper left; None: each has its own size. mask_fill: value of masks outside the image
+    after a crop. pad_fill: their value in the padding.
     """
 
     size: tuple[Ints, Ints]
     moves: tuple[ImageMove, ...]
-    shape: tuple[int, ...]
+    sizes: Ints
+    canvas: tuple[int, ...] | None
     mask_fill: int = 0
+    pad_fill: int = 0
 
     def __len__(self) -> int:
         return len(self.size[0])
@@ -226,62 +232,93 @@ class ImageMoves:
         isnt_warp = takewhile(lambda move: isinstance(move, AxisMove), self.moves)
         return cast("list[AxisMove]", list(isnt_warp))
 
-    def index_maps(self) -> tuple[Ints, Ints]:
-        """Return the row and the column of the mask for each row and column of a sample, before the
-        first warp.
+    def index_maps(self) -> tuple[Any, Any]:
+        """Return the row and the column of the mask for each row and column of the results, before
+        the first warp.
 
-        int64, shapes (n, height) and (n, width); OUTSIDE for positions outside the mask.
+        int64, shapes (n, height) and (n, width) of the canvas; without one, lists with an array for
+        each image. OUTSIDE for positions outside the mask and for padding.
         """
-        found = []
-        for axis, length in enumerate(self.shape):
+        found: list[Any] = []
+        for axis, own in enumerate(self.sizes):
+            length = int(own.max(initial=0)) if self.canvas is None else self.canvas[axis]
             index = np.broadcast_to(np.arange(length), (len(self), length)).copy()
             outside = np.zeros(index.shape, np.bool_)
+            if own.size and own.min() < length:
+                np.greater_equal(index, own[:, None], out=outside)
             for move in reversed(self._straight):
                 beyond = move.source(index, axis)
                 if beyond is not None:
                     outside |= beyond
             index[outside] = OUTSIDE
-            found.append(index)
+            if self.canvas is None:
+                lines = zip(index, own.tolist(), strict=True)
+                found.append([line[:length] for line, length in lines])
+            else:
+                found.append(index)
         return found[0], found[1]
 
-    def move_masks(
-        self, masks: Sequence[NDArray[Any]], *, dtype: DTypeLike | None = None
-    ) -> NDArray[Any]:
-        """Return the moved masks, shape (n, height, width).
+    @property
+    def shown_sizes(self) -> Ints:
+        """Heights and widths of what the results show of the images, without padding: int64,
+        (n, 2)."""
+        counts = [[np.count_nonzero(line >= 0) for line in lines] for lines in self.index_maps()]
+        return np.array(counts, np.int64).T
+
+    def shown_masks(self) -> Any:
+        """Return which pixels of the results show the image and are no padding: bool, (n, height,
+        width) of the canvas; without one, a list."""
+        pairs = zip(*self.index_maps(), strict=True)
+        found = [(rows[:, None] >= 0) & (columns >= 0) for rows, columns in pairs]
+        return found if self.canvas is None else np.reshape(found, (len(self), *self.canvas))
+
+    def move_masks(self, masks: Sequence[NDArray[Any]], *, dtype: DTypeLike | None = None) -> Any:
+        """Return the moved masks, an array, shape (n, height, width); without a canvas a list.
 
         masks: mask of each image, shape (its height, its width), integers; a missing one has no
         pixels and becomes zeros. dtype: dtype of the result; None: the common one of these masks.
         Raises DatasetError for a mask of another size, RecipeError if the dtype can't hold a
         `mask_fill`.
         """
-        out = np.zeros((len(masks), *self.shape), dtype or common_dtype(masks))
+        dtype = np.dtype(dtype or common_dtype(masks))
+        sizes: list[tuple[int, int]] = list(zip(*self.sizes.tolist(), strict=True))
         warps = self.moves[len(self._straight) :]
-        limits = np.iinfo(out.dtype) if out.dtype.kind in "iu" else None
-        for fill in (self.mask_fill, *(each.fill for each in warps if isinstance(each, WarpMove))):
-            if limits is not None and not limits.min <= fill <= limits.max:
-                raise RecipeError(
-                    f"mask_fill=: got {fill}, and the masks are {out.dtype}, which can't hold it. "
-                    "Choose another number, or store the masks in a wider type."
-                )
-        rows, columns = self.index_maps()
-        beyond: list[Any] = [(index < 0).any(axis=1).tolist() for index in (rows, columns)]
+        self._check_fills(dtype, [each.fill for each in warps if isinstance(each, WarpMove)])
+        out: Any
+        if warps and self.canvas != (inner := tuple(self.sizes.max(axis=1, initial=0).tolist())):
+            out = np.full((len(masks), *(self.canvas or inner)), self.pad_fill, dtype)
+            out[:, : inner[0], : inner[1]] = replace(self, canvas=inner).move_masks(
+                masks, dtype=dtype
+            )
+            return np.asarray(out)
+        if self.canvas is None:
+            out = shown = [np.zeros(size, dtype) for size in sizes]
+        else:
+            out = np.zeros((len(masks), *self.canvas), dtype)
+            if self.pad_fill:
+                out[...] = self.pad_fill
+            shown = [
+                each[:rows, :columns] for each, (rows, columns) in zip(out, sizes, strict=True)
+            ]
+        maps = self.index_maps()
         sides = zip(*(side.tolist() for side in self.size), strict=True)
-        for place, (mask, size) in enumerate(zip(masks, sides, strict=True)):
+        for place, (mask, side) in enumerate(zip(masks, sides, strict=True)):
             if not mask.size:
+                shown[place][...] = 0
                 continue
-            if mask.shape != size:
+            if mask.shape != side:
                 raise DatasetError(
-                    f"A mask of shape {mask.shape} belongs to an image of {size[0]} x {size[1]} "
+                    f"A mask of shape {mask.shape} belongs to an image of {side[0]} x {side[1]} "
                     "(height x width): wanted the same size. Index the dataset again."
                 )
+            at = [lines[place][:end] for lines, end in zip(maps, sizes[place], strict=True)]
             # Rows first: full lines are copied, and fewer pixels are gathered by column.
-            shown = mask.take(rows[place], axis=0, mode="clip")
-            out[place] = shown.take(columns[place], axis=1, mode="clip")
-            if beyond[0][place]:
-                out[place][rows[place] < 0] = self.mask_fill
-            if beyond[1][place]:
-                out[place][:, columns[place] < 0] = self.mask_fill
-        for move in warps:
+            lines = mask.take(at[0], axis=0, mode="clip")
+            shown[place][...] = lines.take(at[1], axis=1, mode="clip")
+            for line, axis in zip(at, (0, 1), strict=True):
+                if (line < 0).any():
+                    np.moveaxis(shown[place], axis, 0)[line < 0] = self.mask_fill
+        for move in warps:  # of images of one size
             out = move.masks(out)
         if warps:  # a missing mask has no pixels
             out[[not mask.size for mask in masks]] = 0
@@ -290,18 +327,31 @@ class ImageMoves:
     def after_warp(self, row: int, masks: NDArray[Any]) -> NDArray[Any]:
         """Return several masks of one image after the moves from the first warp on, shape (masks,
         height, width), 0 outside. row: of the image."""
+        height, width = self.sizes[:, row]
+        warped = masks[:, :height, :width]  # without padding
         for move in self.moves[len(self._straight) :]:
-            masks = move.of_image(row, masks)
+            warped = move.of_image(row, warped)
+        masks[:, :height, :width] = warped
         return masks
+
+    def _check_fills(self, dtype: np.dtype[Any], fills: Sequence[int]) -> None:
+        """Raise RecipeError if the dtype of masks can't hold a `mask_fill`."""
+        limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+        for fill in (self.mask_fill, self.pad_fill, *fills):
+            if limits is not None and not limits.min <= fill <= limits.max:
+                raise RecipeError(
+                    f"mask_fill=: got {fill}, and the masks are {dtype}, which can't hold it. "
+                    "Choose another number, or store the masks in a wider type."
+                )
 
     def move_boxes(self, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
         """Return the moved boxes, clipped to their images: float32, shape (k, 4).
 
         boxes: x1, y1, x2, y2, shape (k, 4). owner: row of each box's image, int64, (k,).
         """
-        height, width = self.shape
         moved = self._moved(boxes, 2, owner)
-        return np.clip(moved, 0, [width, height]).reshape(-1, 4).astype(np.float32)
+        limits = self.sizes[::-1, owner].T[:, None]
+        return np.clip(moved, 0, limits).reshape(-1, 4).astype(np.float32)
 
     def move_points(self, points: NDArray[Any], owner: Ints) -> NDArray[np.float32]:
         """Return the moved points, which may be outside their images: float32, shape (k, 2).

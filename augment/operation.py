@@ -5,7 +5,7 @@ and holds all that is specific to it: its draws, its DALI nodes, and how masks, 
 follow it. No other module knows single operations, so an operation of another package is one class
 in one file (docs/augment.md has examples).
 
-- `ImageOperation` changes the pixels of images that all have one size.
+- `ImageOperation` changes the pixels of images, which usually all have one size.
 - `GeometricOperation` crops, resizes or flips images of any size, before they are decoded in full.
 - `FieldOperation` changes fields that need no image.
 """
@@ -36,6 +36,7 @@ Values = dict[str, "NDArray[Any]"]
 Size = int | tuple[int, int]
 DType = Literal["float32", "float16", "uint8"]
 Antialias = bool | Literal["auto"]
+Per = Literal["sample", "batch"]
 
 
 class Stage(IntEnum):
@@ -139,21 +140,56 @@ class GeometricOperation(Operation):
     """Base class of operations that crop, resize or flip images of any size.
 
     All windows are computed before an image is decoded, and only what the last one shows is
-    decoded. An operation first crops by `window` if `crops` is True, then resizes if `resize` isn't
-    None. fill, mask_fill: values of pixels, and of masks, that a window shows outside an image.
+    decoded. An operation first crops by `window` if `crops` is True, then resizes if `resizes` is
+    True. fill, mask_fill: values of pixels, and of masks, that a window shows outside an image.
+    gives_lists: its results may differ in size on purpose, so batches may have lists of images.
+    needs_boxes: `window` needs the boxes of the images. per: "batch" if all images of a global
+    batch have the same draws, on all ranks.
     """
 
     __slots__ = ()
 
     stage = Stage.GEOMETRY
     crops: ClassVar[bool] = False
+    gives_lists: ClassVar[bool] = False
+    needs_boxes: ClassVar[bool] = False
     fill: float = 0.0
     mask_fill: int = 0
+    per: Per = "sample"
+
+    @property
+    def parts(self) -> tuple[GeometricOperation, ...]:
+        """The operations of which it consists, in order, all with its draws; usually itself."""
+        return (self,)
 
     @property
     def resize(self) -> tuple[Size, Antialias] | None:
         """The new size, as in `Resize`, and the filter; None if it doesn't resize."""
         return None
+
+    @property
+    def resizes(self) -> bool:
+        """True if it resizes."""
+        return self.resize is not None
+
+    @property
+    def filters(self) -> Antialias:
+        """The filter of its resize."""
+        return True if self.resize is None else self.resize[1]
+
+    def resized(self, height: Ints, width: Ints, _: Uniform, /) -> tuple[Ints, Ints]:
+        """Return the heights and widths of images after the resize, int64, (n,)."""
+        assert self.resize is not None, self
+        size, _filter = self.resize
+        if isinstance(size, tuple):
+            return np.full_like(height, size[0]), np.full_like(width, size[1])
+        short = np.minimum(height, width)
+        return size * height // short, size * width // short
+
+    def is_even(self, before: bool, after: ImageRange, /) -> bool:
+        """Return True if all images of a batch have one size after it, although that may be
+        another one in another batch. before: the same before it. after: sizes of the results."""
+        return after.fixed is not None or (before and not self.crops)
 
     def sizes(self, sizes: ImageRange, /) -> ImageRange:
         """Return the sizes of the results. Raises RecipeError for images that don't fit."""
@@ -170,7 +206,7 @@ class GeometricOperation(Operation):
 
 
 class ImageOperation(Operation, metaclass=ABCMeta):
-    """Base class of operations that change the pixels of images, which all have one size.
+    """Base class of operations that change the pixels of images, which usually have one size.
 
     `draw` returns the numbers of each sample, and `node` builds DALI's nodes from them. An
     operation that moves pixels also has `geometry`. If one of the drawn values is called "on", a
@@ -189,6 +225,7 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     is_random = True
     commutes_with_flips: ClassVar[bool] = False
     needs_colours: ClassVar[bool] = False
+    needs_size: ClassVar[bool] = True
     p: float = 1.0
     moves: bool = False
     mask_fill: int = 0

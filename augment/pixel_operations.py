@@ -157,6 +157,7 @@ class ColorJitter(ImageOperation):
     saturation: float | tuple[float, float] | None = argument(_FACTOR, default=None)
     hue: float | tuple[float, float] | None = argument(_HUE, default=None)
 
+    needs_size = False
     commutes_with_flips = True
 
     @property
@@ -186,10 +187,10 @@ class ColorJitter(ImageOperation):
             # are small: the sum can't overflow.
             factor, gray = inputs["saturation"], nodes.as_rgb(nodes.luma(images))
             images = nodes.uint8(nodes.int16(images, factor) + nodes.int16(gray, 1.0 - factor))
-        return _shift_hue(images, inputs["hue"], shape) if "hue" in inputs else images
+        return _shift_hue(images, inputs["hue"]) if "hue" in inputs else images
 
 
-def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
+def _shift_hue(images: Any, shift: Any) -> Any:
     """Add to the hue in HSV (1 is the full circle), exact to rounding. DALI's own hue operator
     rotates the colours in YIQ, which changes value and saturation.
 
@@ -200,8 +201,8 @@ def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
     from nvidia.dali import math
 
     planes = fn.transpose(images, perm=[2, 0, 1])
-    size = [shape.height, shape.width, 1]
-    red, green, blue = (fn.reshape(planes[k], shape=size, layout="HWC") for k in range(3))
+    # Each channel as rows of one image, whose values no operator takes for colours.
+    red, green, blue = (fn.reshape(planes[k : k + 1], layout="HWC") for k in range(3))
     high = math.max(math.max(red, green), blue)
     chroma = high - math.min(math.min(red, green), blue)
     r, g, b, twice = (*map(nodes.int16, (red, green, blue)), nodes.int16(chroma, 2.0))
@@ -218,8 +219,7 @@ def _shift_hue(images: Any, shift: Any, shape: ImageShape) -> Any:
         away = math.abs(math.abs(hue + nodes.int16(chroma, turn)) - c3) - c
         # math.clamp takes three times as long.
         shifted.append(most - math.min(math.max(away, zero), c))
-    whole = [shape.channels, shape.height, shape.width]
-    whole = fn.reshape(fn.cat(*shifted, axis=0), shape=whole, layout="CHW")
+    whole = fn.reshape(fn.cat(*shifted, axis=0), layout="CHW")
     return fn.crop_mirror_normalize(whole, dtype=types.UINT8, output_layout="HWC")
 
 
@@ -229,6 +229,7 @@ class RandomGrayscale(ImageOperation):
 
     p: float = 0.1
 
+    needs_size = False
     commutes_with_flips = True
     needs_colours = True
 
@@ -269,6 +270,7 @@ class GaussianBlur(ImageOperation):
     sigma: float | tuple[float, float] = argument(_blur_sigma, default=(0.1, 2.0))
     p: float = 1.0
 
+    needs_size = False
     commutes_with_flips = True
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
@@ -306,6 +308,7 @@ class RandomPosterize(ImageOperation):
     bits: int = argument(arg.whole_number(0, 8))
     p: float = 0.5
 
+    needs_size = False
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
@@ -324,6 +327,7 @@ class Solarize(ImageOperation):
     threshold: float = argument(arg.number(0, 255))
     p: float = 0.5
 
+    needs_size = False
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
@@ -342,6 +346,7 @@ class RandomEqualize(ImageOperation):
 
     p: float = 0.5
 
+    needs_size = False
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
@@ -357,6 +362,7 @@ class RandomAutocontrast(ImageOperation):
 
     p: float = 0.5
 
+    needs_size = False
     commutes_with_flips = True
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:

@@ -6,22 +6,23 @@ operations, the last pass over the pixels, and operations on whole batches.
 All sizes follow from the stored height and width. So numpy computes every window before a byte is
 decoded, and the graph decodes only what the last window will show (see `draws`).
 
-Pixel operations come after the windows, on images that all have one size. The last pass over the
-pixels mirrors without additional cost, so flips among the windows are done there, or in front of
-the first operation that treats left and right differently. Flips after that one are done in their
-own place.
+Pixel operations come after the windows, usually on images that all have one size. The last pass
+over the pixels mirrors without additional cost, so flips among the windows are done there, or in
+front of the first operation that treats left and right differently. Flips after that one are done
+in their own place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from penstock.augment.dali_nodes import as_input, foreign_node, if_else
 from penstock.augment.draw_keys import Uniform
+from penstock.augment.field_operations import Pad
 from penstock.augment.geometric_operations import (
     CenterCrop,
     FlipOperation,
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
 
 Recipe = Sequence[Operation]
 
+Form = Literal["fixed", "batch", "list"]
+"""The form of a batch's images: one tensor, of one size for all batches, or of a size for each
+batch; or a list of tensors of different sizes."""
+
 
 PlacedWindow = tuple[int, GeometricOperation]
 """A window or a flip, with its place in the recipe."""
@@ -67,52 +72,64 @@ PlacedWindow = tuple[int, GeometricOperation]
 class GeometryStage:
     """Windows of an image, then one resize, then windows of its result.
 
-    size: as in `Resize`; None: no resize, and `after` is empty. antialias: filter when shrinking;
-    "auto": only samples that shrink by more than 2. out: height and width of the result; None if
-    they differ between samples. padding: the crop of `before` that may reach outside the image, if
-    any; the window that `before` shows is then padded before it is resized.
+    resize: the operation that resizes; None: no resize, and `after` is empty. antialias: filter
+    when shrinking; "auto": only samples that shrink by more than 2. out: height and width of the
+    result; None if they differ between samples. padding: the crop of `before` that may reach
+    outside the image, if any; the window that `before` shows is then padded before it is resized.
+    frame: the first crop of `after`, if it may reach outside the resized image.
     """
 
     before: tuple[PlacedWindow, ...] = ()
-    size: Size | None = None
+    resize: PlacedWindow | None = None
     antialias: Antialias = True
     after: tuple[PlacedWindow, ...] = ()
     out: tuple[int, int] | None = None
     padding: GeometricOperation | None = None
+    frame: GeometricOperation | None = None
 
     @property
     def crops_after(self) -> bool:
         """True if it resizes only a region of its input."""
         return any(op.crops for _, op in self.after)
 
+    @property
+    def sized(self) -> tuple[int, int] | None:
+        """Height and width of what it resizes; None if they differ between samples."""
+        return None if self.frame else self.out
+
 
 def plan_geometries(
-    geometric: Sequence[tuple[int, GeometricOperation]], images: ImageRange
-) -> tuple[tuple[GeometryStage, ...], ImageRange]:
-    """Return the geometry stages, and the sizes of the images after the last one."""
+    geometric: Sequence[PlacedWindow], images: ImageRange
+) -> tuple[tuple[GeometryStage, ...], ImageRange, bool]:
+    """Return the geometry stages, the sizes of the images after the last one, and True if all
+    images of a batch then have one size."""
     stages: list[GeometryStage] = []
-    last, sizes = GeometryStage(out=images.fixed), images
-    for index, op in geometric:
+    last, sizes, is_even = GeometryStage(out=images.fixed), images, images.fixed is not None
+    for index, op in [(index, part) for index, whole in geometric for part in whole.parts]:
+        is_framed = False
         if op.pads(sizes):
-            if any(stage.padding for stage in (*stages, last)):
+            if any(stage.padding or stage.frame for stage in (*stages, last)):
                 raise RecipeError(f"{op} is the second crop that pads in one recipe: keep one.")
-            if last.size is not None or any(before.crops for _, before in last.before):
-                # Outside the earlier crop it shows padding, although the image continues there.
-                stages.append(last)
-                last = GeometryStage()
-            last = replace(last, padding=op)
+            is_framed = last.resize is not None and not last.crops_after
+            if not is_framed:
+                if last.resize is not None or any(before.crops for _, before in last.before):
+                    # Outside the earlier crop it shows padding, though the image continues there.
+                    stages.append(last)
+                    last = GeometryStage()
+                last = replace(last, padding=op)
         sizes = op.sizes(sizes)
+        is_even = op.is_even(is_even, sizes)
         if op.crops or isinstance(op, FlipOperation):
-            where = "before" if last.size is None else "after"
+            where = "before" if last.resize is None else "after"
             windows: Any = {where: (*getattr(last, where), (index, op))}
-            last = replace(last, out=None if op.resize else sizes.fixed, **windows)
-        if op.resize is not None:
-            if last.size is not None:
+            last = replace(last, out=None if op.resizes else sizes.fixed, **windows)
+            last = replace(last, frame=op) if is_framed else last
+        if op.resizes:
+            if last.resize is not None:
                 stages.append(last)
                 last = GeometryStage()
-            size, antialias = op.resize
-            last = replace(last, size=size, antialias=antialias, out=sizes.fixed)
-    return (*stages, last), sizes
+            last = replace(last, resize=(index, op), antialias=op.filters, out=sizes.fixed)
+    return (*stages, last), sizes, is_even
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +159,19 @@ class PlacedOperation:
         own["images"] = images
         return changed(own) if on is None else if_else(own, on, changed, lambda x: x["images"])
 
-    def moves(self, values: Values, shape: ImageShape) -> list[ImageMove]:
-        """Return how it moves pixels by these argument inputs of the graph."""
+    def moves(self, values: Values, shape: ImageShape, sizes: Ints) -> list[ImageMove]:
+        """Return how it moves pixels by these argument inputs of the graph. shape: of the images,
+        or of the largest. sizes: of each, int64, (2, n)."""
         own = self._own(values)
         if isinstance(self.op, FlipOperation):
-            on = own["on"]
-            return [FlipMove(size=_sides(shape, len(on)), on=on, axis=self.op.axis)]
+            return [FlipMove(size=sizes, on=own["on"], axis=self.op.axis)]
         matrix = self.op.geometry(own, shape)
         if matrix is None:
             return []
         matrix = matrix.astype(np.float64)
         if "on" in own:
             matrix = np.where(own["on"][:, None, None], matrix, np.eye(3))
-        return [WarpMove(size=_sides(shape, len(matrix)), matrix=matrix, fill=self.op.mask_fill)]
+        return [WarpMove(size=sizes, matrix=matrix, fill=self.op.mask_fill)]
 
     @property
     def _prefix(self) -> str:
@@ -165,19 +182,17 @@ class PlacedOperation:
         return {n.removeprefix(prefix): each for n, each in inputs.items() if n.startswith(prefix)}
 
 
-def _sides(shape: ImageShape, count: int) -> Ints:
-    return np.full((count, 2), (shape.height, shape.width)).T
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRecipe:
     """A recipe that fits its data. Only `check_recipe` creates it.
 
     ops: the recipe with Decode at its front, including operations on fields. geometries: its
-    geometry stages, at least one. shape: (channels, height, width) of one sample of the batch.
-    dtype: dtype of the batch. normalize: the recipe's Normalize, if any. pixels: operations
-    between the geometry stages and the last pass. erasing: operations after that pass. mixing:
-    operations on whole batches, which the graph doesn't do. salt: part of the key of its draws.
+    geometry stages, at least one. shape: (channels, height, width) of one sample of the batch, or,
+    unless `is_fixed`, of the largest possible one. dtype: dtype of the batch. normalize: the
+    recipe's Normalize, if any. pixels: operations between the geometry stages and the last pass.
+    erasing: operations after that pass. mixing: operations on whole batches, which the graph
+    doesn't do. sizes: of the images before `pad`, the operation that pads them to one size. form:
+    of a batch. salt: part of the key of its draws.
     """
 
     ops: tuple[Operation, ...]
@@ -189,13 +204,35 @@ class CheckedRecipe:
     pixels: tuple[PlacedOperation, ...] = ()
     erasing: tuple[PlacedOperation, ...] = ()
     mixing: tuple[Any, ...] = ()
+    sizes: ImageRange
+    form: Form = "fixed"
+    pad: Pad | None = None
     salt: int = 0
 
     @property
     def image(self) -> ImageShape:
-        """The shape of the images that pixel operations get."""
-        channels, height, width = self.shape
-        return ImageShape(height, width, channels)
+        """The shape of the images that pixel operations get: the largest, if they differ."""
+        return ImageShape(self.sizes.max_height, self.sizes.max_width, self.decode.channels)
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if all batches have images of one size."""
+        return self.form == "fixed"
+
+    @property
+    def has_canvas(self) -> bool:
+        """True if images of other sizes are put on the canvas of their batch."""
+        return self.sizes.fixed is None or self.pad is not None
+
+    def canvas(self, sizes: Ints) -> tuple[int, int] | None:
+        """Return the height and width of the images of a batch; None if each has its own. sizes: of
+        the images, int64, (2, n)."""
+        if self.form == "list":
+            return None
+        if self.is_fixed:
+            return self.shape[1:]
+        most = sizes.max(axis=1, initial=1)
+        return self.pad.canvas(most) if self.pad else (int(most[0]), int(most[1]))
 
     @property
     def random(self) -> bool:
@@ -210,25 +247,36 @@ class CheckedRecipe:
 
 
 def check_recipe(
-    recipe: Recipe | None, *, images: ImageRange, field: str | None = None
+    recipe: Recipe | None, *, images: ImageRange, field: str | None = None, lists: bool = False
 ) -> CheckedRecipe:
     """Check a recipe and plan its stages for images of these sizes.
 
     images: the dataset's sizes. field: name of the image field;
-    operations for other fields are then ignored, but count for the places. A recipe without Decode
-    gets one at its front. None and an empty recipe decode to uint8, CHW, if all images have one
-    size. Raises RecipeError if the operations don't fit one another or the images.
+    operations for other fields are then ignored, but count for the places. lists: a batch may have
+    a list of images of different sizes; otherwise only if the recipe has an operation for that. A
+    recipe without Decode gets one at its front. None and an empty recipe decode to uint8, CHW, if
+    all images have one size. Raises RecipeError if the operations don't fit one another or the
+    images.
     """
     ops = operations_of(recipe)
     stages = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
-    geometries, out = plan_geometries(geometric, images)
-    if out.fixed is None:
+    geometries, sizes, is_even = plan_geometries(geometric, images)
+    pad = next((op for op in ops if isinstance(op, Pad) and op.pads_image(field)), None)
+    form: Form = "list"
+    if sizes.fixed is not None or (pad is not None and pad.to is not None):
+        form = "fixed"
+    elif pad is not None or is_even:
+        form = "batch"
+    elif not lists and not any(op.gives_lists for _, op in geometric):
         raise RecipeError(
-            f"The images are {size_text(ANY_SIZE if images == ANY_SIZE else out)}. A batch "
+            f"The images are {size_text(ANY_SIZE if images == ANY_SIZE else sizes)}. A batch "
             "needs one size: in augment=, add RandomResizedCrop(224), Resize((224, 224)), or "
-            "Resize(256) and CenterCrop(224)."
+            "Resize(256) and CenterCrop(224); or pad them: LongestSide(640), Pad(to_multiple=32)."
         )
+    largest = (sizes.max_height, sizes.max_width)
+    if pad is not None:
+        largest = pad.largest(largest)
     normalize = next((op for _, op in stages[Stage.NORMALIZE]), None)
     to = next((op for _, op in stages[Stage.CAST]), None)
     checked = CheckedRecipe(
@@ -236,16 +284,34 @@ def check_recipe(
         geometries=geometries,
         decode=decode,
         normalize=normalize,
-        shape=(decode.channels, *out.fixed),
+        shape=(decode.channels, *largest),
         dtype=to.dtype if to else ("uint8" if normalize is None else "float32"),
         pixels=tuple(PlacedOperation(index, op) for index, op in stages[Stage.PIXELS]),
         erasing=tuple(PlacedOperation(index, op) for index, op in stages[Stage.ERASE]),
         mixing=tuple(op for _, op in stages[Stage.MIX]),
+        sizes=sizes,
+        form=form,
+        pad=pad,
     )
+    _check_needs_of_size(checked)
     for placed in stages.values():
         for _, op in placed:
             op.check(checked.image, checked.dtype)
     return checked
+
+
+def _check_needs_of_size(recipe: CheckedRecipe) -> None:
+    """Raise RecipeError for operations that need one size, if images differ in size."""
+    others = () if recipe.form == "fixed" else recipe.mixing
+    if recipe.sizes.fixed is None:
+        pixels = [placed.op for placed in (*recipe.pixels, *recipe.erasing)]
+        needy = [op for op in pixels if isinstance(op, ImageOperation) and op.needs_size]
+        others = (*needy, *others)
+    if others:
+        raise RecipeError(
+            f"{others[0]} works on images of one size, and they are {size_text(recipe.sizes)}. Put "
+            "Letterbox(640), or a crop of a fixed size, in front of it, or leave it out."
+        )
 
 
 def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:

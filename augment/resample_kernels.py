@@ -18,6 +18,13 @@ number. The inputs in their order: image (uint8, HWC); low and high, the region 
 to resize (float32, (y, x) in pixels; high of 0: the full image); filtered (bool): antialias; mirror
 (int32); like: float32 of the output's shape, whose first values are, for each channel, the factor
 and the summand that normalise it.
+
+The framed functions write images of different sizes, or a part of their output. Their inputs:
+image, low and high as above; numbers (int32, (9,)): filtered; 1 to flip it upside down, or left to
+right; top, left, height and width of the resized image in the output; height and width of the
+window around it; like (uint8): the output's (height, width, 0), without memory; norm (float32,
+(channels + 1, 2)): factor and summand for each channel, then the value of the window around the
+image, in units of pixels, and of the padding around the window, in units of the output.
 """
 
 from __future__ import annotations
@@ -140,6 +147,12 @@ def _scaled(out: Any, values: Any, factor: Any, summand: Any) -> None:
 
 
 @njit(fastmath=_MATH)
+def _bytes(out: Any, values: Any) -> None:
+    for i in range(out.size):
+        out[i] = np.uint8(np.int32(np.rint(values[i])))
+
+
+@njit(fastmath=_MATH)
 def _rounded(out: Any, values: Any, channel: Any, channels: Any) -> None:
     """Write values into every `channels`th byte, rounded half up. Weights sum to 1, so values
     leave 0..255 only by rounding."""
@@ -148,15 +161,55 @@ def _rounded(out: Any, values: Any, channel: Any, channels: Any) -> None:
 
 
 @njit(fastmath=_MATH)
+def _split(red: Any, green: Any, blue: Any, row: Any) -> None:
+    """Divide pixels of three channels into planes."""
+    for i in range(red.size):
+        red[i], green[i], blue[i] = row[3 * i], row[3 * i + 1], row[3 * i + 2]
+
+
+@njit
+def _is_copy(low: Any, high: Any, resized: Any) -> Any:
+    """Return True if a resize along an axis copies pixels."""
+    return high - low == resized and low == np.floor(low)
+
+
+@njit(fastmath=_MATH)
+def _copy(image: Any, region: Any, flips: Any, place: Any, planes: Any) -> None:
+    """Copy a region of three channels into planes of bytes."""
+    top, left, rows, columns = place
+    width = image.shape[1]
+    flat = image.reshape(image.size)
+    for y in range(rows):
+        from_y = int(region[0]) + (rows - 1 - y if flips[0] else y)
+        begin = 3 * (from_y * width + int(region[1]))
+        red = planes[0, top + y, left : left + columns]
+        green = planes[1, top + y, left : left + columns]
+        blue = planes[2, top + y, left : left + columns]
+        _split(red, green, blue, flat[begin : begin + 3 * columns])
+        if flips[1]:
+            for plane in (red, green, blue):
+                for i in range(columns // 2):
+                    j = columns - 1 - i
+                    plane[i], plane[j] = plane[j], plane[i]
+
+
+@njit(fastmath=_MATH)
 def _resample(
-    image: Any, region: Any, filtered: Any, mirror: Any, planes: Any, pixels: Any, norm: Any
+    image: Any, region: Any, filtered: Any, flips: Any, place: Any, out: Any, norm: Any
 ) -> None:
-    """Resample into planes (float32, CHW, normalised), or into pixels (uint8, HW by C) if planes is
-    empty."""
+    """Resample a region into a part of the output.
+
+    flips: upside down, left to right. place: top, left, height and width of the part. out: planes
+    (float32, CHW, normalised), planes of bytes (uint8, CHW), and pixels (uint8, HW by C); all but
+    one are empty.
+    """
+    planes, octets, pixels = out
     height, width, channels = image.shape
-    in_planes = planes.size > 0
-    rows = planes.shape[1] if in_planes else pixels.shape[0]
-    columns = planes.shape[2] if in_planes else pixels.shape[1] // channels
+    top, left, rows, columns = place
+    is_copy = _is_copy(region[0], region[2], rows) and _is_copy(region[1], region[3], columns)
+    if is_copy and octets.size and channels == 3:
+        _copy(image, region, flips, place, octets)
+        return
     from_y, weights_y = _taps(region[0], region[2], height, rows, filtered)
     from_x, weights_x = _taps(region[1], region[3], width, columns, filtered)
     taps_y, taps_x = weights_y.shape[0], weights_x.shape[0]
@@ -165,7 +218,7 @@ def _resample(
     at = np.empty((channels, columns), np.uint64)
     across = np.empty((taps_x, columns), np.float32)
     for i in range(columns):
-        j = columns - 1 - i if mirror else i
+        j = columns - 1 - i if flips[1] else i
         for channel in range(channels):
             at[channel, i] = np.uint64(from_x[j] * channels - begin + channel)
         for k in range(taps_x):
@@ -173,7 +226,8 @@ def _resample(
     flat = image.reshape(image.size)  # numba knows that its slices are contiguous
     row = np.empty(length, np.float32)
     lines = np.empty((channels, columns), np.float32)
-    for y in range(rows):
+    for line in range(rows):
+        y = rows - 1 - line if flips[0] else line
         low = from_y[y] * width * channels + begin
         if taps_y == 2:
             next_low = low + width * channels
@@ -190,11 +244,36 @@ def _resample(
         else:
             for channel in range(channels):
                 _across(lines[channel], row, at[channel], across, channels)
+        to = top + line
         for channel in range(channels):
-            if in_planes:
-                _scaled(planes[channel, y], lines[channel], norm[channel, 0], norm[channel, 1])
+            if planes.size:
+                end = planes[channel, to, left : left + columns]
+                _scaled(end, lines[channel], norm[channel, 0], norm[channel, 1])
+            elif octets.size:
+                _bytes(octets[channel, to, left : left + columns], lines[channel])
             else:
-                _rounded(pixels[y], lines[channel], channel, channels)
+                end = pixels[to, left * channels : (left + columns) * channels]
+                _rounded(end, lines[channel], channel, channels)
+
+
+@njit
+def _surround(plane: Any, place: Any, window: Any, fill: Any, pad: Any) -> None:
+    """Fill what lies around a part of a plane, or of pixels, (rows, values).
+
+    place: top, left, height and width of the part. window: height and width of the window around
+    it, which gets `fill`; the rest gets `pad`.
+    """
+    top, left, rows, columns = place
+    for y in range(plane.shape[0]):
+        if y >= window[0]:
+            plane[y] = pad
+            continue
+        if top <= y < top + rows:
+            plane[y, :left] = fill
+            plane[y, left + columns : window[1]] = fill
+        else:
+            plane[y, : window[1]] = fill
+        plane[y, window[1] :] = pad
 
 
 @njit
@@ -222,15 +301,33 @@ def _arguments(given: Any, shapes: Any, ins: Any) -> Any:
     return image, region, filtered, mirror, (dims[0], dims[1], dims[2]), places[_LIKE]
 
 
+@njit
+def _outputs(address: Any, shape: Any, is_float: Any, is_planes: Any) -> Any:
+    """Return the output as `_resample` takes it. shape: CHW of planes, HWC of pixels."""
+    none = (0, 0, 0)
+    planes = carray(_pointer(address), shape if is_float else none, np.float32)
+    octets = carray(_pointer(address), shape if is_planes and not is_float else none, np.uint8)
+    size = (0, 0) if is_planes else (shape[0], shape[1] * shape[2])
+    return planes, octets, carray(_pointer(address), size, np.uint8)
+
+
+@njit
+def _whole(out: Any, outs: Any, given: Any, shapes: Any, ins: Any, is_float: Any) -> None:
+    """Turn one sample into an output that it fills."""
+    image, region, filtered, mirror, shape, like = _arguments(given, shapes, ins)
+    address = _words(out, outs)[0]
+    norm = carray(_pointer(like), (shape[0] if is_float else 0, 2), np.float32)
+    place = (0, 0, shape[1], shape[2]) if is_float else (0, 0, shape[0], shape[1])
+    found = _outputs(address, shape, is_float, is_float)
+    _resample(image, region, filtered, (False, mirror), place, found, norm)
+
+
 @_compiled(_RUN)
 def to_planes(
     out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
 ) -> None:
     """Turn one sample into float32 CHW, normalised."""
-    image, region, filtered, mirror, shape, like = _arguments(given, shapes, ins)
-    planes = carray(_pointer(_words(out, outs)[0]), shape, np.float32)
-    norm = carray(_pointer(like), (shape[0], 2), np.float32)
-    _resample(image, region, filtered, mirror, planes, np.empty((0, 0), np.uint8), norm)
+    _whole(out, outs, given, shapes, ins, True)
 
 
 @_compiled(_RUN)
@@ -238,11 +335,104 @@ def to_pixels(
     out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
 ) -> None:
     """Turn one sample into uint8 HWC."""
-    image, region, filtered, mirror, shape, _ = _arguments(given, shapes, ins)
-    size = (shape[0], shape[1] * shape[2])
-    pixels = carray(_pointer(_words(out, outs)[0]), size, np.uint8)
-    none = np.empty((0, 0, 0), np.float32)
-    _resample(image, region, filtered, mirror, none, pixels, np.empty((0, 2), np.float32))
+    _whole(out, outs, given, shapes, ins, False)
+
+
+@njit
+def _framed(
+    out: Any, outs: Any, given: Any, shapes: Any, ins: Any, is_float: Any, is_planes: Any
+) -> None:
+    """Turn one sample into a part of its output, and fill the rest."""
+    places = _words(given, ins)
+    image = _image(given, shapes, ins)
+    channels = image.shape[2]
+    start = carray(_pointer(places[1]), 2, np.float32)
+    end = carray(_pointer(places[2]), 2, np.float32)
+    region = np.empty(4)
+    for k in range(2):
+        region[k] = start[k]
+        region[k + 2] = end[k] if end[k] > 0 else image.shape[k]
+    numbers = carray(_pointer(places[3]), 9, np.int32)
+    dims = _words(_words(shapes, ins)[4], 3)
+    norm = carray(_pointer(places[5]), (channels + 1, 2), np.float32)
+    height, width = dims[0], dims[1]
+    window = (numbers[7], numbers[8])
+    flips = (numbers[1] != 0, numbers[2] != 0)
+    place = (numbers[3], numbers[4], numbers[5], numbers[6])
+    address = _words(out, outs)[0]
+    shape = (channels, height, width) if is_planes else (height, width, channels)
+    found = _outputs(address, shape, is_float, is_planes)
+    is_inside = place[2] > 0 and place[3] > 0
+    if is_inside:
+        _resample(image, region, numbers[0] != 0, flips, place, found, norm)
+    else:
+        place = (0, 0, 0, 0)
+    fill, pad = norm[channels, 0], norm[channels, 1]
+    planes, octets, pixels = found
+    if not is_planes:
+        wide = (place[0], place[1] * channels, place[2], place[3] * channels)
+        _surround(pixels, wide, (window[0], window[1] * channels), fill, pad)
+        return
+    for channel in range(channels):
+        if is_float:
+            value = fill * norm[channel, 0] + norm[channel, 1]
+            _surround(planes[channel], place, window, value, pad)
+        else:
+            _surround(octets[channel], place, window, fill, pad)
+
+
+@_compiled(_RUN)
+def to_framed_planes(
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
+) -> None:
+    """Turn one sample into a part of float32 CHW, normalised."""
+    _framed(out, outs, given, shapes, ins, True, True)
+
+
+@_compiled(_RUN)
+def to_framed_octets(
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
+) -> None:
+    """Turn one sample into a part of uint8 CHW."""
+    _framed(out, outs, given, shapes, ins, False, True)
+
+
+@_compiled(_RUN)
+def to_framed_pixels(
+    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
+) -> None:
+    """Turn one sample into a part of uint8 HWC."""
+    _framed(out, outs, given, shapes, ins, False, False)
+
+
+@njit
+def _framed_shapes(
+    out_shapes: Any, in_shapes: Any, outs: Any, ins: Any, samples: Any, is_planes: Any
+) -> None:
+    """Set the shape of each sample's output to height and width of its `like`, and the channels of
+    its image."""
+    shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
+    for i in range(samples):
+        shape, like = _words(shapes[i], 3), _words(given[4 * samples + i], 3)
+        shape[0 if is_planes else 2] = _words(given[i], 3)[2]
+        for k in range(2):
+            shape[k + 1 if is_planes else k] = like[k]
+
+
+@_compiled(_SETUP)
+def shape_of_planes(
+    out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
+) -> None:
+    """Set the shapes of framed planes."""
+    _framed_shapes(out_shapes, in_shapes, outs, ins, samples, True)
+
+
+@_compiled(_SETUP)
+def shape_of_pixels(
+    out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
+) -> None:
+    """Set the shapes of framed pixels."""
+    _framed_shapes(out_shapes, in_shapes, outs, ins, samples, False)
 
 
 @_compiled(_SETUP)

@@ -12,9 +12,12 @@ from .augment.geometric_operations import (
     CenterCrop as CenterCrop,
     RandomCrop as RandomCrop,
     RandomHorizontalFlip as RandomHorizontalFlip,
+    Letterbox as Letterbox,
+    LongestSide as LongestSide,
     RandomResizedCrop as RandomResizedCrop,
     RandomVerticalFlip as RandomVerticalFlip,
     Resize as Resize,
+    ScaleJitter as ScaleJitter,
 )
 from .augment.mixing import CutMix as CutMix, MixUp as MixUp
 from .augment.operation import Operation as Operation

@@ -43,7 +43,6 @@ from penstock.readers.fieldtypes import (
     DenseColumn,
     EncodedColumn,
     RaggedColumn,
-    base_name,
     check_renames,
     class_field,
     decoded_sample,
@@ -509,7 +508,7 @@ class Source(ABC):
         once. Raises ConfigError for fields that must be decoded or are raw bytes (images, masks,
         sounds), except for texts in files of their own, and for a field that some samples lack.
         """
-        field = base_name(name) if isinstance(name, str) else name
+        field = name.removesuffix(PRESENT) if isinstance(name, str) else name
         type = self.schema.get(field)
         if type is None or not (type.in_tables or name != field):
             found = "no field" if type is None else f"a field of {type!r}"

@@ -139,7 +139,7 @@ def _build(
         usable_cores=cores,
         url=dataset.url,
         shards=partial(_shard_figures, dataset),
-        output=image.shape[1:] if image is not None else None,
+        output=image.shape[1:] if image is not None and image.is_fixed else None,
         decodes=image is not None,
         left_out=dataset.left_out,
     )

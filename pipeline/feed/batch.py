@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
-    from penstock.augment import Draws, Mix
+    from penstock.augment import Draws, Images, Mix
     from penstock.pipeline.plan import Delivery, RankSlots, Step
     from penstock.readers.fieldtypes import DenseColumn, RaggedColumn, SampleBatch
 
@@ -59,7 +58,7 @@ class Batch:
     filled: Mapping[str, DenseColumn | RaggedColumn] = field(default_factory=dict)
     read_s: float = 0.0
     load_s: float = 0.0
-    images: dict[str, torch.Tensor] = field(default_factory=dict)
+    images: dict[str, Images] = field(default_factory=dict)
     read_wait_s: float = 0.0
     decode_wait_s: float = 0.0
     output: Output | None = None
@@ -69,6 +68,11 @@ class Batch:
     def epoch(self) -> int:
         """The epoch of the batch."""
         return self.step.start.epoch
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Epoch and first position of the global batch, which key what is drawn once for it."""
+        return self.step.start.epoch, self.step.start.position
 
     @property
     def delivery(self) -> Delivery:

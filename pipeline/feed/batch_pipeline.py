@@ -37,7 +37,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache import PenstockError
 
@@ -152,7 +152,7 @@ class BatchPipeline:
         The numbers are pure functions of the seed, the epoch and the sample's id.
         """
         if self.images is not None:
-            batch.draws, batch.content = self.images.draw(batch.content, batch.delivery)
+            batch.draws, batch.content = self.images.draw(batch.content, batch.delivery, batch.key)
             batch.mix = self.images.mix(batch)
         self._change_columns(batch)
 
@@ -191,14 +191,24 @@ class BatchPipeline:
         if batch.valid is not None:
             self.reader.mark(batch, bad)
             return
+        while bad and images.has_joint_size:
+            # Substitutes may be larger than all others, so that the batch gets another size.
+            self.reader.record(batch, bad)
+            (new,) = self.read([batch.step])
+            self.draw(new)
+            found = images.decode(new.content, new.draws)
+            batch.content, batch.draws, batch.bad = new.content, new.draws, new.bad
+            batch.images = {field: decoded.images for field, decoded in found.items()}
+            bad = {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
-            draws, substitutes = images.draw(substitutes, batch.delivery.take(rows))
+            draws, substitutes = images.draw(substitutes, batch.delivery.take(rows), batch.key)
             batch.content = batch.content.patched(rows, substitutes)
             again = images.decode(substitutes, draws)
             bad = {}
             for image, decoded in again.items():
-                batch.images[image][rows] = decoded.images
+                all_images: Any = batch.images[image]
+                all_images[rows] = decoded.images
                 if decoded.bad:
                     bad[image] = {rows[place]: why for place, why in decoded.bad.items()}
         self._change_columns(batch)

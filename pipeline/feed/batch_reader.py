@@ -140,7 +140,7 @@ class BatchReader:
     def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
         assert batch.valid is not None
-        reasons = self._record_undecodable(batch, undecodable)
+        reasons = self.record(batch, undecodable)
         valid = batch.valid.copy()
         valid[list(reasons)] = False
         batch.valid, batch.bad = valid, {**batch.bad, **reasons}
@@ -150,14 +150,14 @@ class BatchReader:
 
         Raises TooManyBadSamplesError if no substitute is found.
         """
-        rows = sorted(self._record_undecodable(batch, undecodable))
+        rows = sorted(self.record(batch, undecodable))
         own, delivery = batch.own[rows], batch.delivery.take(rows)
         bad = self.bad_samples.reasons(batch.epoch, own, delivery)
         substitutes = self._read(own, batch.epoch, delivery, bad=bad)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
         return rows, substitutes
 
-    def _record_undecodable(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
+    def record(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
         """Record the samples that didn't decode, and return their rows with reasons."""
         reasons, delivery = dict[int, str](), batch.delivery
         for image, rows in undecodable.items():

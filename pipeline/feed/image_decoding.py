@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from penstock.augment import (
     Draws,
     Graph,
     GraphPlan,
+    ImageList,
     class_count,
     draw_mix,
     draw_with_moves,
@@ -26,6 +27,9 @@ from penstock.augment import (
 from penstock.cache import ConfigError
 from penstock.readers import ANY_SIZE, PART
 from penstock.readers.fieldtypes import (
+    MASK,
+    SIZE,
+    ArrayForm,
     BoxUnits,
     DenseColumn,
     EncodedColumn,
@@ -36,10 +40,9 @@ from penstock.readers.fieldtypes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
 
-    from penstock.augment import FieldRecipes, ImageMoves, Mix
+    from penstock.augment import FieldRecipes, ImageMoves, Images, Mix
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.map_fields import MappedFields
     from penstock.pipeline.feed.part_recipes import Augments
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options import LoaderOptions
     from penstock.pipeline.plan import Delivery, JobOrder
     from penstock.readers import EncodedBatch, ImageRange, Source
-    from penstock.readers.fieldtypes import SampleBatch, Schema
+    from penstock.readers.fieldtypes import Column, SampleBatch, Schema
 
 
 _MISSING = "it has no such image"
@@ -71,19 +74,21 @@ class ImageDecoding:
     resident: ResidentImages | None = None
 
     def draw(
-        self, content: SampleBatch, delivery: Delivery
+        self, content: SampleBatch, delivery: Delivery, key: tuple[int, int]
     ) -> tuple[dict[str, Draws], SampleBatch]:
         """Draw the numbers of each sample, by image field, and move masks, boxes and points.
 
-        A substitute has the numbers of its own id. Returns the draws, and the samples with masks,
-        boxes and points where their pixels will be.
+        A substitute has the numbers of its own id. key: of the global batch. Returns the draws, and
+        the samples with masks, boxes and points where their pixels will be.
         """
         recipes, draws = self.recipes, dict[str, Draws]()
         moves: dict[str, ImageMoves] = {}
         for field, recipe in recipes.images.items():
             dims = content.encoded(field).dims
+            missing = None
             if field in content.present:
                 dims = np.maximum(dims, 1)  # a missing image needs some size to draw a window
+                missing = ~content.present[field]
             draws[field], moves[field] = draw_with_moves(
                 recipe,
                 ids=content.ids,
@@ -91,7 +96,10 @@ class ImageDecoding:
                 seed=self.seed,
                 epoch=delivery.epoch,
                 occurrences=delivery.occurrences,
+                batch=key,
+                missing=missing,
             )
+        content = content.with_columns(_companions(recipes.fields, content, moves))
         if not recipes.followers:
             return draws, content
         for name, follower in recipes.followers.items():
@@ -99,6 +107,11 @@ class ImageDecoding:
             if not isinstance(column, ListColumn | EncodedColumn):
                 self.units.add(name, follower.type, column.values)
         return draws, content.with_columns(recipes.follow(moves, content.columns))
+
+    @property
+    def has_joint_size(self) -> bool:
+        """True if the size of a batch's images depends on all of them."""
+        return any(each.pad and not each.is_fixed for each in self.recipes.images.values())
 
     def mix(self, batch: Batch) -> Mix | None:
         """Draw how each sample is mixed, and with which partner; None without mixing."""
@@ -153,7 +166,7 @@ class ImageDecoding:
             decoded = graph.outputs_marked()
             missing = _missing(content, field)
             if missing:
-                decoded.images[list(missing)] = 0
+                decoded.clear(list(missing))
             known = left_out.keys() | missing.keys()
             new = {row: why for row, why in decoded.bad.items() if row not in known}
             found[field] = DecodedBatch(decoded.images, new)
@@ -172,7 +185,7 @@ class ImageDecoding:
             ]  # DALI gets no empty bytes
             few = {name: values[rows] for name, values in draws[field].items()}
             decoded = graph.decode(content.take(rows).encoded(field), few)
-            images = decoded.images.new_zeros((len(content), *decoded.images.shape[1:]))
+            images: Any = graph.zeros(len(content), draws[field])
             images[rows] = decoded.images
             bad = {rows[place]: why for place, why in decoded.bad.items()}
             found[field] = DecodedBatch(images, bad)
@@ -207,6 +220,11 @@ class PartDecoding:
     resident: None = None
 
     @property
+    def has_joint_size(self) -> bool:
+        """True if the size of a batch's images depends on all of them."""
+        return False  # such recipes are refused
+
+    @property
     def graphs(self) -> Mapping[str, Graph]:
         """The graphs of one of the recipes, by image field."""
         return self.decodings[0].graphs
@@ -217,7 +235,7 @@ class PartDecoding:
         return self.decodings[0].mixed
 
     def draw(
-        self, content: SampleBatch, delivery: Delivery
+        self, content: SampleBatch, delivery: Delivery, key: tuple[int, int]
     ) -> tuple[dict[str, Draws], SampleBatch]:
         """Draw the numbers of each sample, and move what follows images, as `ImageDecoding`."""
         draws: dict[str, Draws] = {}
@@ -225,7 +243,7 @@ class PartDecoding:
         places: list[NDArray[np.int64]] = []
         for number, rows in self.augments.split(content.ids):
             some = content.take(rows) if self._has_followers else self._images(content, rows)
-            own, after = self.decodings[number].draw(some, delivery.take(rows))
+            own, after = self.decodings[number].draw(some, delivery.take(rows), key)
             draws |= {f"{number}/{field}": each for field, each in own.items()}
             moved.append(after)
             places.append(rows)
@@ -318,17 +336,42 @@ def _joined(
 
     found: dict[str, DecodedBatch] = {}
     for field, each in first.items():
-        images = each.images.new_empty((count, *each.images.shape[1:]))
         bad: dict[int, str] = {}
+        if isinstance(each.images, ImageList):
+            images: Any = ImageList([each.images[0]] * count)
+        else:
+            images = each.images.new_empty((count, *each.images.shape[1:]))
+        is_cuda = not isinstance(images, ImageList) and images.is_cuda
         for rows, part in parts:
-            if images.is_cuda:
-                images[torch.from_numpy(rows)] = part[field].images
+            own: Any = part[field].images
+            if is_cuda or isinstance(images, ImageList):
+                images[rows.tolist()] = own
             else:  # torch's threads need 20 times the CPU time of this copy
-                images.numpy()[rows] = part[field].images.numpy()
+                images.numpy()[rows] = own.numpy()
             bad |= {int(rows[place]): why for place, why in part[field].bad.items()}
         found[field] = DecodedBatch(images, bad)
-    if images.is_cuda:  # DALI reuses the memory of the parts when they are dropped
+    if is_cuda:  # DALI reuses the memory of the parts when they are dropped
         torch.cuda.current_stream(images.device).synchronize()
+    return found
+
+
+def _companions(
+    fields: Sequence[str], content: SampleBatch, moves: Mapping[str, ImageMoves]
+) -> dict[str, Column]:
+    """Return the selected sizes and masks of images."""
+    found: dict[str, Column] = {}
+    for name in fields:
+        image, suffix = name[: -len(SIZE)], name[-len(SIZE) :]
+        if suffix not in (SIZE, MASK) or name in content.columns or image not in moves:
+            continue
+        if suffix == SIZE:
+            found[name] = DenseColumn(moves[image].shown_sizes)
+            continue
+        masks = moves[image].shown_masks()
+        if isinstance(masks, list):
+            found[name] = ArrayForm(np.dtype(np.bool_), (None, None)).column(masks)
+        else:
+            found[name] = DenseColumn(masks)
     return found
 
 
@@ -372,11 +415,12 @@ class MixedFields:
     label: str
     classes: int
 
-    def __call__(self, batch: Batch) -> tuple[dict[str, torch.Tensor], SampleBatch]:
+    def __call__(self, batch: Batch) -> tuple[dict[str, Images], SampleBatch]:
         """Mix images and labels, and drop the samples that were read as partners only."""
         mix, content = batch.mix, batch.content
         assert mix is not None
-        images = batch.images | {self.image: mix_images(batch.images[self.image], mix)}
+        own: Any = batch.images[self.image]  # of one size
+        images: dict[str, Any] = batch.images | {self.image: mix_images(own, mix)}
         count = batch.samples
         images = {name: each[:count] for name, each in images.items()}
         labels = content.columns[self.label]

@@ -73,7 +73,7 @@ def mapped_fields(dataset: Source, recipe: Recipes | None) -> MappedFields:
     made: dict[str, None] = {}
     read = [*dataset.fields]
     for each in placed:
-        read += [name for name in each.takes if base_name(name) not in made]
+        read += [name for name in each.takes if base_name(name, schema) not in made]
         made |= dict.fromkeys(each.returns)
     unread = [name for name in made if name in dataset.schema and name not in read]
     if unread:

@@ -83,6 +83,8 @@ def checked_augments(dataset: Source, options: LoaderOptions) -> Augments:
         except RecipeError as error:
             owner = mixture.names[owners[number]]
             raise RecipeError(f'The recipe of the part "{owner}": {error}') from error
+        if len(recipes) > 1:
+            _check_sizes(checked)
         each.append(CheckedAugment(mapped=mapped, recipes=checked))
         _check_alike(each, [mixture.names[owner] for owner in owners])
     if len(each) > 1 and options.resident is True:
@@ -147,6 +149,17 @@ def _check_alike(each: Sequence[CheckedAugment], owners: Sequence[str]) -> None:
             )
 
 
+def _check_sizes(recipes: FieldRecipes) -> None:
+    """Raise RecipeError for images whose size depends on all images of a batch."""
+    for name, recipe in recipes.images.items():
+        if recipe.form == "batch":
+            raise RecipeError(
+                f'"{name}" has a size for each batch, and part_augment has several recipes, so '
+                "that one batch would have several sizes. Pad(to=...) or Letterbox(640) gives all "
+                "one size; or leave Pad out, for a list of images."
+            )
+
+
 def _form(augment: CheckedAugment) -> dict[str, Any]:
     """Return what batches have, by field, for comparison and messages."""
     recipes, schema = augment.recipes, augment.mapped.schema
@@ -159,6 +172,8 @@ def _form(augment: CheckedAugment) -> dict[str, Any]:
             continue
         channels, height, width = recipe.shape
         found[name] = f"{recipe.dtype} images, {height} high, {width} wide, {channels} channels"
+        if recipe.form == "list":
+            found[name] = f"lists of {recipe.dtype} images, {channels} channels"
         if recipe.mixing:
             found[name] += f", mixed by {', '.join(map(str, recipe.mixing))}"
     return found

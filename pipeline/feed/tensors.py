@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.augment import Images
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.readers.fieldtypes import Column, SampleBatch
 
@@ -183,8 +184,14 @@ def output_of(column: Column) -> Any:
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply a function to a field's output if it is a tensor or a `Ragged`."""
+    """Apply a function to a field's output if it is a tensor, a `Ragged` or a list of tensors."""
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return [change(each) for each in value]
     return change(value) if isinstance(value, torch.Tensor | Ragged) else value
+
+
+def _delivered(images: Images) -> torch.Tensor | list[torch.Tensor]:
+    return images if isinstance(images, torch.Tensor) else [*images]
 
 
 def in_storage(values: NDArray[Any]) -> torch.Tensor | None:
@@ -277,7 +284,7 @@ class Finisher:
 
     fields: InitVar[Sequence[str]]
     _: KW_ONLY
-    mixed: Callable[[Batch], tuple[dict[str, torch.Tensor], SampleBatch]] | None
+    mixed: Callable[[Batch], tuple[dict[str, Images], SampleBatch]] | None
     device: torch.device
     memory: PageLocked | None
     as_dict: bool = False
@@ -298,8 +305,10 @@ class Finisher:
         images, content = batch.images, batch.content
         if batch.mix is not None and self.mixed is not None:
             images, content = self.mixed(batch)
-        values = [
-            images[field] if field in images else self._placed(_value(field, batch, content))
+        values: list[Any] = [
+            _delivered(images[field])
+            if field in images
+            else self._placed(_value(field, batch, content))
             for field in self._fields
         ]
         names = self._fields

@@ -55,6 +55,10 @@ two names hides it; no field can have the third."""
 PRESENT = ".present"
 """The suffix of the field of bools that marks the samples that have a field."""
 
+SIZE, MASK = ".size", ".mask"
+"""The suffixes of fields that batches have in addition to images: the height and width of each, and
+which pixels aren't padding. A field of the dataset that has such a name hides it."""
+
 _NAME = re.compile(r"[^\x00-\x1f\x7f/\ud800-\udfff]{1,128}")
 _KIND = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
@@ -77,9 +81,12 @@ class Moves(Protocol):
         """The heights and widths of the images as stored, int64, (n,) each."""
         ...
 
-    def move_masks(self, masks: Sequence[NDArray[Any]], *, dtype: Any = None) -> NDArray[Any]:
-        """Return one number per pixel by nearest neighbours, shape (n, height, width). masks: one
-        of each image's size, without pixels if missing. dtype: of the result."""
+    def move_masks(
+        self, masks: Sequence[NDArray[Any]], *, dtype: Any = None
+    ) -> NDArray[Any] | list[NDArray[Any]]:
+        """Return one number per pixel by nearest neighbours, shape (n, height, width), or a list if
+        the images differ in size. masks: one of each image's size, without pixels if missing.
+        dtype: of the result."""
         ...
 
     def index_maps(self) -> tuple[Any, Any]:

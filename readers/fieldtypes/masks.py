@@ -18,6 +18,7 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import (
     AUTO_DTYPE,
     MAGIC,
+    ArrayForm,
     decode_array,
     fits,
     read_npy_header,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import Column
+    from penstock.readers.fieldtypes.columns import ArrayColumn, Column
     from penstock.readers.fieldtypes.field_type import Moves, Size
     from penstock.readers.types import Encoded
 
@@ -110,13 +111,16 @@ class Mask(FieldType):
     def needs_size(self) -> bool:
         return True
 
-    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> DenseColumn:
+    def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the masks as (n, height, width), of the widest dtype of the batch if it isn't
         settled."""
         masks: Sequence[Any] = [column.sample(row) for row in range(len(column))]
         dtype = np.dtype(self.dtype) if self.is_settled else common_dtype(masks)
         if moves is not None:
-            return DenseColumn(moves.move_masks(masks, dtype=dtype))
+            moved = moves.move_masks(masks, dtype=dtype)
+            if isinstance(moved, list):  # images of different sizes
+                return ArrayForm(dtype, (None, None)).column(moved)
+            return DenseColumn(moved)
         assert size is not None, self
         out = np.zeros((len(masks), *size), dtype)
         for place, mask in enumerate(masks):

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.field_type import (
+    MASK,
     PRESENT,
+    SIZE,
     FieldType,
     check_field_name,
     check_field_type,
@@ -163,15 +165,19 @@ LABELS = (LABEL, "labels")
 _SHOWN = 4
 
 
-def base_name(field: str) -> str:
-    """Return the field that a companion such as "caption.present" belongs to; other names are
-    returned as they are."""
-    return field.removesuffix(PRESENT)
+def base_name(field: str, schema: Container[str] = ()) -> str:
+    """Return the field that a companion such as "caption.present" or "image.size" belongs to; other
+    names, and those of the schema, are returned as they are."""
+    for suffix in (PRESENT, SIZE, MASK):
+        if field.endswith(suffix) and field not in schema:
+            return field.removesuffix(suffix)
+    return field
 
 
 def stored_fields(fields: Iterable[str], schema: Container[str]) -> tuple[str, ...]:
     """Return the fields of a schema that these are read from, each once, in order."""
-    return tuple(dict.fromkeys(base_name(each) for each in fields if not is_number(each, schema)))
+    names = (base_name(each, schema) for each in fields if not is_number(each, schema))
+    return tuple(dict.fromkeys(names))
 
 
 def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...]:
@@ -266,7 +272,7 @@ def check_selection(
             f"fields=. Its fields: {available}."
         )
     for field in fields:
-        name = base_name(field)
+        name = base_name(field, schema)
         if name not in schema and not is_number(field, schema):
             hint = "; labels need one sub-folder per class" if field == LABEL else ""
             if has_reasons:
@@ -275,6 +281,12 @@ def check_selection(
                 hint = f" ({field!r} can't be a field: {why})"
             raise ConfigError(
                 f"fields: got {field!r}, but {url} has {available}. Choose some of those{hint}."
+            )
+        images = image_fields(schema, fields)
+        if name != field and not field.endswith(PRESENT) and name not in images:
+            raise ConfigError(
+                f"fields: got {field!r}, which batches have in addition to selected images. "
+                f'Selected images: {[*images]}. Add "{name}" if it is one, or leave this out.'
             )
         if lacking.get(field) and field + PRESENT not in fields:
             raise ConfigError(
@@ -306,7 +318,7 @@ def renamed_field(name: str, names: Mapping[str, str]) -> str:
     if name in names:
         return names[name]
     base = base_name(name)
-    return name if base == name else names.get(base, base) + PRESENT
+    return name if base == name else names.get(base, base) + name[len(base) :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -517,7 +517,7 @@ def test_the_images_draw_the_same_numbers(name: str) -> None:
     assert inputs.keys() == alone.keys()
     for key, values in inputs.items():
         np.testing.assert_array_equal(values, alone[key])
-    assert moves.shape == checked.shape[1:]
+    assert moves.canvas == checked.shape[1:]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -537,7 +537,7 @@ def test_a_sample_moves_the_same_in_any_batch(
 
 
 def one_image(*moves: Any, size: tuple[int, int], shape: tuple[int, int]) -> ImageMoves:
-    return ImageMoves(size=tuple(ints(*size)), moves=moves, shape=shape)
+    return ImageMoves(size=tuple(ints(*size)), moves=moves, sizes=ints(*shape), canvas=shape)
 
 
 def ints(*values: int) -> Any:

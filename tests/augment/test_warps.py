@@ -194,7 +194,10 @@ def test_corners_that_coincide_are_no_error() -> None:
     assert np.isfinite(values["matrix"]).all()
     size = np.full((2, 3), 2)
     moves = ImageMoves(
-        size=(size[0], size[1]), moves=(WarpMove(size=size, matrix=values["matrix"]),), shape=(2, 2)
+        size=(size[0], size[1]),
+        moves=(WarpMove(size=size, matrix=values["matrix"]),),
+        sizes=size,
+        canvas=(2, 2),
     )
     assert np.isfinite(moves.move_boxes(np.ones((3, 4)), np.arange(3))).all()
 

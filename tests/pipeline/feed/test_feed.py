@@ -95,8 +95,10 @@ class Reader:
 
 
 class NoDraws(ImageDecoding):
-    def draw(self, content: SampleBatch, delivery: Delivery) -> tuple[dict[str, Any], SampleBatch]:
-        del delivery
+    def draw(
+        self, content: SampleBatch, delivery: Delivery, key: tuple[int, int]
+    ) -> tuple[dict[str, Any], SampleBatch]:
+        del delivery, key
         return {"image": {}}, content
 
     def mix(self, batch: Batch) -> None: ...
@@ -105,7 +107,7 @@ class NoDraws(ImageDecoding):
 class ImagesAlone:
     def begin(self) -> None: ...
 
-    def __call__(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+    def __call__(self, batch: Batch) -> tuple[Any, ...]:
         return (batch.images["image"],)
 
 

@@ -25,7 +25,7 @@ def ragged(samples: list[np.ndarray[Any, Any]], *, several: bool) -> RaggedColum
 
 
 def padded(column: RaggedColumn, pad: Pad) -> DenseColumn:
-    content = SampleBatch(ids=np.arange(len(column)) + 15, columns={pad.field: column})
+    content = SampleBatch(ids=np.arange(len(column)) + 15, columns={pad.field or "": column})
     return pad.column(content, lambda ids: [f"{number}.npy" for number in ids])
 
 

@@ -10,7 +10,7 @@ DATA ?=
 # Hundreds of short processes import the same modules, which are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test quick check figures verify trainers bench clean
+.PHONY: help setup demo test suite quick check figures verify trainers bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
@@ -23,8 +23,9 @@ help:
 $(READY): pyproject.toml constraints.txt benchmarks/loaders/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dali,demo,dev]' \
-		-e benchmarks/loaders
+	# What is imported is compiled then; compiling all of every package takes as long as installing them.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+		-e '.[dali,demo,dev]' -e benchmarks/loaders
 	touch $(READY)
 
 setup: $(READY)
@@ -40,7 +41,13 @@ check: $(READY)
 figures: $(READY)
 	$(BIN)/python -m benchmarks.figures
 
-test: check
+test: $(READY)
+	# mypy uses one core: meanwhile the other one works for the suite.
+	$(MAKE) --no-print-directory -j 2 check suite
+
+suite: $(READY)
+	# Compile modules and numba's kernels once, instead of in each worker.
+	$(BIN)/pytest -q --collect-only >/dev/null || true
 	# Four on two cores: tests wait for processes, servers and disks a third of their time.
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 

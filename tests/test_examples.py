@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
 import re
 import runpy
 import shlex
@@ -18,6 +18,8 @@ import typer
 
 from penstock.pipeline import Statistics
 from penstock.pipeline.cli import app
+from tests.pipeline.ranks import free_port, launched_alone, rank_variables
+from tests.warm import Warm
 from tests.watchdog import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,27 +136,29 @@ def test_what_prometheus_scrapes_has_names_that_are_served() -> None:
 
 
 def test_training_continues_with_other_ranks(pack: Path, tmp_path: Path) -> None:
-    """Stop two processes under torchrun within an epoch; one process resumes from
+    """Stop two processes with torchrun's variables within an epoch; one process resumes from
     their checkpoint."""
     train = [
-        *(str(EXAMPLES / "train.py"), str(pack), "--val", str(pack), "--size", "32"),
-        *("--global-batch-size", "40", "--checkpoint", str(tmp_path / "state.pt")),
+        *(EXAMPLES / "train.py", pack, "--val", pack, "--size", "32"),
+        *("--global-batch-size", "40", "--checkpoint", tmp_path / "state.pt"),
     ]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    report = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
 
-    def run(command: list[str]) -> str:
-        done = subprocess.run(
-            command, env={**kept, **report}, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(words: list[object], *ranks: dict[str, str]) -> str:
+        with contextlib.ExitStack() as running:
+            processes = [
+                running.enter_context(Warm(words, env={**launched_alone(), **variables}))
+                for variables in ranks
+            ]
+            for process in processes:
+                out, errors = process.communicate()
+                assert process.returncode == 0, errors
+        return out
 
-    peers = ["--cache", str(tmp_path / "cache"), "--peers", "127.0.0.1:0"]
-    run([*launcher, *train, *peers, "--stop-after", "2"])
+    peers = ["--cache", tmp_path / "cache", "--peers", "127.0.0.1:0", "--stop-after", "2"]
+    port = free_port()
+    run([*train, *peers], *(rank_variables(rank, 2, port) for rank in range(2)))
     assert json.loads((tmp_path / "state.json").read_text())["position"] == 80
-    out = run([sys.executable, *train, "--epochs", "1"])
+    out = run([*train, "--epochs", "1"], {})
     assert "epoch 0: 3 steps" in out  # 203 samples are 5 steps of 40
     assert "accuracy" in out
 

@@ -37,11 +37,16 @@ class Forked:
         return [(p.wait(), *text) for p, text in zip(self.processes, texts, strict=True)]
 
 
+def launched_alone() -> dict[str, str]:
+    """Return this process's environment variables without a launcher's, with gloo on loopback."""
+    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
+    return {**kept, "GLOO_SOCKET_IFNAME": "lo"}
+
+
 @contextlib.contextmanager
 def forked(script: str, children: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[Forked]:
     """Run a script in several processes, each with its arguments and variables."""
-    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
-    kept["GLOO_SOCKET_IFNAME"] = "lo"
+    kept = launched_alone()
     with contextlib.ExitStack() as running:
         yield Forked(
             [

@@ -63,6 +63,7 @@ from .pipeline.loader import DataLoader as DataLoader
 from .pipeline.options import Order as Order
 from .pipeline.plan.world import World as World
 from .pipeline.report.statistics import Statistics as Statistics
+from .pipeline.showing import show as show
 from .readers.concatenation import concat as concat
 from .readers.dataset import Dataset as Dataset
 from .readers.fieldtypes.number_types import Array as Array, Tokens as Tokens

@@ -13,6 +13,10 @@ from .mixture_file import open_source as open_source
 from .mixture_summary import fixed_tokens as fixed_tokens
 from .mixture_summary import MixtureSummary as MixtureSummary, PartSummary as PartSummary
 from .packing.packing import PackSummary as PackSummary, pack as pack
+from .pictures import Picture as Picture, Reading as Reading, Scaling as Scaling
+from .pictures import class_color as class_color, contact_sheet as contact_sheet
+from .pictures import displayed_pixels as displayed_pixels, pictures_of as pictures_of
+from .pictures import spread as spread, table_html as table_html
 from .remote_shards import RemoteJobs as RemoteJobs, RemoteShards as RemoteShards
 from .sample_weights import SampleSlots as SampleSlots, SampleWeights as SampleWeights
 from .sample_weights import WeightsOfSamples as WeightsOfSamples

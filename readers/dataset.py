@@ -293,6 +293,11 @@ class Dataset(Source):
         return self.index.kind
 
     @property
+    def _is_open(self) -> bool:
+        """True if the index is open, so that showing the dataset costs little."""
+        return self._reader is not None and not self._closed
+
+    @property
     def is_self_contained(self) -> bool:
         """True if the data hold their own index, as packs do."""
         return self.index.is_self_contained

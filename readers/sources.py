@@ -8,7 +8,9 @@ its kind. `Contents` describes the samples of a source; a `View` reads those of 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import html
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -300,6 +302,9 @@ def _of_units(rows: Ints, units: Ints) -> Ints:
 
 
 _log = logging.getLogger("penstock")
+
+# What a notebook shows of a source.
+_SHOWN_SAMPLES, _SHOWN_CLASSES, _SHOWN_CHARACTERS = 8, 20, 120
 
 
 class Source(ABC):
@@ -717,6 +722,47 @@ class Source(ABC):
             "shard again and skip decoding: docs/trainers.md lists what to switch off, such as "
             "`ignore_data_skip=True` in the HF Trainer."
         )
+
+    # -- in notebooks
+
+    @property
+    def _is_open(self) -> bool:
+        """True if the index is open, so that showing the source costs little."""
+        return True
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: size, fields and classes, and samples of local data. It
+        builds and downloads nothing, and never fails."""
+        from penstock.readers.pictures import (
+            Reading,
+            contact_sheet,
+            pictures_of,
+            sheet_html,
+            spread,
+            table_html,
+        )
+
+        title = f"<b>{html.escape(repr(self))}</b>"
+        if not self._is_open:
+            return f"{title}<br>It opens at its first use, such as len(dataset)."
+        rows = [
+            ("samples", f"{len(self):,}"),
+            *((name, repr(type)[:_SHOWN_CHARACTERS]) for name, type in self.schema.items()),
+            ("a batch has", ", ".join(self.fields)),
+        ]
+        if names := self.classes:
+            shown = ", ".join(names[:_SHOWN_CLASSES]) + (", …" * (len(names) > _SHOWN_CLASSES))
+            rows.append((f"{len(names):,} classes", shown))
+        if left_out := sum(self.left_out.values()):
+            rows.append(("left out", f"{left_out:,}"))
+        pictures = []
+        if self.remote_shards is None:
+            how = Reading(schema=self.schema, classes=self.classes)
+            for place in spread(self.contents.samples, _SHOWN_SAMPLES):
+                with contextlib.suppress(PenstockError, OSError):
+                    pictures += pictures_of({"id": place, **self[place]}, how)
+        sheet = sheet_html(contact_sheet(pictures, width=900), alt="samples") if pictures else ""
+        return f"{title}{table_html(rows)}{sheet}"
 
     # -- closing
 

@@ -19,7 +19,7 @@ LAYERS = ("pipeline", "augment", "readers", "cache")
 # lines alone; two on the same line don't import each other. augment is one package.
 ORDER = """
 pipeline.cli
-pipeline.bench
+pipeline.bench pipeline.showing
 pipeline.loader
 pipeline.torch_data
 pipeline.feed
@@ -37,7 +37,7 @@ readers.mixture
 readers.mixture_summary
 readers.concatenation readers.map_mixture
 readers.sources
-readers.splits readers.remote_shards readers.mixtures readers.sample_weights
+readers.splits readers.remote_shards readers.mixtures readers.sample_weights readers.pictures
 readers.reading
 readers.index
 readers.local_place readers.blob_source

@@ -12,9 +12,7 @@ from .doctor_table import CheckTable as CheckTable, DoctorFacts as DoctorFacts, 
 from .doctor_table import fail as fail
 from .cache_command import ago as ago
 from .command_options import DatasetOptions as DatasetOptions
-from .inspect_batch import Picture as Picture, class_color as class_color
-from .inspect_batch import contact_sheet as contact_sheet
-from .inspect_batch import load_batch as load_batch, displayed_pixels as displayed_pixels
+from .inspect_batch import load_batch as load_batch
 from .inspect_batch import value_ranges as value_ranges
 from .main import EXAMPLES as EXAMPLES, app as app, main as main
 from .pack_command import executor_on as executor_on, index as index

@@ -6,12 +6,10 @@ captions, masks, boxes and points.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,8 +18,16 @@ from penstock.cache import ConfigError
 from penstock.pipeline.cli.printing import report
 from penstock.pipeline.loader import DataLoader
 from penstock.pipeline.plan import World
-from penstock.readers import Dataset, is_mixture_file, mix_file
-from penstock.readers.fieldtypes import PRESENT, Boxes, Keypoints, Mask, image_fields, number_name
+from penstock.readers import (
+    Dataset,
+    Reading,
+    contact_sheet,
+    displayed_pixels,
+    is_mixture_file,
+    mix_file,
+    pictures_of,
+)
+from penstock.readers.fieldtypes import PRESENT, image_fields, number_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,108 +37,8 @@ if TYPE_CHECKING:
 
     from penstock.augment import Operation
     from penstock.pipeline.cli.command_options import Recipe
-    from penstock.readers import Source
+    from penstock.readers import Picture, Source
     from penstock.readers.fieldtypes import Schema
-
-_SHEET_PIXELS = 1800  # about the width of a screen
-_LARGEST_CELL = 256
-_SMALL_SIDE = 64
-_CAPTION_PIXELS = 16
-_GAP = 4
-_MASK_SHARE = 0.5  # weight of a class's colour
-_POINT_PIXELS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Picture:
-    """One sample of one image field, ready to be drawn.
-
-    pixels: uint8, shape (height, width, 3 or 1). masks: class numbers, shape (height, width) each;
-    0 is transparent. boxes: x1, y1, x2, y2 in pixels, shape (k, 4). points: x, y in pixels, shape
-    (k, 2).
-    """
-
-    pixels: NDArray[np.uint8]
-    caption: str
-    masks: Sequence[NDArray[Any]] = ()
-    boxes: NDArray[Any] | None = None
-    points: NDArray[Any] | None = None
-
-
-def contact_sheet(pictures: Sequence[Picture]) -> Image.Image:
-    """Draw all pictures in rows, the smaller the more there are."""
-    height, width = (max(each.pixels.shape[axis] for each in pictures) for axis in (0, 1))
-    columns = math.ceil(math.sqrt(len(pictures) * height / width))
-    room = max(48, _SHEET_PIXELS // columns - _GAP)
-    scale = min(1.0, room / width, _LARGEST_CELL / max(height, width))
-    if max(height, width) < _SMALL_SIDE:
-        scale = _SMALL_SIDE / max(height, width)
-    cell = max(1, round(width * scale)), max(1, round(height * scale))
-    step_x, step_y = cell[0] + _GAP, cell[1] + _CAPTION_PIXELS + _GAP
-    rows = math.ceil(len(pictures) / columns)
-    sheet = Image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    for number, picture in enumerate(pictures):
-        x = _GAP + number % columns * step_x
-        y = _GAP + number // columns * step_y
-        sheet.paste(_drawn(picture, scale), (x, y))
-        caption = picture.caption
-        while caption and pen.textlength(caption, font=font) > cell[0]:
-            caption = caption[:-1]
-        pen.text((x, y + cell[1] + 1), caption, fill="black", font=font)
-    return sheet
-
-
-def class_color(number: int) -> tuple[int, int, int]:
-    """Return the colour of a mask's class or of the n-th box; neighbours get distant colours.
-
-    The bits of the number are distributed over the three channels from the highest bit down, as in
-    the colour map of the PASCAL VOC development kit.
-    """
-    channels = [0, 0, 0]
-    for shift in range(7, -1, -1):
-        for channel in range(3):
-            channels[channel] |= (number >> channel & 1) << shift
-        number >>= 3
-    return channels[0], channels[1], channels[2]
-
-
-def _drawn(picture: Picture, scale: float) -> Image.Image:
-    """Draw one picture at its size on the sheet."""
-    pixels = picture.pixels
-    if pixels.shape[-1] == 1:
-        pixels = np.repeat(pixels, 3, axis=-1)
-    for mask in picture.masks:
-        pixels = _overlaid(pixels, mask)
-    height, width = pixels.shape[:2]
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    drawn = Image.fromarray(np.ascontiguousarray(pixels)).resize(size)
-    pen = ImageDraw.Draw(drawn)
-    for number, (x1, y1, x2, y2) in enumerate(_rows(picture.boxes, 4, scale)):
-        if x2 > x1 and y2 > y1:
-            pen.rectangle((x1, y1, x2, y2), outline=class_color(number + 1), width=2)
-    for number, (x, y) in enumerate(_rows(picture.points, 2, scale)):
-        r = _POINT_PIXELS
-        pen.ellipse((x - r, y - r, x + r, y + r), fill=class_color(number + 1))
-    return drawn
-
-
-def _overlaid(pixels: NDArray[np.uint8], mask: NDArray[Any]) -> NDArray[np.uint8]:
-    """Blend the classes of a mask into an image."""
-    if mask.shape != pixels.shape[:2]:
-        return pixels
-    colors = np.array([class_color(number) for number in range(256)], np.float32)
-    blended = np.rint((1 - _MASK_SHARE) * pixels + _MASK_SHARE * colors[mask & 255])
-    return np.where((mask != 0)[..., None], blended, pixels).astype(np.uint8)
-
-
-def _rows(values: NDArray[Any] | None, length: int, scale: float) -> list[list[float]]:
-    """Return the first `length` numbers of each row that has only finite numbers, scaled."""
-    if values is None or not len(values):
-        return []
-    rows: list[list[float]] = (values[np.isfinite(values).all(axis=-1), :length] * scale).tolist()
-    return rows
-
 
 _TEXT_CHARACTERS = 60
 _NUMBERS = 4
@@ -307,9 +213,7 @@ def load_batch(
         "samples": batch_samples(batch, names, schema, shown),
     }
     normalize = next((op for op in ops or () if isinstance(op, Normalize)), None)
-    samples = values["samples"]
-    drawn = [p for name in images for p in _pictures(batch, name, schema, samples, normalize)]
-    return values, drawn
+    return values, _pictures(batch, schema, normalize)
 
 
 def _recipe_for(
@@ -329,49 +233,19 @@ def _recipe_for(
 
 
 def _pictures(
-    batch: Mapping[str, Any],
-    name: str,
-    schema: Schema,
-    samples: list[dict[str, Any]],
-    normalize: Normalize | None,
+    batch: Mapping[str, Any], schema: Schema, normalize: Normalize | None
 ) -> list[Picture]:
-    """Return the pictures of one image field, with their masks, boxes and points."""
-    several = len(image_fields(schema, batch)) > 1
-
-    def followers(kind: type[Any]) -> list[Any]:
-        of = [each for each in batch if isinstance(schema.get(each), kind)]
-        return [batch[each] for each in of if getattr(schema[each], "of", None) == name]
-
-    masks, boxes, points = map(followers, (Mask, Boxes, Keypoints))
-    pixels = displayed_pixels(batch[name].cpu().numpy(), normalize)
-    return [
-        Picture(
-            pixels=pixels[row],
-            caption=_caption(sample, name if several else ""),
-            masks=[mask[row].cpu().numpy() for mask in masks],
-            boxes=_joined([each[row].cpu().numpy() for each in boxes]),
-            points=_joined([each[row].cpu().numpy() for each in points]),
-        )
-        for row, sample in enumerate(samples)
-    ]
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
-    return np.concatenate(parts) if parts else None
-
-
-def _caption(sample: Mapping[str, Any], field: str) -> str:
-    words = (str(sample["id"]), field, sample["values"].get("label", ""))
-    return " ".join(filter(None, words))
-
-
-def displayed_pixels(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
-    """Convert images (n, c, h, w) to uint8 (n, h, w, c), with the normalisation undone."""
-    values = images.transpose(0, 2, 3, 1).astype(np.float32)
-    if normalize is not None:
-        mean, std = (np.asarray(each, np.float32) for each in (normalize.mean, normalize.std))
-        values = (values * std + mean) * 255
-    return np.clip(np.rint(values), 0, 255).astype(np.uint8)
+    """Return the images of a batch, with their masks, boxes and points."""
+    scaling = ((0.0,), (1 / 255,)) if normalize is None else (normalize.mean, normalize.std)
+    how = Reading(schema=schema, displayed=partial(displayed_pixels, scaling=scaling))
+    pictures = []
+    for row in range(len(batch[number_name(schema)])):
+        lacking = {
+            name for name in batch if name + PRESENT in batch and not batch[name + PRESENT][row]
+        }
+        sample = {name: column[row] for name, column in batch.items() if name not in lacking}
+        pictures += pictures_of(sample, how)
+    return pictures
 
 
 def show_batch(

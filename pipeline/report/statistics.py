@@ -8,6 +8,7 @@ the exports to Prometheus and TensorBoard (`metrics`) and the documentation
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +153,20 @@ class Statistics(Traffic):
             lines.append(f"Parts: {shown}{f'; and {more:,} more' if more else ''}.")
         lines += [self.verdict, *([] if self.job is None else [str(self.job)])]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the text with its verdict in bold, and all counters."""
+        from penstock.readers import table_html
+
+        verdict = html.escape(self.verdict)
+        text = html.escape(str(self)).replace(verdict, f"<b>{verdict}</b>").replace("\n", "<br>")
+        rows = [
+            (row.name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}", about)
+            for row in fields(self)
+            if isinstance(value := getattr(self, row.name), int | float)
+            for about in [row.metadata.get("text", "")]
+        ]
+        return f"{text}<details><summary>All counters</summary>{table_html(rows)}</details>"
 
 
 def read_rows(tables: Mapping[type | None, Any]) -> dict[str, Any]:

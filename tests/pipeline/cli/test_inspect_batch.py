@@ -13,16 +13,8 @@ from PIL import Image
 from penstock.augment import Normalize, imagenet_train
 from penstock.cache import ConfigError
 from penstock.pipeline import DataLoader
-from penstock.pipeline.cli import (
-    Picture,
-    class_color,
-    contact_sheet,
-    displayed_pixels,
-    load_batch,
-    main,
-    value_ranges,
-)
-from penstock.readers import Dataset
+from penstock.pipeline.cli import load_batch, main, value_ranges
+from penstock.readers import Dataset, displayed_pixels
 from tests import warm
 from tests.conftest import SAMPLES, write_photographs
 
@@ -59,18 +51,10 @@ def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
     assert [c["mean"] for c in channels] == pytest.approx(
         tensors[0].double().mean((0, 2, 3)).tolist()
     )
-    wanted = displayed_pixels(tensors[0].numpy(), Normalize())
-    assert np.array_equal(np.stack([picture.pixels for picture in pictures]), wanted)
-
-
-def test_pictures_undo_normalize() -> None:
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, 256, (4, 3, 8, 5), np.uint8)
-    norm = Normalize()
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (norm.mean, norm.std))
-    seen = ((raw / np.float32(255) - mean) / std).astype(np.float32)
-    assert np.array_equal(displayed_pixels(seen, norm), raw.transpose(0, 2, 3, 1))
-    assert np.array_equal(displayed_pixels(raw, None), raw.transpose(0, 2, 3, 1))
+    scaling = (Normalize().mean, Normalize().std)
+    for picture, image in zip(pictures, tensors[0].numpy(), strict=True):
+        wanted = displayed_pixels(image, scaling=scaling).transpose(1, 2, 0)
+        assert np.array_equal(picture.pixels, wanted)
 
 
 def test_values_are_those_of_numpy() -> None:
@@ -82,47 +66,6 @@ def test_values_are_those_of_numpy() -> None:
     assert red["mean"] == images[:, 0].double().mean()
     assert blue["std"] == pytest.approx(images[:, 2].numpy().std())
     assert (speed["name"], speed["min"], speed["max"]) == ("speed", -2.0, 7.0)
-
-
-@pytest.mark.parametrize(
-    "shape", [(1, 8, 8, 3), (7, 32, 20, 1), (40, 224, 224, 3), (3, 16, 300, 3)]
-)
-def test_a_contact_sheet_holds_every_image(shape: tuple[int, int, int, int]) -> None:
-    caption = "a caption that is much too long"
-    sheet = np.asarray(
-        contact_sheet([Picture(pixels=each, caption=caption) for each in np.zeros(shape, np.uint8)])
-    )
-    assert sheet.shape[1] < 2200
-    black = (sheet == 0).all(-1).mean()
-    assert black > 0.3
-    assert (sheet == 255).all(-1).any()
-
-
-def test_masks_boxes_and_points_are_drawn_over_their_image() -> None:
-    pixels = np.zeros((64, 64, 3), np.uint8)
-    mask = np.zeros((64, 64), np.int64)
-    mask[8:24, 8:24] = 2
-    picture = Picture(
-        pixels=pixels,
-        caption="",
-        masks=[mask],
-        boxes=np.array([[30, 30, 60, 60], [5, 5, 5, 5], [np.nan, 0, 1, 1]], np.float32),
-        points=np.array([[50, 10]], np.float32),
-    )
-    sheet = np.asarray(contact_sheet([picture]))
-    drawn = sheet[4:68, 4:68]
-    assert drawn[12, 12].tolist() == [round(each / 2) for each in class_color(2)]
-    assert drawn[30, 45].tolist() == list(class_color(1))
-    assert drawn[45, 45].tolist() == [0, 0, 0]
-    assert drawn[10, 50].tolist() == list(class_color(1))
-    assert not pixels.any()
-
-
-def test_neighbouring_classes_have_colours_far_apart() -> None:
-    colors = np.array([class_color(number) for number in range(64)], int)
-    assert len({tuple(each) for each in colors.tolist()}) == 64
-    assert np.abs(colors[1:] - colors[:-1]).max(axis=1).min() >= 64
-    assert class_color(0) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1025])

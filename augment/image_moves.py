@@ -324,15 +324,17 @@ class ImageMoves:
             out[[not mask.size for mask in masks]] = 0
         return out
 
-    def after_warp(self, row: int, masks: NDArray[Any]) -> NDArray[Any]:
-        """Return several masks of one image after the moves from the first warp on, shape (masks,
-        height, width), 0 outside. row: of the image."""
+    def warp(self, row: int, masks: NDArray[Any]) -> None:
+        """Move several masks of one image in place by the moves from the first warp on, with 0
+        outside. row: of the image. masks: shape (masks, height, width)."""
+        warps = self.moves[len(self._straight) :]
+        if not warps:
+            return
         height, width = self.sizes[:, row]
         warped = masks[:, :height, :width]  # without padding
-        for move in self.moves[len(self._straight) :]:
+        for move in warps:
             warped = move.of_image(row, warped)
         masks[:, :height, :width] = warped
-        return masks
 
     def _check_fills(self, dtype: np.dtype[Any], fills: Sequence[int]) -> None:
         """Raise RecipeError if the dtype of masks can't hold a `mask_fill`."""

@@ -95,9 +95,9 @@ class Moves(Protocol):
         arrays if images differ in size."""
         ...
 
-    def after_warp(self, row: int, masks: NDArray[Any]) -> NDArray[Any]:
-        """Return several masks of one image after the moves from the first warp on, shape (masks,
-        height, width), 0 outside. row: of the image."""
+    def warp(self, row: int, masks: NDArray[Any]) -> None:
+        """Move several masks of one image in place by the moves from the first warp on, with 0
+        outside. row: of the image. masks: shape (masks, height, width)."""
         ...
 
     def move_boxes(self, boxes: NDArray[Any], owner: NDArray[np.int64]) -> NDArray[np.float32]:

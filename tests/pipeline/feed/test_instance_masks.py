@@ -15,6 +15,8 @@ from penstock import DataLoader, Dataset, Order, pack
 from penstock.augment import (
     ColorJitter,
     InstanceIds,
+    Letterbox,
+    LongestSide,
     Map,
     Pad,
     RandomAffine,
@@ -25,6 +27,7 @@ from penstock.augment import (
     RandomVerticalFlip,
     Resize,
     SanitizeBoxes,
+    ScaleJitter,
 )
 from penstock.cache import BadSampleError, ConfigError, DatasetError, PenstockWarning, RecipeError
 from penstock.readers.fieldtypes import Array, Boxes, FieldType, Image, InstanceMasks, Mask, Schema
@@ -91,12 +94,17 @@ def batches(recipe: Any, *fields: str, **options: Any) -> list[dict[str, Any]]:
         return list(loader)
 
 
+PADDED = Pad(to_multiple=32)
 WARPS = [RandomAffine(40, translate=(0.2, 0.1)), RandomVerticalFlip(), RandomPerspective(0.4, 1)]
 RECIPES: dict[str, list[Any]] = {
     "still": [],
     "crop": [RandomCrop((30, 64), padding=9, mask_fill=7), RandomHorizontalFlip()],
     "resize": [RandomResizedCrop((33, 20)), RandomVerticalFlip(), RandomHorizontalFlip()],
     "larger": [Resize((97, 60)), RandomHorizontalFlip()],
+    "list": [LongestSide((30, 44)), RandomHorizontalFlip()],
+    "padded": [ScaleJitter((40, 40), scale_range=(0.5, 1.5)), RandomVerticalFlip(), PADDED],
+    "letterbox": [RandomHorizontalFlip(), Letterbox((50, 40), mask_fill=7)],
+    "warp and pad": [Resize((33, 37)), *WARPS, PADDED],
     "warp": [RandomHorizontalFlip(), Resize((44, 40)), ColorJitter(0.1), *WARPS],
 }
 
@@ -122,11 +130,15 @@ def test_each_mask_is_where_one_of_its_own_would_be(name: str) -> None:
     assert dropped
 
 
-def test_ids_are_the_places_of_the_boxes_that_are_left() -> None:
-    recipe = [*RECIPES["crop"], SanitizeBoxes(min_area=60)]
+@pytest.mark.parametrize("name", ["crop", "list", "padded"])
+def test_ids_are_the_places_of_the_boxes_that_are_left(name: str) -> None:
+    recipe = [*RECIPES[name], SanitizeBoxes(min_area=60)]
     for each, map_ in zip(batches(recipe), batches([*recipe, InstanceIds()]), strict=True):
         assert map_["masks"].dtype == torch.int32
-        assert map_["masks"].shape == (len(each["id"]), 30, 64)
+        if name != "list":
+            assert map_["masks"].shape == (len(each["id"]), *each["image"].shape[2:])
+        for image, ids in zip(each["image"], map_["masks"], strict=True):
+            assert ids.shape == image.shape[1:]
         for bits, ids in zip(each["masks"], map_["masks"], strict=True):
             numbers = torch.arange(1, 1 + len(bits), dtype=torch.int32)[:, None, None]
             last = torch.cat([ids[None] * 0, bits * numbers]).amax(dim=0)

@@ -17,7 +17,12 @@ from .peer_link import NodeRanks as NodeRanks, PeerExchange as PeerExchange, Pee
 from .peer_upstream import PeerUpstream as PeerUpstream
 from .protocol import MOST_HEAD_BYTES as MOST_HEAD_BYTES, RANGE_BYTES as RANGE_BYTES, Span as Span
 from .protocol import date_text as date_text, stretches as stretches
-from .server import NodeServer as NodeServer, ServerLimits as ServerLimits, listen as listen
+from .server import (
+    NodeServer as NodeServer,
+    ServerLimits as ServerLimits,
+    dispatch as dispatch,
+    listen as listen,
+)
 from .server_process import PeerServer as PeerServer
 from .answers import HeldFile as HeldFile, HeldFiles as HeldFiles
 from .trust import MOST_LIFE_S as MOST_LIFE_S, PeerSecret as PeerSecret, Question as Question

@@ -19,6 +19,7 @@ damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from penstock.cache.peers.trust import PeerSecret
 
 _LINE = re.compile(r"([A-Z]{1,16}) ([!-~]{1,512}) HTTP/1\.1")
-_HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([ -~]{0,1024}?)[ \t]*")
+_HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([ -~]{0,1024})[ \t]*")
 _MOST_HEADERS = 32
 # These headers announce a body or another protocol.
 _REFUSED = frozenset({"content-length", "transfer-encoding", "upgrade", "expect", "trailer", "te"})
@@ -65,12 +66,18 @@ END = b"\r\n\r\n"
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """A parsed request. token: the value of Authorization. keeps: True if another request may
-    follow on the connection."""
+    """A parsed request. token: the value of Authorization. spans: those of its Range, None for none
+    that the protocol allows. keeps: True if another request may follow on the connection."""
 
     question: Question
     token: str
+    spans: list[Span] | None
     keeps: bool
+
+    @property
+    def range_bytes(self) -> int:
+        """The size of its ranges."""
+        return sum([end - start for start, end in self.spans or ()])
 
 
 def read_head(data: bytes | bytearray) -> PeerRequest | None:
@@ -92,10 +99,12 @@ def read_head(data: bytes | bytearray) -> PeerRequest | None:
         name = found[1].lower()
         if name in _REFUSED or name in headers:
             return None
-        headers[name] = found[2]
+        headers[name] = found[2].rstrip(" ")
+    question = Question(line[1], line[2], headers.get("range", ""))
     return PeerRequest(
-        Question(line[1], line[2], headers.get("range", "")),
+        question,
         headers.get("authorization", ""),
+        protocol.ranges_of(question.range),
         headers.get("connection", "keep-alive").lower() == "keep-alive",
     )
 
@@ -235,14 +244,30 @@ class HeldFiles:
 
 
 _STEP = 2**17
+_PROBE_STEP = 2**18
 _MOST_SPARE = 8
 _spare: list[memoryview] = []
 """Buffers for reading: allocating one for each range would cost more than reading it, and one for
 each thread would take memory while the thread waits for its client."""
 
 
-def crc_of_file(fd: int, start: int, end: int) -> int:
-    """Compute the CRC-32C of bytes [start, end) of a file.
+def _read(fd: int, view: memoryview, start: int, *, waits: bool) -> int | None:
+    """Read bytes of a file into a view; return their number, None if reading would wait for the
+    disk and `waits` isn't set. Raises OSError, EOFError."""
+    try:
+        got = os.preadv(fd, [view], start, 0 if waits else os.RWF_NOWAIT)
+    except OSError as error:
+        if waits or error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+            raise
+        return None
+    if not got:
+        raise EOFError("the file is shorter than it was")
+    return got
+
+
+def crc_of_file(fd: int, start: int, end: int, *, waits: bool = True) -> int | None:
+    """Compute the CRC-32C of bytes [start, end) of a file; None if reading them would wait for the
+    disk and `waits` isn't set.
 
     The file is read rather than mapped: if it is truncated meanwhile, that is an error instead of
     the end of the process. Raises OSError, EOFError.
@@ -252,14 +277,19 @@ def crc_of_file(fd: int, start: int, end: int) -> int:
     except IndexError:
         view = memoryview(bytearray(_STEP))
     crc = 0
-    while start < end:
-        got = os.preadv(fd, [view[: end - start]], start)
-        if not got:
-            raise EOFError("the file is shorter than it was")
+    while start < end and (got := _read(fd, view[: end - start], start, waits=waits)):
         crc, start = crc32c(view[:got], crc), start + got
     if len(_spare) < _MOST_SPARE:
         _spare.append(view)
-    return crc
+    return crc if start == end else None
+
+
+def is_cached(fd: int, start: int, end: int) -> bool:
+    """Return True if the page cache has a sample of the pages of bytes [start, end) of a file, so
+    that reading them hardly waits for the disk. Raises OSError, EOFError."""
+    view = memoryview(bytearray(1))
+    places = (*range(start, end, _PROBE_STEP), end - 1)
+    return all(_read(fd, view, at, waits=False) is not None for at in places)
 
 
 def noted_crc(blocks: bytes | None, size_bytes: int, stretch: Span) -> int | None:
@@ -298,19 +328,27 @@ class ServerReply:
     file: HeldFile | None = None
     spans: Sequence[Span] = ()
 
-    def add_crcs(self) -> None:
-        """Add the checksums of the file's stretches to the headers. Raises OSError, EOFError."""
+    def add_crcs(self, *, waits: bool) -> bool:
+        """Add the checksums of the file's stretches to the headers; return False if that or sending
+        them would wait for the disk and `waits` isn't set. Raises OSError, EOFError."""
         file = self.file
         if file is None:
-            return
-        if len(self.spans) > 1:  # the disk reads them all while the first is waited for
+            return True
+        if waits and len(self.spans) > 1:  # the disk reads them all while the first is waited for
             for start, end in self.spans:
                 os.posix_fadvise(file.fd, start, end - start, os.POSIX_FADV_WILLNEED)
         crcs = []
         for stretch in protocol.stretches(self.spans):
             crc = noted_crc(file.crcs, file.size_bytes, stretch)
-            crcs.append(crc_of_file(file.fd, *stretch) if crc is None else crc)
+            if crc is None:
+                crc = crc_of_file(file.fd, *stretch, waits=waits)
+            elif not waits and not is_cached(file.fd, *stretch):
+                crc = None
+            if crc is None:
+                return False
+            crcs.append(crc)
         self.headers.append((protocol.CRC_HEADER, protocol.crcs_text(crcs)))
+        return True
 
     def head(self) -> bytes:
         """Return the head of the answer as it is sent."""
@@ -364,10 +402,10 @@ class Responder:
             if (key := self._held.any_key()) is not None:
                 self._find(reply, key, None)
         elif (key := protocol.key_of(question.path)) is not None:
-            if (spans := protocol.ranges_of(question.range)) is None:
+            if request.spans is None:
                 reply.status = 400
             else:
-                self._find(reply, key, spans)
+                self._find(reply, key, request.spans)
         elif (group := protocol.group_of(question.path)) is not None:
             reply.status = 200
             keys = self._held.keys_of(group, most=protocol.MOST_HELD_KEYS)

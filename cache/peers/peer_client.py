@@ -106,7 +106,7 @@ class PeerClient:
             tls=tls or ssl.create_default_context,  # without it none is needed
             proxies=Proxies(),  # nodes of a job reach each other directly
         )
-        self._web = WebClient(pool)
+        self._web = WebClient(pool, agent="")
         self._ahead_s: dict[str, float] = {}  # of peers' clocks that differ from this node's
 
     def blob(

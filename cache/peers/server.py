@@ -4,10 +4,13 @@ server_process.py starts the process and sends it a spec over a pipe, because th
 It ends when no process of its node uses it any more. It loads neither torch nor numpy and needs
 30 MB.
 
-The main thread accepts connections, and ends those that exceed a time limit. A thread for each
-connection answers its requests one after another with blocking system calls: plain bodies go from
-the file to the socket with sendfile. No request is read while one is being answered, and only a
-small part of a body is in memory.
+The main thread accepts connections, ends those that exceed a time limit, and serves them as long as
+nothing must be waited for: with a thread for each connection, threads that compete for the GIL take
+twice the CPU time of ranges of 100 KB, on both sides. Another thread continues with blocking system
+calls where something may be waited for other than the client: TLS handshakes, ranges that aren't in
+the page cache, lists, requests outside the protocol. It also encrypts large bodies, in parallel to
+others. Plain bodies go from the file to the socket with sendfile. No request of a connection is
+read while one is being answered, and only a small part of a body is in memory.
 
 The number of connections is limited, in total and per address. A connection is unknown until it
 carries a correctly signed request. At the limit, the oldest unknown connection is closed, so silent
@@ -35,17 +38,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base import ByteLocks, Folder, wait_for
-from penstock.cache.peers.answers import END, HeldFiles, Responder, read_head
+from penstock.cache.peers.answers import END, HeldFiles, Responder, is_cached, read_head
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
 from penstock.cache.peers.trust import Credentials, PeerSecret, prove_server
 from penstock.cache.secrets import SafeLog
 from penstock.cache.threads import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from penstock.cache.peers.answers import ServerReply
     from penstock.cache.peers.protocol import Span
+    from penstock.cache.threads import Outcome
 
 _log = logging.getLogger("penstock")
 
@@ -66,7 +70,9 @@ class ServerLimits:
     write_s: float = 20.0
 
 
-_STEP = 2**20
+_AT_ONCE_BYTES, _AT_ONCE_TLS_BYTES = 2**23, 2**17
+"""The most bytes of a plain and of an encrypted answer that the main thread sends."""
+_SEND_BYTES = 2**20
 _TLS_STEP = 2**16
 """With larger steps the C library allocates and frees pages for each step, for twice the CPU
 time."""
@@ -77,11 +83,22 @@ _BACKLOG = 1024
 _WARN_EVERY_S = 60.0
 
 
-class NodeServer:
-    """The connections of a server, each with a thread. Call `accept` when `listener` is readable,
-    and `end_late` from time to time, both on one thread.
+def dispatch(selector: selectors.BaseSelector, timeout_s: float) -> None:
+    """Wait for at most so many seconds until sockets are readable, and call what was registered for
+    them, with the socket."""
+    for key, _ in selector.select(timeout_s):
+        try:
+            key.data(key.fileobj)
+        except OSError:  # the client is gone, or there are too many files
+            time.sleep(_PAUSE_S)
 
-    replies: answers requests. tls: None if connections are plain. It owns the listener.
+
+class NodeServer:
+    """The connections of a server. Call `dispatch` with its selector, and `end_late` from time to
+    time, both on one thread.
+
+    selector: waits for the sockets of the server. replies: answers requests. tls: None if
+    connections are plain. It owns the listener.
     """
 
     def __init__(
@@ -89,26 +106,29 @@ class NodeServer:
         listener: socket.socket,
         replies: Responder,
         *,
+        selector: selectors.BaseSelector,
         limits: ServerLimits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.listener, self.replies, self._tls = listener, replies, tls
-        self.limits = limits or ServerLimits()
+        self._listener, self.replies, self._tls = listener, replies, tls
+        self.selector, self.limits = selector, limits or ServerLimits()
         self._lock = threading.Lock()
         self._connections: dict[ServerConnection, None] = {}  # the oldest first
         self._refused, self._next_warning_s = 0, 0.0
         self._threads = Workers(self.limits.connections, name="peer-serve")
+        selector.register(listener, selectors.EVENT_READ, self._accept)
 
     @property
     def count(self) -> int:
         """The number of connections."""
         return len(self._connections)
 
-    def accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         """Accept a connection; at the limits, end the oldest unknown one, or the new one if there
         is none. Raises OSError."""
-        sock, place = self.listener.accept()
+        sock, place = listener.accept()
         try:
+            sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -116,13 +136,13 @@ class NodeServer:
             sock.close()
             return
         connection = ServerConnection(self, sock, str(place[0]))
-        with contextlib.suppress(RuntimeError):  # there are too many threads
-            if self._is_added(connection):
-                self._threads.submit(ServerConnection.run, connection)
-                return
-        connection.close()
+        if self._is_added(connection):
+            connection.wait_for(_READABLE)
+        else:
+            connection.close()
 
     def _is_added(self, connection: ServerConnection) -> bool:
+        victim = None
         with self._lock:
             same = [one for one in self._connections if one.address == connection.address]
             rivals = same if len(same) >= self.limits.of_one_address else self._connections
@@ -131,9 +151,14 @@ class NodeServer:
                 if victim is None:
                     return False
                 del self._connections[victim]
-                victim.abort()
             self._connections[connection] = None
-            return True
+        if victim is not None:
+            victim.end()
+        return True
+
+    def continue_on_thread(self, connection: ServerConnection) -> Outcome[None]:
+        """Let another thread serve a connection. Raises RuntimeError if there are too many."""
+        return self._threads.submit(ServerConnection.continue_on_thread, connection)
 
     def leave(self, connection: ServerConnection) -> None:
         """Record that a connection has ended. Safe to call twice."""
@@ -163,13 +188,22 @@ class NodeServer:
 
     def close(self) -> None:
         """End all connections."""
-        self.listener.close()
+        self.selector.unregister(self._listener)
+        self._listener.close()
         self.end_late(math.inf)
         self._threads.close(timeout_s=0.5)
+        for connection in list(self._connections):
+            connection.end()
+
+
+_READABLE, _WRITABLE, _THREAD = selectors.EVENT_READ, selectors.EVENT_WRITE, 0
+"""What a connection waits for: the client's next bytes, room for an answer, or a thread, as the
+next call may wait."""
 
 
 class ServerConnection:
-    """One connection of a server, whose requests its thread answers one after another.
+    """One connection of a server, whose requests are answered one after another: on the selector's
+    thread, with a socket that doesn't block, or on another thread, with one that blocks.
 
     due_s: the time of the monotonic clock at which the server ends it. is_known: True if it has
     carried a correctly signed request.
@@ -179,65 +213,112 @@ class ServerConnection:
         self.address, self._server, self._limits = address, server, server.limits
         self._sock = sock
         self._buffer = bytearray()
+        self._steps = self._serve()
+        self._awaited = _READABLE
+        self._on_thread: Outcome[None] | None = None
         self.is_known = False
         self._allow(self._limits.head_s)
 
+    def wait_for(self, step: int) -> None:
+        """Continue on the selector's thread when the socket is ready."""
+        self._awaited = step
+        self._server.selector.register(self._sock, step, self._continue)
+
+    def _continue(self, _: socket.socket) -> None:
+        step, selector = self._step(), self._server.selector
+        if step == _THREAD:
+            selector.unregister(self._sock)
+            try:
+                self._on_thread = self._server.continue_on_thread(self)
+            except RuntimeError:  # there are too many threads
+                self.close()
+        elif step is not None and step != self._awaited:
+            self._awaited = step
+            selector.modify(self._sock, step, self._continue)
+
+    def continue_on_thread(self) -> None:
+        """Serve on this thread until the client must send another request."""
+        self._sock.setblocking(True)
+        while (step := self._step()) == _THREAD:
+            pass
+        if step is not None:
+            self._sock.setblocking(False)
+            self.wait_for(step)
+
+    def _step(self) -> int | None:
+        """Serve until something must be waited for; return None if the connection has ended."""
+        try:
+            return next(self._steps)
+        # The client is gone or too slow, the server is closing, or the file was truncated.
+        except (StopIteration, OSError, EOFError):
+            pass
+        except Exception as error:
+            _log.warning("The server of the cache: a connection failed (%r)", error)
+        self.close()
+        return None
+
     def abort(self) -> None:
-        """End the connection at once, from any thread; its own thread then closes it."""
+        """End the connection at once, from any thread; the one that serves it then closes it."""
         with contextlib.suppress(OSError):
             # The plain socket's method, because that of a TLS socket isn't thread-safe.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
-    def run(self) -> None:
-        """Answer requests until the connection ends."""
-        try:
-            if not self._is_secured() or not self._is_answered():
-                self._server.refuse(self.address)
-        # The client is gone or too slow, the server is closing, or the file was truncated.
-        except (OSError, EOFError):
-            pass
-        except Exception as error:
-            _log.warning("The server of the cache: a connection failed (%r)", error)
-        finally:
+    def end(self) -> None:
+        """End the connection at once, on the selector's thread."""
+        self.abort()
+        if self._on_thread is None or self._on_thread.done():
             self.close()
 
     def close(self) -> None:
-        """Close the connection, on its own thread or before it has one."""
+        """Close the connection, on the thread that serves it. Safe to call twice."""
         self._server.leave(self)
+        with contextlib.suppress(KeyError, ValueError):  # it isn't registered
+            self._server.selector.unregister(self._sock)
+        self._steps.close()  # it refers to this object, and may have a file open
         self._sock.close()
 
     def _allow(self, seconds: float) -> None:
         """End the connection unless this is called again within so many seconds."""
         self.due_s = time.monotonic() + seconds
 
-    def _is_secured(self) -> bool:
-        """Complete the TLS handshake, if any; return False if the client isn't one of the job."""
-        try:
-            if isinstance(self._sock, ssl.SSLSocket):
-                self._sock.do_handshake()
-                self._allow(self._limits.head_s)
-        except OSError:
-            return False
-        return True
-
-    def _is_answered(self) -> bool:
-        """Answer requests until the client ends the connection; return False if it must end after
-        a request that was refused."""
+    def _serve(self) -> Generator[int, None, None]:
+        """Answer requests until the client ends the connection or one was refused; yield what must
+        be waited for."""
+        sock, most_bytes = self._sock, _AT_ONCE_BYTES
+        if isinstance(sock, ssl.SSLSocket):
+            most_bytes = _AT_ONCE_TLS_BYTES
+            yield _THREAD
+            try:
+                sock.do_handshake()
+            except OSError:
+                self._server.refuse(self.address)
+                return
+            self._allow(self._limits.head_s)
         while True:
-            head = self._read_head()
-            reply = self._server.replies.answer(None if head is None else read_head(head))
+            # Requests ahead of their turn must not delay other clients.
+            is_ahead = self._buffer or (isinstance(sock, ssl.SSLSocket) and sock.pending())
+            yield _THREAD if is_ahead else _READABLE
+            head = yield from self._read_head()
+            request = None if head is None else read_head(head)
+            if request is None or not 0 < request.range_bytes <= most_bytes:
+                yield _THREAD
+            reply = self._server.replies.answer(request)
             self.is_known = self.is_known or reply.is_known
             self.due_s = math.inf
             try:
-                reply.add_crcs()
-                self._send(reply)
+                if not reply.add_crcs(waits=False):
+                    yield _THREAD
+                    reply.add_crcs(waits=True)
+                yield from self._send(reply)
             finally:
                 reply.close()
             if not reply.keeps:
-                return reply.is_known
+                if not reply.is_known:
+                    self._server.refuse(self.address)
+                return
             self._allow(self._limits.head_s if self._buffer else self._limits.idle_s)
 
-    def _read_head(self) -> bytes | None:
+    def _read_head(self) -> Generator[int, None, bytes | None]:
         """Return the next request's head; None if it has no end. Raises EOFError if the client has
         ended the connection."""
         buffer = self._buffer
@@ -245,7 +326,11 @@ class ServerConnection:
             # A TLS handshake is refused at once, because its client would wait for its time limit.
             if len(buffer) > MOST_HEAD_BYTES or buffer[:1] == _HANDSHAKE:
                 return None
-            received = self._sock.recv(MOST_HEAD_BYTES)
+            try:
+                received = self._sock.recv(MOST_HEAD_BYTES)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                yield _READABLE
+                continue
             if not received:
                 raise EOFError
             if not buffer:
@@ -255,38 +340,50 @@ class ServerConnection:
         del buffer[: at + len(END)]
         return head
 
-    def _send(self, reply: ServerReply) -> None:
-        head = reply.head()
+    def _send(self, reply: ServerReply) -> Generator[int, None, None]:
+        sock, head = self._sock, reply.head()
         if reply.file is None:
-            message = memoryview(head + reply.body)
-            for at in range(0, len(message), _STEP):
-                self._allow(self._limits.write_s)
-                self._sock.sendall(message[at : at + _STEP])
-        elif isinstance(self._sock, ssl.SSLSocket):
+            message = head + reply.body
+            for at in range(0, len(message), _SEND_BYTES):
+                yield from self._send_all(message[at : at + _SEND_BYTES])
+        elif isinstance(sock, ssl.SSLSocket):
             for start, size in _steps(reply.spans, _TLS_STEP):
                 data = os.pread(reply.file.fd, size, start)
                 if len(data) < size:
                     raise EOFError("the file is shorter than it was")
-                self._allow(self._limits.write_s)
-                self._sock.sendall(head + data)
+                yield from self._send_all(head + data)
                 head = b""
         else:
-            sock = self._sock
             is_corked = len(reply.spans) > 1  # for one span it would cost twice the CPU time
             if is_corked:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-            self._allow(self._limits.write_s)
             # The head is sent together with the first bytes, so that the client wakes once.
-            sock.sendall(head, socket.MSG_MORE)
-            for start, size in _steps(reply.spans, _STEP):
+            yield from self._send_all(head, socket.MSG_MORE)
+            for start, size in _steps(reply.spans, _SEND_BYTES):
                 self._allow(self._limits.write_s)
                 while size:
-                    sent = os.sendfile(sock.fileno(), reply.file.fd, start, size)
+                    try:
+                        sent = os.sendfile(sock.fileno(), reply.file.fd, start, size)
+                    except BlockingIOError:
+                        yield _WRITABLE
+                        if not is_cached(reply.file.fd, start, start + size):
+                            yield _THREAD
+                        continue
                     if not sent:
                         raise EOFError("the file is shorter than it was")
                     start, size = start + sent, size - sent
             if is_corked:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
+    def _send_all(self, data: bytes, flags: int = 0) -> Generator[int, None, None]:
+        """Send at most a MiB."""
+        self._allow(self._limits.write_s)
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._sock.send(left, flags) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                yield _WRITABLE
 
 
 def _steps(spans: Sequence[Span], most: int) -> Iterator[Span]:
@@ -462,10 +559,9 @@ def serve(
         return
     port = listener.getsockname()[1]
     tls = None if credentials is None else credentials.server_context()
-    server = NodeServer(listener, Responder(held, secret), tls=tls)
     with selectors.DefaultSelector() as selector:
+        server = NodeServer(listener, Responder(held, secret), selector=selector, tls=tls)
         users = Users(first, folder, name, secret, port=port, selector=selector)
-        selector.register(listener, selectors.EVENT_READ, lambda _: server.accept())
         users.addFilter(SafeLog())
         _log.addHandler(users)
         _log.setLevel(logging.INFO)
@@ -474,11 +570,7 @@ def serve(
         late_s = 0.0
         try:
             while users.count:
-                for key, _ in selector.select(_TICK_S):
-                    try:
-                        key.data(key.fileobj)
-                    except OSError:  # the client is gone, or there are too many files
-                        time.sleep(_PAUSE_S)
+                dispatch(selector, _TICK_S)
                 if (now_s := time.monotonic()) >= late_s:
                     server.end_late(now_s)
                     late_s = now_s + _TICK_S

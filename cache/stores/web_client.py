@@ -200,7 +200,7 @@ class WebClient:
     fork."""
 
     def __init__(self, pool: ConnectionPool, *, agent: str = "penstock") -> None:
-        """pool: the client's connections. agent: its name in requests."""
+        """pool: the client's connections. agent: its name in requests; "" for none."""
         self._pool, self._agent, self._pid = pool, agent, os.getpid()
 
     def ask(self, hop: Hop, request: WebRequest) -> Reply:
@@ -252,15 +252,15 @@ class WebClient:
         self, connection: Connection, hop: Hop, request: WebRequest, deadline_s: float
     ) -> Reply:
         method, body = request.method, request.body
-        headers = {**request.headers, **request.own} if hop.is_origin else request.own
+        headers = request.headers if hop.is_origin else {}
         lines = [
             f"{method} {connection.prefix}{target_of(hop.url)} HTTP/1.1\r\n"
             f"Host: {connection.origin.host_header}\r\nAccept-Encoding: identity\r\n"
             f"{connection.proxy_headers}"
         ]
-        if not any(name.lower() == "user-agent" for name in headers):
+        if self._agent and "user-agent" not in [name.lower() for name in headers]:
             lines.append(f"User-Agent: {self._agent}\r\n")
-        lines += [f"{name}: {value}\r\n" for name, value in headers.items()]
+        lines += [f"{name}: {value}\r\n" for name, value in {**headers, **request.own}.items()]
         if body or method == "PUT":
             lines.append(f"Content-Length: {len(body)}\r\n")
         try:

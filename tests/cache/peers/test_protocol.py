@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,9 +189,14 @@ RIGHT = b"GET /v3/alive HTTP/1.1\r\nHost: x:1\r\nAuthorization: Penstock a.b.c\r
 
 def test_a_request_is_read() -> None:
     question = Question("GET", "/v3/alive", "bytes=0-9")
-    assert read_head(RIGHT) == PeerRequest(question, "Penstock a.b.c", keeps=True)
-    assert read_head(RIGHT + b"\r\nConnection: close") == PeerRequest(
-        question, "Penstock a.b.c", keeps=False
+    right = PeerRequest(question, "Penstock a.b.c", [(0, 10)], keeps=True)
+    assert read_head(RIGHT) == right
+    assert read_head(RIGHT + b"\r\nConnection: close") == replace(right, keeps=False)
+    spaced = RIGHT.replace(b": ", b": \t") + b" \t\r\nX: a b  "
+    assert read_head(spaced) == right
+    assert right.range_bytes == 10
+    assert read_head(RIGHT + b",5-6") == replace(
+        right, question=replace(question, range="bytes=0-9,5-6"), spans=None
     )
     lower = RIGHT.replace(b"Authorization", b"authorization").replace(b"Range", b"RANGE")
     assert read_head(lower) == read_head(RIGHT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -84,6 +85,17 @@ def test_ranges_of_a_blob_come_one_behind_another(
     beyond = served.ask(protocol.blob_path(key_of("whole")), [(0, 10), (SIZE - 5, SIZE + 1)])
     assert (beyond.status, beyond.body) == (206, content("whole", SIZE)[:10])
     check_head(beyond, "whole", SIZE, [(0, 10)])
+
+
+@pytest.mark.parametrize("spans", [[(17, 100_017)], [(0, 10), (2_000_000, 2_100_000)], [(0, SIZE)]])
+def test_what_isnt_in_the_page_cache_is_sent(served: Served, spans: list[protocol.Span]) -> None:
+    path = served.cache.use(lambda folder: folder.layout.blob(key_of("whole")))
+    with open(path, "rb") as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    answer = served.ask(protocol.blob_path(key_of("whole")), spans)
+    assert answer.body == b"".join(content("whole", SIZE)[slice(*span)] for span in spans)
+    check_head(answer, "whole", SIZE, spans)
 
 
 def test_what_isnt_held_or_isnt_there_is_404(served: Served) -> None:

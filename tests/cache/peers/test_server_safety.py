@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 import random
-import select
+import selectors
 import socket
 import ssl
 import threading
@@ -24,6 +24,7 @@ from penstock.cache.peers import (
     Responder,
     ServerLimits,
     authorize,
+    dispatch,
     listen,
     make_credentials,
     protocol,
@@ -358,14 +359,13 @@ def short_of_time(
     held = HeldFiles(served.cache.path, mode=0o700)
     replies = Responder(held, served.secret)
     listener, _ = listen("127.0.0.1", 0)
-    server = NodeServer(listener, replies, limits=limits, tls=tls)
+    selector = selectors.DefaultSelector()
+    server = NodeServer(listener, replies, selector=selector, limits=limits, tls=tls)
     is_over = threading.Event()
 
     def run() -> None:
         while not is_over.is_set():
-            if select.select([listener], [], [], 0.02)[0]:
-                with contextlib.suppress(OSError):
-                    server.accept()
+            dispatch(selector, 0.02)
             server.end_late(time.monotonic())
 
     thread = threading.Thread(target=run)
@@ -376,6 +376,7 @@ def short_of_time(
         is_over.set()
         thread.join(PATIENCE_S)
         server.close()
+        selector.close()
         held.close()
 
 
@@ -435,6 +436,28 @@ def test_places_are_limited_and_strangers_go_first(plain: Served) -> None:
         assert all_that_comes(stranger) == b""
         assert server.count == 5
         assert all_that_comes(come(is_known=False)) == b""  # all are of the job
+
+
+@pytest.mark.parametrize("is_secured", [False, True])
+def test_closing_ends_every_connection(plain: Served, is_secured: bool) -> None:
+    credentials = make_credentials(plain.secret)
+    tls = credentials.server_context() if is_secured else None
+    with contextlib.ExitStack() as stack:
+        with short_of_time(plain, ServerLimits(), tls) as (port, server):
+            socks = [stack.enter_context(dial(port)) for _ in range(6)]
+            socks[0].sendall(b"G")  # of a head, or of no handshake
+            for n in (1, 2, 3):
+                if is_secured:
+                    context = credentials.client_context()
+                    secured = context.wrap_socket(socks[n], server_hostname="127.0.0.1")
+                    socks[n] = stack.enter_context(secured)
+            socks[1].sendall(b"GET /v3/alive HT")
+            for n in (2, 3):  # nobody reads the body
+                socks[n].sendall(plain.head(PATH, (0, SIZE) if n == 2 else (5, SIZE)))
+                assert socks[n].recv(4) == b"HTTP"
+        assert not server.count
+        for sock in socks:
+            assert len(all_that_comes(sock)) < SIZE
 
 
 def test_who_leaves_an_encrypted_body_is_sent_nothing_more(

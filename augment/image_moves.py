@@ -44,6 +44,11 @@ class ImageMove(ABC):
 
     size: Ints
 
+    @property
+    def mirrored(self) -> Bools:
+        """Return which images this move mirrors, bool, (n,)."""
+        return np.zeros(len(self.size[0]), np.bool_)
+
     @abstractmethod
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
         """Return the moved masks of images of one size, shape (n, height, width)."""
@@ -138,6 +143,10 @@ class FlipMove(AxisMove):
     on: Bools
     axis: Literal[0, 1] = 1
 
+    @property
+    def mirrored(self) -> Bools:
+        return self.on
+
     def source(self, index: Ints, axis: int) -> None:
         if axis == self.axis:
             mirrored = self.size[axis][:, None] - 1 - index
@@ -158,6 +167,11 @@ class WarpMove(ImageMove):
 
     matrix: Floats
     fill: int = 0
+
+    @property
+    def mirrored(self) -> Bools:
+        mirrored: Bools = np.linalg.det(self.matrix[:, :2, :2]) < 0
+        return mirrored
 
     def masks(self, masks: NDArray[Any]) -> NDArray[Any]:
         """Return the moved masks: the nearest pixel."""
@@ -225,6 +239,14 @@ class ImageMoves:
 
     def __len__(self) -> int:
         return len(self.size[0])
+
+    @property
+    def mirrored(self) -> Bools:
+        """Return which images are mirrored, bool, (n,): by an odd number of flips."""
+        mirrored = np.zeros(len(self), np.bool_)
+        for move in self.moves:
+            mirrored ^= move.mirrored
+        return mirrored
 
     @property
     def _straight(self) -> list[AxisMove]:

@@ -22,8 +22,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.cache import ConfigError, DatasetNotFoundError, MissingDependencyError, PenstockError
+from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.readers.dataset import ALLOWED_LEFT_OUT, Dataset
+from penstock.readers.files import parse_yaml
 from penstock.readers.mixture import mix
 from penstock.readers.origin import local_path, show
 
@@ -40,15 +41,23 @@ SUFFIXES = (".yaml", ".yml", ".json")
 """The ends of names that commands take for mixture files."""
 
 _MOST_BYTES = 2**24
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+_OF_IMAGES, _OF_PARTS = re.compile(rb"^names[ \t]*:", re.M), re.compile(rb"^parts[ \t]*:", re.M)
 
 
 def is_mixture_file(url: Url) -> bool:
-    """Return True for the name of a mixture file, in contrast to the URL of a dataset."""
+    """Return True for the name of a mixture file, in contrast to the URL of a dataset, which may be
+    YOLO's data.yaml."""
     if isinstance(url, list | tuple) or not os.fsdecode(url).lower().endswith(SUFFIXES):
         return False
     path = local_path(url)
-    return path is None or not os.path.isdir(path)
+    if path is None:
+        return os.fsdecode(url).lower().endswith(".json")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES)
+    except OSError:
+        return not os.path.isdir(path)
+    return not _OF_IMAGES.search(data) or bool(_OF_PARTS.search(data))
 
 
 def mix_file(
@@ -347,7 +356,9 @@ def _read(path: str) -> Any:
         _refuse(path, "", f"the file has more than {_MOST_BYTES:,} bytes. Wanted a list of parts.")
     try:
         text = data.decode()
-        return _json(text) if path.lower().endswith(".json") else _yaml(text)
+        if path.lower().endswith(".json"):
+            return _json(text)
+        return parse_yaml(text, what="A mixture file", instead=" Or write the file as JSON.")
     except (ValueError, RecursionError) as error:
         words = " ".join(str(error).split())
         _refuse(path, "", f"got a file that can't be parsed ({words}), wanted YAML or JSON.")
@@ -368,51 +379,3 @@ def _json(text: str) -> Any:
         raise ValueError(f"{constant} is no number of JSON")
 
     return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-
-
-def _yaml(text: str) -> Any:
-    """Parse YAML into plain values. Raises ValueError, and MissingDependencyError."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingDependencyError(
-            "A mixture file in YAML needs the package PyYAML, which isn't installed. Install the "
-            "extra: pip install 'penstock[yaml]'. Or write the file as JSON."
-        ) from error
-
-    loader, seen = yaml.SafeLoader(""), set[int]()
-
-    def plain(node: Any) -> Any:
-        """Return the value of a node."""
-        kind = node.tag.removeprefix("tag:yaml.org,2002:")
-        if id(node) in seen:
-            raise ValueError(f"{_line(node)}: an alias (*name) isn't supported; write its value")
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode) and kind == "seq":
-            return [plain(each) for each in node.value]
-        if isinstance(node, yaml.MappingNode) and kind == "map":
-            found = dict[str | int, Any]()
-            for key_node, value_node in node.value:
-                key = plain(key_node)
-                if type(key) not in (str, int):
-                    raise ValueError(f"{_line(key_node)}: the key {key!r} is no text; quote it")
-                if key in found:
-                    raise ValueError(f'{_line(key_node)}: the key "{key}" occurs twice')
-                found[key] = plain(value_node)
-            return found
-        if kind in ("str", "timestamp", "merge"):  # as in JSON and YAML 1.2, 1e-9 is a number
-            is_number = node.style is None and _EXPONENT.fullmatch(node.value)
-            return float(node.value) if is_number else node.value
-        if isinstance(node, yaml.ScalarNode) and kind in ("int", "float", "bool", "null"):
-            return loader.construct_object(node)
-        raise ValueError(f"{_line(node)}: the tag {node.tag!r} isn't supported: only plain values")
-
-    try:
-        root = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-    return None if root is None else plain(root)
-
-
-def _line(node: Any) -> str:
-    return f"line {node.start_mark.line + 1}"

@@ -270,16 +270,19 @@ class InstanceKeypoints(FieldType):
         if self.needs_size:
             sides = np.array(size if moves is None else moves.size, np.float32).T[..., ::-1]
             places *= sides if moves is None else sides[owner, None]
-        if moves is not None:
-            every = np.repeat(owner, self.points)
-            places[:] = moves.move_points(places.reshape(-1, 2), every).reshape(places.shape)
+        if moves is None:
+            return RaggedColumn(found, offsets)
+        every = np.repeat(owner, self.points)
+        places[:] = moves.move_points(places.reshape(-1, 2), every).reshape(places.shape)
+        if self.mirrored and (mirror := moves.mirrored[owner]).any():
+            found[mirror] = found[mirror][:, self.mirrored]
         return RaggedColumn(found, offsets)
 
 
 @frozen_type
 class ImageSize(FieldType):
-    """The height and width of an image as it is stored, upright, int64, (2,). Operations on the
-    image don't change it. of: the image's field."""
+    """The height and width of an image in the dataset from which it comes, upright, int64, (2,).
+    Neither operations on the image nor packing change it. of: the image's field."""
 
     of: str
 
@@ -297,18 +300,6 @@ class ImageSize(FieldType):
     @property
     def in_files(self) -> bool:
         return False
-
-    def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
-        """Return why a size isn't that of the image, or None. 0 x 0 isn't known."""
-        if size is None or not values.any():
-            return None
-        (height, width), own = values.tolist(), np.asarray(size).reshape(-1, 2)[0].tolist()
-        if [height, width] == own or not all(own):
-            return None
-        return Rejection(
-            f"its annotations are of an image {width} wide and {height} high, but the image is "
-            f"{own[1]} wide and {own[0]} high"
-        )
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the sizes unchanged."""

@@ -118,10 +118,7 @@ def check_related(
     the size of its image, or why arrays that belong to boxes don't have one row per box; else None.
     values: those that a table holds or that have rules, None if the sample lacks the field. facts:
     of its fields in files."""
-    shapes = {name: each.shape for name, each in facts.items()}
-    for name, each in values.items():
-        if each is not None:
-            shapes[name] = (schema[name].rows_of(each), *each.shape[1:])
+    shapes = {name: each.shape for name, each in {**facts, **values}.items() if each is not None}
     for name, type in schema.items():
         of, reason, value = type.reference or "", "", values.get(name)
         mine, its = shapes.get(name), shapes.get(of)
@@ -130,12 +127,18 @@ def check_related(
         if value is not None:
             refusal = type.check_values(value, size)
             reason = "" if refusal is None else refusal.reason
+            if type.is_encoded and not reason:
+                mine = (type.rows_of(value),)
         elif mine and of and type.has_sides and size is None:
             reason = f'a mask without its image ("{of}")'
         elif mine and size and type.has_sides and size != mine[:2]:
             own, image = (f"{each[1]} wide and {each[0]} high" for each in (mine, size))
             reason = f"it is {own}, and its image is {image}"
-        if mine and its and type.refers_to == "boxes" and mine[0] != its[0]:
+        if type.is_measured and value is not None and size and value.any():
+            own, found = (f"{each[1]} wide and {each[0]} high" for each in (size, value.tolist()))
+            if own != found:
+                reason = f"the annotations are of an image {found}, and it is {own}"
+        if not reason and mine and its and type.refers_to == "boxes" and mine[0] != its[0]:
             reason = f'{mine[0]} rows for the {its[0]} boxes of "{of}"'
         if reason:
             return Rejection(f"{name}: {reason}")

@@ -81,6 +81,11 @@ class Moves(Protocol):
         """The heights and widths of the images as stored, int64, (n,) each."""
         ...
 
+    @property
+    def mirrored(self) -> NDArray[np.bool_]:
+        """Return which images are mirrored, bool, (n,): left and right are exchanged."""
+        ...
+
     def move_masks(
         self, masks: Sequence[NDArray[Any]], *, dtype: Any = None
     ) -> NDArray[Any] | list[NDArray[Any]]:

@@ -19,3 +19,4 @@ from .names import INDEX_SUFFIX as INDEX_SUFFIX, OWN_FOLDER as OWN_FOLDER, are_u
 from .names import below as below, encoded_name as encoded_name, is_passed_over as is_passed_over
 from .names import printable as printable, unsafe_reason as unsafe_reason
 from .progress_reporter import ProgressReporter as ProgressReporter
+from .yaml_text import parse_yaml as parse_yaml

@@ -76,6 +76,12 @@ _MODULES = {
     "coco": _OwnFormat(
         "penstock.readers.formats.annotated.coco_format", ("_annotations.coco.json",), ("json",)
     ),
+    "voc": _OwnFormat("penstock.readers.formats.annotated.voc_format", ("Annotations",)),
+    "yolo": _OwnFormat(
+        "penstock.readers.formats.annotated.yolo_format",
+        ("yaml", "yml", "classes.txt"),
+        ("yaml", "yml"),
+    ),
     # It accepts what no other format recognises.
     FALLBACK: _OwnFormat("penstock.readers.formats.folder.folder_format"),
 }

@@ -42,6 +42,8 @@ _LOGIN = (
     "GOOGLE_APPLICATION_CREDENTIALS, AZURE_…), a profile, or the instance's role."
 )
 
+_YAML = (".yaml", ".yml")  # such as YOLO's data.yaml
+
 Folder = str | os.PathLike[str]
 
 
@@ -84,6 +86,14 @@ class DatasetDescription:
         check_format(self.format)
         if isinstance(self.url, list):  # the caller may change its list later
             object.__setattr__(self, "url", tuple(self.url))
+        url = self.url if isinstance(self.url, str | bytes | os.PathLike) else ""
+        if self.manifest is None and os.fsdecode(url).lower().endswith(_YAML):
+            from penstock.readers.origin import described_folder  # other data doesn't load it
+
+            described = described_folder(url, is_path=self.filesystem is not None)
+            if described is not None:
+                object.__setattr__(self, "url", described[0])
+                object.__setattr__(self, "manifest", described[1])
         if self.manifest is None:
             self.arrangement()
         else:  # its place is checked when the dataset is opened

@@ -3,6 +3,7 @@ from .arrangement import (
     Arrangement as Arrangement,
     NO_TABLE as NO_TABLE,
 )
+from .dataset_place import described_folder as described_folder
 from .dataset_place import index_url as index_url, options_scope as options_scope
 from .dataset_place import place_of as place_of
 from .file_selection import of_names as of_names

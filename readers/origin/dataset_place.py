@@ -25,7 +25,7 @@ from penstock.readers.origin.origin import SCHEME, check_url, local_path, status
 
 if TYPE_CHECKING:
     from penstock.readers.origin.file_selection import FileSelection
-    from penstock.readers.origin.origin import Url
+    from penstock.readers.origin.origin import OneUrl, Url
 
 _SUFFIX = os.fsdecode(INDEX_SUFFIX)
 
@@ -99,6 +99,21 @@ def index_url(
     if address.start.lower() == "hf://":
         least = 3 if path.startswith(("datasets/", "spaces/", "buckets/")) else 2
     return address.at(path + ending) if path and path.count("/") >= least else None
+
+
+def described_folder(url: OneUrl, *, is_path: bool = False) -> tuple[str, str] | None:
+    """Return the folder of a file that describes a dataset in it, and the file as `manifest=`; None
+    for a folder and a chain of file systems. is_path: as for `index_url`."""
+    path = None if is_path else local_path(url)
+    text = os.fsdecode(url if path is None else path)
+    if path is not None:
+        found = os.path.dirname(text) or ".", os.path.abspath(text)
+        return None if os.path.isdir(text) else found
+    address = _Address.of(text, is_path=is_path)
+    folder, _, name = address.path.rpartition("/")
+    if "::" in text:
+        return None
+    return address.at(folder), unquote(name) if address.is_web else name
 
 
 def parent_url(url: str, *, is_path: bool = False) -> str | None:

@@ -228,7 +228,7 @@ class PackSource(ABC):
                     continue
                 value = column.sample(row)
                 image = found.get(self.schema[field].reference or "")
-                if self.schema[field].is_measured and image is not None:
+                if self.schema[field].is_measured and image is not None and not value.any():
                     value = np.array(image.shape[:2], value.dtype)
                 values[field] = value
                 if isinstance(column, EncodedColumn):

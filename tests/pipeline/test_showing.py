@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 import penstock
 from penstock import DataLoader, Dataset, Normalize, Ragged, imagenet_eval
 from penstock.errors import ConfigError
-from tests import coco_sets
+from tests import annotated_sets
 from tests.conftest import CLASSES
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place: Path = tmp_path_factory.mktemp("coco")
-    coco_sets.coco_set(place, coco_sets.instances())
+    annotated_sets.coco_set(place, annotated_sets.instances())
     return place / "train2017"
 
 
@@ -129,7 +129,7 @@ def test_a_notebook_shows_a_dataset_once_it_is_open(coco: Path) -> None:
         text = dataset._repr_html_()
         assert "opens at its first use" in text
         assert "<img" not in text
-        assert len(dataset) == coco_sets.SAMPLES
+        assert len(dataset) == annotated_sets.SAMPLES
         text = dataset._repr_html_()
         assert "toothbrush" in text
         assert "ClassLabels(" in text

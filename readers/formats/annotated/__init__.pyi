@@ -1,1 +1,1 @@
-from .annotated_format import AnnotatedFormat as AnnotatedFormat
+from .voc_format import VOC_CLASSES as VOC_CLASSES

@@ -7,8 +7,9 @@ files to one `Annotated` for each image.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.origin import QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.format import DatasetFiles
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 IMAGE, BOXES, LABELS, MASKS, KEYPOINTS = "image", "boxes", "labels", "masks", "keypoints"
 IMAGE_ID, ORIGINAL_SIZE = "image_id", "original_size"
+
+_SHOWN = 8
+
+T = TypeVar("T")
 
 
 class AnnotatedFormat(FolderFormat):
@@ -38,6 +43,10 @@ class AnnotatedFormat(FolderFormat):
         """Return True: the fields have no other places."""
         del origin
         return True
+
+    def may_recognise(self, origin: Origin) -> bool:
+        """Return True unless the user selected files, or gave the folders of fields."""
+        return origin.selection is None and FolderFormat.has_default_names(self, origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class AnnotatedFiles(SpanListing):
         types: of all fields but the image. source: what names the images, for messages. Raises
         DatasetError if no image has a file.
         """
-        find = _FileNames(self.files)
+        find = self.finder(self.files)
         found = [(find(each.name), each) for each in images]
         missing = [
             QuarantineEntry(name=each.name, reason=f"the image isn't there ({source})")
@@ -120,6 +129,11 @@ class AnnotatedFiles(SpanListing):
             for name, type in types.items()
         }
         return replace(samples, schema=Schema({IMAGE: Image(), **types}), values=columns)
+
+    @staticmethod
+    def finder(files: Iterable[Entry]) -> Callable[[bytes], Entry | None]:
+        """Return a function that finds the file of a name in annotations; see `_FileNames`."""
+        return _FileNames(files)
 
     def types_of(self, found: Mapping[str, FieldType]) -> dict[str, FieldType]:
         """Return the types of the fields, those of the user's schema where it has them. found: as
@@ -156,6 +170,33 @@ class AnnotatedFiles(SpanListing):
         return replace(given, ids=found if len(found) == len(given.names) else ())
 
 
+def check_split(origin: Origin, parts: Mapping[str, T], *, where: str) -> T | None:
+    """Return the part of a dataset that the user chose by `split=`. Without it, this is the part
+    "train", the only one, or None, if there are none.
+
+    parts: by name. where: they are named. Raises ConfigError.
+    """
+    split = origin.arrangement.split
+    if split is None and not parts:
+        return None
+    name = split or ("train" if "train" in parts or len(parts) > 1 else next(iter(parts)))
+    if name in parts:
+        return parts[name]
+    few = ", ".join(map(repr, sorted(parts, key=lambda part: (len(part), part))[:_SHOWN]))
+    more = ", …" if len(parts) > _SHOWN else ""
+    raise ConfigError(
+        f"split: got {split!r}, wanted one of the parts that {where} of {origin.url} names: "
+        f"{few or 'there are none'}{more}."
+    )
+
+
+def distinct_names(names: Sequence[str], ids: Sequence[int]) -> tuple[str, ...]:
+    """Return names of classes that differ: those that occur twice with their ids."""
+    counts = Counter(names)
+    pairs = zip(names, ids, strict=True)
+    return tuple(name if counts[name] == 1 else f"{name} ({own})" for name, own in pairs)
+
+
 def _stored_as(type_: FieldType) -> tuple[Any, ...]:
     return type(type_), type_.stored, type_.reference, getattr(type_, "format", None)
 
@@ -174,7 +215,7 @@ class _FileNames:
     """Finds the file of a name. Annotations name files below the folder of images, below another
     folder above it, or by their last part alone."""
 
-    def __init__(self, files: Sequence[Entry]) -> None:
+    def __init__(self, files: Iterable[Entry]) -> None:
         self._exact = {entry.name: entry for entry in files}
         self._by_base: dict[bytes, list[Entry]] | None = None
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import Array, Boxes, ImageSize, InstanceKeypoints, Texts, Value
+from penstock.readers.fieldtypes import (
+    Array,
+    Boxes,
+    ImageSize,
+    InstanceKeypoints,
+    InstanceMasks,
+    Texts,
+    Value,
+)
 from penstock.readers.files import encoded_name, printable
 from penstock.readers.formats.annotated.annotated_format import (
     BOXES,
@@ -28,6 +36,7 @@ from penstock.readers.formats.annotated.annotated_format import (
     Annotated,
     AnnotatedFiles,
     AnnotatedFormat,
+    distinct_names,
 )
 from penstock.readers.formats.folder import list_folder, manifest_entry
 
@@ -154,14 +163,10 @@ class CocoFile:
         return [each["id"] for each in self.categories]
 
     @property
-    def class_names(self) -> list[str]:
-        """Return the names of the categories; those that occur twice with their ids."""
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the categories."""
         names = [str(each.get("name", each["id"])) for each in self.categories]
-        counts = Counter(names)
-        return [
-            name if counts[name] == 1 else f"{name} ({each['id']})"
-            for name, each in zip(names, self.categories, strict=True)
-        ]
+        return distinct_names(names, self.category_ids)
 
     @cached_property
     def point_names(self) -> list[str]:
@@ -182,6 +187,8 @@ class CocoFile:
                     "caption."
                 )
             types |= {BOXES: Boxes(of=IMAGE, format="xywh"), LABELS: classes}
+            if has["segmentation"]:
+                types[MASKS] = InstanceMasks(of=BOXES)
             if has["keypoints"]:
                 types[KEYPOINTS] = self._keypoints()
             if has["area"]:
@@ -254,7 +261,7 @@ class CocoFile:
                 for each, box in zip(annotations, boxes, strict=True)
             ]
         if MASKS in types:
-            shapes = [each.get("segmentation") for each in annotations]
+            shapes = [each.get("segmentation") or None for each in annotations]
             values[MASKS] = json.dumps(shapes, separators=(",", ":")).encode()
         if (points := types.get(KEYPOINTS)) is not None:
             assert isinstance(points, InstanceKeypoints)

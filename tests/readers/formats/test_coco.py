@@ -18,7 +18,7 @@ from penstock.readers.fieldtypes import (
     RaggedColumn,
 )
 from tests import images
-from tests.coco_sets import PEOPLE, coco_set, image_entries, instances, pictures, roboflow_set
+from tests.annotated_sets import PEOPLE, coco_set, image_entries, instances, pictures, roboflow_set
 from tests.files import quarantine, uploaded
 from tests.readers.remote_sets import rows_of
 
@@ -44,7 +44,7 @@ def samples_of(dataset: Source, *fields: str) -> Iterator[dict[str, Any]]:
         sample: dict[str, Any] = {}
         for name, column in batch.columns.items():
             value = column.sample(row)  # type: ignore[union-attr]
-            is_text = isinstance(column, EncodedColumn) and name != "image"
+            is_text = isinstance(column, EncodedColumn) and name not in ("image", "masks")
             sample[name] = dataset.schema[name].decode(value) if is_text else value
         yield sample
 
@@ -76,6 +76,7 @@ def check_equal(dataset: Source) -> None:
         assert [labels.ids[n] for n in sample["labels"]] == [a["category_id"] for a in own]
         assert sample["iscrowd"].tolist() == [a["iscrowd"] for a in own]
         assert sample["annotation_ids"].tolist() == [a["id"] for a in own]
+        assert json.loads(bytes(sample["masks"])) == [a["segmentation"] for a in own]
         assert sample["area"].tolist() == np.float32([a["area"] for a in own]).tolist()
         assert tuple(sample["original_size"].tolist()) == sizes[image_id]
 
@@ -262,6 +263,9 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         ({"category_id": 7}, '"category_id" = 7, which is none of the 3 categories'),
         ({"iscrowd": "no"}, "wanted 0 or 1"),
         ({"area": None}, "wanted a number"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "masks: "),
+        ({"segmentation": {"size": [9, 9], "counts": [81]}}, "masks: "),
+        ({"segmentation": {"size": [41, 59], "counts": [81]}}, "masks: "),
         ({"bbox": None}, "wanted 4 numbers"),
     ],
 )
@@ -290,7 +294,7 @@ def test_images_that_are_missing_or_have_another_size_are_left_out(tmp_path: Pat
         reasons = quarantine(dataset.index.place)
         sizes = {tuple(s["original_size"].tolist()) for s in samples_of(dataset, "original_size")}
     assert sorted(reasons) == ["000000000000.jpg", "000000000011.jpg"]
-    assert "an image 60 wide and 7 high, but the image is 60" in reasons["000000000000.jpg"]
+    assert "an image 60 wide and 7 high, and it is 60" in reasons["000000000000.jpg"]
     assert "the image isn't there" in reasons["000000000011.jpg"]
     assert len(sizes) == 10
     assert (0, 0) not in sizes

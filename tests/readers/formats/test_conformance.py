@@ -11,7 +11,7 @@ from penstock.readers import Dataset, pack
 from penstock.readers.fieldtypes import EncodedColumn
 from penstock.readers.formats import ChunkFormat, formats
 from tests import images
-from tests.coco_sets import instances, roboflow_set
+from tests.annotated_sets import instances, roboflow_set, voc_set, yolo_set
 from tests.json_lines import json_lines
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
 from tests.readers.remote_sets import rows_of
@@ -56,6 +56,29 @@ class TestCoco(IndexedFormatConformance):
         ]
 
 
+class TestVoc(TestCoco):
+    name = "voc"
+
+    def write(self, folder: Path) -> Path:
+        objects = {
+            f"{i:06d}": [{"name": "dog", "box": (1, 2, 9, 9)}] * (i % 3) for i in range(SAMPLES)
+        }
+        return voc_set(folder / "set", objects)
+
+    def test_an_image_and_its_label_are_six_numbers_of_one_table(self, root: Path) -> None:
+        """Test that an image is five; its id is a text."""
+        assert self.index(root).layout.table.spans["image"] == (0, 1, 4, 2, None, None)
+
+
+class TestYolo(TestVoc):
+    name = "yolo"
+
+    def write(self, folder: Path) -> Path:
+        labels = {f"{i:06d}": "0 0.5 0.5 0.25 0.25\n" * (i % 3) for i in range(SAMPLES)}
+        names = "train: images/train\nnames: [dog]\n"
+        return yolo_set(folder / "set", labels, names).parent
+
+
 class TestTar(IndexedFormatConformance):
     name = "tar"
 
@@ -90,6 +113,9 @@ class TestJsonl(IndexedFormatConformance):
 
 
 def test_every_format_is_tried() -> None:
-    tried = {each.name for each in (TestFolder, TestCoco, TestTar, TestPack, TestJsonl)}
+    tried = {
+        each.name
+        for each in (TestFolder, TestCoco, TestVoc, TestYolo, TestTar, TestPack, TestJsonl)
+    }
     # Formats in chunks have samples of other kinds, and tests of their own.
     assert tried == {each.name for each in formats() if not isinstance(each, ChunkFormat)}

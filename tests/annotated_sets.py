@@ -86,3 +86,50 @@ def coco_set(root: Path, content: Any, name: str = "instances_train2017.json") -
 def roboflow_set(root: Path, content: Any) -> Path:
     """Write a dataset as Roboflow exports it, and return its folder."""
     return write_folder(root, pictures() | {"_annotations.coco.json": json.dumps(content).encode()})
+
+
+# -- Pascal VOC
+
+
+def voc_set(root: Path, objects: dict[str, list[dict[str, Any]]], **lists: list[str]) -> Path:
+    """Write a dataset as Pascal VOC is laid out, and return its folder.
+
+    objects: of each image, with the keys name, box and any flags. lists: in ImageSets/Main.
+    """
+    files: dict[str, bytes] = {}
+    for number, (name, found) in enumerate(objects.items()):
+        height, width = size_of(number)
+        rows = []
+        for each in found:
+            flags = "".join(f"<{k}>{v}</{k}>" for k, v in each.items() if k not in ("name", "box"))
+            sides = zip(("xmin", "ymin", "xmax", "ymax"), each["box"], strict=True)
+            box = "".join(f"<{side}>{value}</{side}>" for side, value in sides)
+            part = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
+            rows.append(
+                f"<object><name>{each['name']}</name>{flags}<bndbox>{box}</bndbox>{part}</object>"
+            )
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        text = f"<annotation><filename>{name}.jpg</filename>{size}{''.join(rows)}</annotation>"
+        files[f"Annotations/{name}.xml"] = text.encode()
+        files[f"JPEGImages/{name}.jpg"] = jpeg(number, height, width)
+    files |= {f"ImageSets/Main/{k}.txt": "\n".join(v).encode() for k, v in lists.items()}
+    return write_folder(root, files)
+
+
+# -- YOLO
+
+
+def yolo_set(
+    root: Path, labels: dict[str, str | None], description: str, *, images: str = "images/train"
+) -> Path:
+    """Write a dataset as YOLO's tools lay it out, and return the path of its data.yaml.
+
+    labels: the text of the file of labels of each image, None for an image without one. images: the
+    folder of the images.
+    """
+    files: dict[str, bytes] = {"data.yaml": description.encode()}
+    for number, (name, text) in enumerate(labels.items()):
+        files[f"{images}/{name}.jpg"] = jpeg(number, *size_of(number))
+        if text is not None:
+            files[f"{images.replace('images', 'labels')}/{name}.txt"] = text.encode()
+    return write_folder(root, files) / "data.yaml"

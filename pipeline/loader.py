@@ -40,7 +40,7 @@ from penstock.pipeline.options import (
 )
 from penstock.pipeline.plan import World
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
-from penstock.readers import Source, weighted
+from penstock.readers import Listed, Source, weighted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -158,6 +158,19 @@ def _is_unchanged(value: Any, current: Any) -> bool:
     )
 
 
+def _sampled(source: Source, options: LoaderOptions) -> Source:
+    """Return a source whose epochs a sampler lists. Raises ConfigError."""
+    if options.shuffle:
+        raise ConfigError(
+            "sampler= and shuffle=True contradict each other: the sampler gives the order. Drop "
+            "one of them."
+        )
+    # Few loaders need it, and it belongs to torch's samplers.
+    from penstock.pipeline.torch_data import sampler_lists
+
+    return Listed(source, sampler_lists(options.sampler, samples=source.contents.samples))
+
+
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 
@@ -171,6 +184,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     batch_size: samples of this rank's batch. The alternative is global_batch_size, over all ranks:
         a number, or {0: 8192, 50_000_000: 16384}, sizes by the job's sample from which they hold.
     shuffle: draw the order from the seed; otherwise samples come in index order.
+    sampler: native: an object with a length that lists positions in the dataset, such as torch's
+        WeightedRandomSampler, or a list. It gives the order of all ranks together, which take
+        slices of it (docs/datasets.md).
     num_workers: native: decode threads of this rank; 0 is this rank's share of the usable cores.
         torch datasets: worker processes; 0 reads in this process.
     drop_last, pad: the end of an epoch. Several ranks need one of them. pad="mask" fills the last
@@ -292,6 +308,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         without_worker_context(self)
         self.worker_init_fn = no_worker_processes
         source = dataset if weights is None else weighted(dataset, weights)
+        if options.sampler is not None:
+            source = _sampled(source, options)
         engine = NativeEngine(source, options, world_is_known=self._late_world.is_known)
         self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's

@@ -146,8 +146,6 @@ def check_function(function: object) -> None:
 
 # torch's arguments that choose or build batches. A native dataset's order comes from its plan.
 _REFUSED_OF_TORCH = {
-    "sampler": "the order comes from the plan; pass shuffle= and seed=, and instead of a "
-    "WeightedRandomSampler its weights as weights=",
     "batch_sampler": "the order comes from the plan; pass batch_size=, shuffle= and seed=",
     "collate_fn": "batches already leave DALI as tensors; put per-sample work into augment=, or do "
     "it on the batch in your loop",
@@ -569,10 +567,16 @@ class LoaderOptions(TorchArguments):
 
     def with_drawn_seed(self) -> LoaderOptions:
         """Return the options with a drawn seed, if the user passed none and one is needed."""
-        draws = self.shuffle if self.kind == "native" else self.augment is not None
+        is_native = self.kind == "native"
+        draws = self.needs_seed if is_native else self.augment is not None
         if self.seed is not None or not draws:
             return self
         return replace(self, drawn_seed=fresh_seed(self.generator))
+
+    @property
+    def needs_seed(self) -> bool:
+        """True if the order of the samples follows from a seed."""
+        return bool(self.shuffle) or (self.kind == "native" and self.sampler is not None)
 
     # -- what follows from the world
 
@@ -624,11 +628,12 @@ class LoaderOptions(TorchArguments):
         """Return the seed in a world; 0 if nothing depends on it."""
         if self.seed is not None:
             return self.seed
-        if not self.shuffle:
+        if not self.needs_seed:
             return 0
         if self.drawn_seed is None or world.size > 1:
+            what = "shuffle=True" if self.shuffle else "sampler="
             raise ConfigError(
-                f"shuffle=True on {world.size} ranks needs seed=: without it, each rank would draw "
+                f"{what} on {world.size} ranks needs seed=: without it, each rank would draw "
                 "its own order, and samples would repeat and go missing. Pass the same seed on "
                 "every rank."
             )

@@ -2,6 +2,7 @@ from . import blocks as blocks, sample_weights as sample_weights
 from .blocks import Blocks as Blocks, MAX_FREE as MAX_FREE
 from .concatenation import concat as concat
 from .dataset import Dataset as Dataset, contents_of as contents_of
+from .epoch_lists import EpochList as EpochList, EpochLists as EpochLists
 from .fieldtypes.columns import SampleBatch as SampleBatch
 from .index.index import Index as Index
 from .index.opening import IndexSummary as IndexSummary, build_index as build_index
@@ -24,6 +25,7 @@ from .sample_weights import checked_weights as checked_weights
 from .serialized_source import SerializedSource as SerializedSource
 from .sources import (
     Contents as Contents,
+    Listed as Listed,
     MixtureContents as MixtureContents,
     ReadOptions as ReadOptions,
     Run as Run,

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
+    from penstock.readers.epoch_lists import EpochLists
     from penstock.readers.fieldtypes import Column, ColumnCrop, FieldType, SampleBatch, Schema
     from penstock.readers.formats import DecodedChunks
     from penstock.readers.mixtures import EpochRule, MixtureStream, WeightChange, WeightScale
@@ -108,6 +109,7 @@ class Contents:
       that of the whole.
     - mixture: of the parts of a mixture, which follow one another here; None for other sources.
     - weights: of the samples; None if an epoch delivers each of them once.
+    - lists: the samples of each epoch, if a sampler lists them; else None.
     """
 
     schema: Schema
@@ -130,6 +132,7 @@ class Contents:
     lacking: Mapping[str, int] = field(default_factory=dict)
     mixture: MixtureContents | None = None
     weights: SampleWeights | None = None
+    lists: EpochLists | None = None
 
     @cached_property
     def samples(self) -> int:
@@ -1014,13 +1017,66 @@ class Selection(View):
         return self.contents.rows(places)
 
 
-class Weighted(View):
+class _Reordered(View):
+    """All samples of another source, which an epoch delivers in another order or number."""
+
+    def __init__(self, base: Source) -> None:
+        self._base = base
+        self.url, self.bases, self.part_of = base.url, (base,), base.part_of
+
+    def _runs(self, rows: Ints) -> Iterable[Run]:
+        return (Run(self._base, rows, slice(None)),)
+
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """The shards that are read from a remote store."""
+        return self._base.remote_shards
+
+    def _rows(self, ids: Ints) -> Ints:
+        return self._base.rows(ids)
+
+
+class Listed(_Reordered):
+    """The samples of another source that a sampler lists, epoch by epoch."""
+
+    def __init__(self, base: Source, lists: EpochLists) -> None:
+        """Raises ConfigError for a mixture, and for samples with weights."""
+        contents = base.contents
+        if contents.mixture is not None or contents.weights is not None:
+            has = "parts" if contents.weights is None else "samples"
+            raise ConfigError(
+                f"sampler: {base!r:.100} has weights of its {has}, which decide what an epoch "
+                "delivers. Drop the sampler, or the weights."
+            )
+        super().__init__(base)
+        self._lists = lists
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the source: a spawned worker reads the samples that are requested of it."""
+        return _same, (self._base,)
+
+    def __repr__(self) -> str:
+        return f"{self._base!r} with a sampler"
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The contents of the source, with the lists."""
+        return replace(self._base.contents, lists=self._lists)
+
+    def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
+        return Listed(self._base._renamed(names, made), self._lists)
+
+
+def _same(source: Source) -> Source:
+    return source
+
+
+class Weighted(_Reordered):
     """All samples of another source, each delivered as often as its weight says."""
 
     def __init__(self, base: Source, weights: SampleWeights) -> None:
         """base: without weights, or with others, which don't count here."""
-        self._base: Source = base.bases[0] if isinstance(base, Weighted) else base
-        self.url, self.bases, self.part_of = base.url, (self._base,), base.part_of
+        super().__init__(base.bases[0] if isinstance(base, Weighted) else base)
         self._weights = weights
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -1037,17 +1093,6 @@ class Weighted(View):
 
     def _renamed(self, names: Mapping[str, str], made: dict[int, Source]) -> Source:
         return Weighted(self._base._renamed(names, made), self._weights)
-
-    def _runs(self, rows: Ints) -> Iterable[Run]:
-        return (Run(self._base, rows, slice(None)),)
-
-    @property
-    def remote_shards(self) -> RemoteShards | None:
-        """The shards that are read from a remote store."""
-        return self._base.remote_shards
-
-    def _rows(self, ids: Ints) -> Ints:
-        return self._base.rows(ids)
 
 
 def weighted(source: Source, weights: object, *, order: Ints | None = None) -> Weighted:
@@ -1067,6 +1112,11 @@ def reweighted(
     """Return a source for a job that changes to other weights. Its epochs keep their length; if it
     has no weights, each of its samples was delivered once. is_first, keeps: as for
     `SampleWeights.with_array`. Raises ConfigError; see `Source.subset`."""
+    if source.contents.lists is not None:
+        raise ConfigError(
+            f"weights: {source!r:.100}, which decides what an epoch delivers, has no weights. Let "
+            "the sampler draw by other weights."
+        )
     array, contents = weights_for(source, weights), source.contents
     before = contents.weights or SampleWeights.of(np.ones(contents.samples))
     return Weighted(source, before.with_array(array, is_first=is_first, keeps=keeps))

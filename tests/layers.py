@@ -38,6 +38,7 @@ readers.mixture_summary
 readers.concatenation readers.map_mixture
 readers.sources
 readers.splits readers.remote_shards readers.mixtures readers.sample_weights readers.pictures
+readers.epoch_lists
 readers.reading
 readers.index
 readers.local_place readers.blob_source

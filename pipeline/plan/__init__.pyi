@@ -13,6 +13,7 @@ from .lane_choice import LaneChoice as LaneChoice, best_bins as best_bins
 from .lane_choice import choose_lane_order as choose_lane_order
 from .lanes import LaneGroups as LaneGroups, LaneOrder as LaneOrder, MOST_GROUPS as MOST_GROUPS
 from .lanes import ordered_slots as ordered_slots, partners as partners
+from .listed_plan import ListSettings as ListSettings, ListedPlan as ListedPlan
 from .mixture_plan import (
     MixturePlan as MixturePlan,
     MixtureSettings as MixtureSettings,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.plan.buckets import BucketPlan, BucketSettings
     from penstock.pipeline.plan.lanes import LaneOrder
+    from penstock.pipeline.plan.listed_plan import ListSettings
     from penstock.pipeline.plan.mixture_plan import MixtureSettings
     from penstock.pipeline.plan.order import JobPlan
     from penstock.pipeline.plan.walk import Step, Walk
@@ -162,7 +163,7 @@ class PlanSettings:
     """The settings of a job's plan. seed: keys random draws, and the order if it is shuffled.
     buckets: settings of batches by tokens, else None. mixture: of a mixture's parts, else None;
     lanes is then the number of all lanes, and window the largest. weights: of weights of samples,
-    else None."""
+    else None. lists: of a sampler, else None."""
 
     seed: int
     shuffle: bool
@@ -172,16 +173,18 @@ class PlanSettings:
     buckets: BucketSettings | None = None
     mixture: MixtureSettings | None = None
     weights: WeightSettings | None = None
+    lists: ListSettings | None = None
 
     def epoch_samples(self, contents: Contents) -> int:
         """Return the samples of an epoch."""
-        several = self.mixture or self.weights
+        several = self.mixture or self.weights or self.lists
         return contents.samples if several is None else several.samples
 
     @property
     def weights_text(self) -> str:
-        """A text of the weights of samples and of those that `set_weights` set, to compare them."""
-        own = [each.text for each in (self.mixture, self.weights) if each is not None]
+        """A text of the weights of samples and of those that `set_weights` set, or of a sampler, to
+        compare them."""
+        own = [each.text for each in (self.mixture, self.weights, self.lists) if each is not None]
         return "".join(own)
 
 
@@ -218,6 +221,12 @@ def first_settings(
             reshuffle=reshuffle,
             mixture=parts,
         )
+    if contents.lists is not None:
+        from penstock.pipeline.plan.listed_plan import ListSettings, refuse_order_settings
+
+        refuse_order_settings({"lanes": lanes, "window": window, "reshuffle": reshuffle})
+        lists = ListSettings.of(contents.lists, seed=seed)
+        return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0, lists=lists)
     weights = WeightSettings.first(contents.weights, shuffle=shuffle)
     if not shuffle:
         return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
@@ -254,6 +263,10 @@ def stream_plan(
 ) -> JobPlan:
     """Return a plan of one part, or of the parts of a mixture, for one reader; batches by tokens
     are cut from it."""
+    if settings.lists is not None:
+        from penstock.pipeline.plan.listed_plan import ListedPlan  # only these jobs load it
+
+        return ListedPlan(contents, settings.lists, seed=settings.seed)
     if settings.mixture is None:
         return make_plan(contents, settings, lane_order)
     from penstock.pipeline.plan.mixture_plan import make_mixture_plan  # only these jobs load it

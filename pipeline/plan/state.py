@@ -83,6 +83,8 @@ class LoaderState:
             values["plan"]["mixture"] = self.plan.mixture.to_dict()
         if values["plan"].pop("weights") and self.plan.weights:
             values["plan"]["weights"] = self.plan.weights.to_dict()
+        if values["plan"].pop("lists") and self.plan.lists:
+            values["plan"]["lists"] = self.plan.lists.to_dict()
         batches = [[first, size] for first, size in schedule["entries"]]
         return {
             "version": STATE_VERSION,
@@ -133,6 +135,13 @@ class LoaderState:
                 settings["weights"] = WeightSettings.from_dict(weights)
             except (AttributeError, KeyError, TypeError, ValueError):
                 _check(False, f"its weights are {weights!r:.80}")
+        if (lists := plan.get("lists")) is not None:
+            from penstock.pipeline.plan.listed_plan import ListSettings
+
+            try:
+                settings["lists"] = ListSettings.from_dict(lists)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                _check(False, f"its lists are {lists!r:.80}")
         bad = state.get("bad")
         bad = bad if type(bad) is int and bad > 0 else 0  # an invalid count is no error
         batches = _take(state, "batches", (list, tuple))
@@ -157,6 +166,9 @@ class LoaderState:
         weights = self.plan.weights
         same = weights is None or (self.plan.shuffle and weights.samples == self.samples)
         _check(same, f"its weights don't fit the {self.samples} samples of an epoch")
+        lists = self.plan.lists
+        same = lists is None or (lists.samples == self.samples and self.lane_order is None)
+        _check(same, f"its sampler doesn't fit the {self.samples} samples of an epoch")
         self._check_step()
         return self
 
@@ -196,7 +208,8 @@ class LoaderState:
         return self.parsed_lane_order()
 
     def _check_weights(self, contents: Contents) -> None:
-        """Raise ResumeError unless the weights of samples that the state needs are known."""
+        """Raise ResumeError unless the weights of samples, or the sampler, that the state needs are
+        known."""
         own, known = self.plan.weights, contents.weights
         if own is None and known is not None:
             raise ResumeError(
@@ -207,6 +220,13 @@ class LoaderState:
             )
         if own is not None:
             own.check(known, epoch=self.epoch)
+        if self.plan.lists is not None:
+            self.plan.lists.check(contents.lists, seed=self.plan.seed)
+        elif contents.lists is not None:
+            raise ResumeError(
+                "State was saved without a sampler, and this loader has one. Leave sampler= out, "
+                "or start without a state."
+            )
 
     def parsed_lane_order(self) -> LaneOrder | None:
         """Return the lane order; None is the identity. Raises ResumeError."""

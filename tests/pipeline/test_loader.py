@@ -367,7 +367,7 @@ class TestArguments:
             ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
             ({"batch_size": None}, "batch_size=None"),
             ({"batch_size": 4, "global_batch_size": 8}, "Pass one of them"),
-            ({"sampler": [1, 2]}, "sampler="),
+            ({"sampler": [1, 2]}, "sampler= and shuffle=True"),
             ({"batch_sampler": [[1]]}, "batch_sampler="),
             ({"collate_fn": list}, "collate_fn="),
             ({"worker_init_fn": print}, "worker_init_fn="),

@@ -164,7 +164,7 @@ def test_native_options_follow_the_world() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": [1]}, "sampler=.*can't be used with a native dataset"),
+        ({"batch_sampler": [[1]]}, "batch_sampler=.*can't be used with a native"),
         ({"num_workers": -1}, "num_workers must be an integer of at least 0"),
         ({"timeout": "soon"}, "timeout must be seconds"),
         ({"batch_size": None}, "DALI decodes batches"),

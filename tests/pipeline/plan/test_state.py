@@ -118,7 +118,7 @@ def test_an_invalid_state_is_refused(state: object) -> None:
 
 def test_another_dataset_or_seed_is_refused_with_both_sides() -> None:
     contents: Any = SimpleNamespace(
-        fingerprint="d" * 64, samples=100, sizes=[100], units=None, weights=None
+        fingerprint="d" * 64, samples=100, sizes=[100], units=None, weights=None, lists=None
     )
     state = replace(STATE, lane_order=None, fingerprint=order_fingerprint(contents, STATE.plan))
     with pytest.raises(ResumeError, match=r"eeeeeeeeeeee.*dddddddddddd"):

@@ -19,7 +19,7 @@ from .dali_nodes import if_else as if_else, warp as warp
 from .dali_runs import failing_rows as failing_rows, fault_of as fault_of
 from .dali_runs import reason_of as reason_of
 from .draw_keys import Uniform as Uniform, entry_salts as entry_salts
-from .draw_keys import keyed_uniform as keyed_uniform
+from .draw_keys import keyed_uniform as keyed_uniform, view_salts as view_salts
 from .draws import Draws as Draws, draw as draw, draw_with_moves as draw_with_moves
 from .draws import input_kinds as input_kinds
 from .field_operations import ColumnOperation as ColumnOperation
@@ -39,7 +39,7 @@ from .geometric_operations import RandomHorizontalFlip as RandomHorizontalFlip
 from .geometric_operations import RandomResizedCrop as RandomResizedCrop
 from .geometric_operations import RandomVerticalFlip as RandomVerticalFlip, Resize as Resize
 from .graph import DaliPipeline as DaliPipeline, DecodedBatch as DecodedBatch, Graph as Graph
-from .graph import ImageList as ImageList, Images as Images
+from .graph import ImageList as ImageList, Images as Images, ViewTensors as ViewTensors
 from .graph import FullImageDecoder as FullImageDecoder, HELD_RUNS as HELD_RUNS
 from .graph import resident_tensor as resident_tensor, RUNS_IN_FLIGHT as RUNS_IN_FLIGHT
 from .graph import SMALL_RUN_BATCHES as SMALL_RUN_BATCHES, SMALL_RUN_SAMPLES as SMALL_RUN_SAMPLES
@@ -71,9 +71,11 @@ from .policies import AutoAugment as AutoAugment, KINDS as KINDS, Policy as Poli
 from .policies import RandAugment as RandAugment, strengths as strengths
 from .policies import TrivialAugmentWide as TrivialAugmentWide, learnt_pairs as learnt_pairs
 from .recipe import CIFAR_MEAN as CIFAR_MEAN, CIFAR_STD as CIFAR_STD
+from .recipe import ViewField as ViewField
 from .recipe import CheckedRecipe as CheckedRecipe, check_recipe as check_recipe
 from .recipe import cifar_train as cifar_train, imagenet_eval as imagenet_eval
 from .recipe import imagenet_train as imagenet_train
+from .views import Views as Views, check_views as check_views
 from .verify import bad_headers as bad_headers, is_jpeg2000 as is_jpeg2000
 from .verify import pillow_refusal as pillow_refusal, read_header as read_header
 from .verify import verify_images as verify_images

@@ -217,10 +217,14 @@ def _operator() -> Callable[..., Any] | None:
 
     class Compiled(NumbaFunction):
         def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
-            return int(getattr(kernels, setup_fn or "shape_like").address)
+            return _address(setup_fn or "shape_like")
 
         def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
-            return int(getattr(kernels, run_fn).address)
+            return _address(run_fn)
+
+    def _address(function: Any) -> int:
+        found = getattr(kernels, function) if isinstance(function, str) else function
+        return int(found.address)
 
     return Compiled
 
@@ -323,6 +327,28 @@ def framed_resize(
 def compiled_equalize(images: Any) -> Any:
     """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
     return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
+
+
+def compiled_views(
+    images: Any,
+    numbers: Any,
+    programs: NDArray[np.float32],
+    like: NDArray[np.float32],
+    *,
+    is_bytes: bool,
+) -> Any:
+    """Make several views of each image by `view_kernels`, which describes the arguments. images:
+    uint8, HWC, on the CPU. is_bytes: the views are uint8, else float32."""
+    from penstock.augment import view_kernels as kernels
+
+    operator = _operator()
+    assert operator is not None  # the caller has checked is_compiled()
+    out = types.UINT8 if is_bytes else types.FLOAT
+    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.FLOAT]
+    options = {"setup_fn": kernels.shape_views, "device": "cpu"}
+    call = operator(kernels.make_views, [out], kinds, [4], [3, 2, 2, 3], **options)
+    constants = (types.Constant(each, device="cpu") for each in (programs, like))
+    return call(images, numbers, *constants)
 
 
 def _run(

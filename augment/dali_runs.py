@@ -159,14 +159,19 @@ class EncodedPipeline:
         return self._tensors([tensor(each) for each in values], contiguous=False)
 
     def output(self) -> Any:
-        """Return the oldest run's output. On CUDA the current stream waits for it, and the host
+        """Return the oldest run's first output, as `outputs`."""
+        return self.outputs()[0]
+
+    def outputs(self) -> Sequence[Any]:
+        """Return the oldest run's outputs. On CUDA the current stream waits for them, and the host
         doesn't. Raises DALI's RuntimeError."""
         if self._device_id is None:
-            return self._pipe.outputs()[0]
-        import torch
+            found: Sequence[Any] = self._pipe.outputs()
+        else:
+            import torch
 
-        stream = torch.cuda.current_stream(self._device_id)
-        return self._pipe.outputs(cuda_stream=stream)[0]
+            found = self._pipe.outputs(cuda_stream=torch.cuda.current_stream(self._device_id))
+        return found
 
     def run(
         self, samples: Sequence[Encoded], arguments: Mapping[str, NDArray[Any]] | None = None

@@ -39,18 +39,18 @@ def draw_base(
     epoch: int | NDArray[np.int64],
     ids: NDArray[np.int64],
     *,
-    salt: int = 0,
+    salt: int | NDArray[np.uint64] = 0,
     occurrences: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint64]:
     """Return the keys of all draws of samples, uint64, shape (n,). No other function computes them.
 
-    epoch: of all samples, or of each. salt: salt of the recipe's entry (`entry_salts`); 0 adds
-    nothing. occurrences: how many earlier positions of the epoch deliver each id; 0 adds nothing,
-    and None means zeros.
+    epoch: of all samples, or of each. salt: salt of the recipe's entry (`entry_salts`), or of each
+    sample's view; 0 adds nothing. occurrences: how many earlier positions of the epoch deliver each
+    id; 0 adds nothing, and None means zeros.
     """
     base = keyed_hash(seed, epoch, ids)
-    if salt:
-        base = splitmix64(base ^ np.uint64(salt))
+    if np.any(salt):
+        base = splitmix64(base ^ np.asarray(salt, np.uint64))
     if occurrences is not None and occurrences.any():
         again = splitmix64(
             splitmix64(base ^ np.uint64(_OCCURRENCE)) ^ occurrences.astype(np.uint64)
@@ -70,9 +70,20 @@ def entry_salts(recipes: Any) -> dict[str, int]:
     salts: dict[str, int] = {}
     for key in recipes:
         names = sorted([key] if isinstance(key, str) else key)
-        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
-        salts |= dict.fromkeys(names, int.from_bytes(digest, "little"))
+        salts |= dict.fromkeys(names, _salt(names))
     return salts
+
+
+def view_salts(name: str, views: int, *, salt: int | NDArray[np.uint64] = 0) -> NDArray[np.uint64]:
+    """Return the salt of each view of an image, uint64, shape (views,). name: of the views' field.
+    salt: of the recipe's entry."""
+    own = np.array([_salt([name, view]) for view in range(views)], np.uint64)
+    return splitmix64(own ^ np.asarray(salt, np.uint64)) if np.any(salt) else own
+
+
+def _salt(names: Sequence[str | int]) -> int:
+    digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ corners (7 of 100,000 values differ, by 1 of 255).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.draw_keys import Uniform, draw_base
+from penstock.augment.draw_keys import Uniform, draw_base, view_salts
 from penstock.augment.geometric_operations import FlipOperation
 from penstock.augment.image_moves import CropMove, FlipMove, ImageMoves, ScaleMove
 
@@ -176,8 +176,29 @@ def draw_with_moves(
 
 
 def draw(recipe: CheckedRecipe, **samples: Any) -> Draws:
-    """Return the graph's argument inputs alone. samples: arguments of `draw_with_moves`."""
-    return draw_with_moves(recipe, **samples)[0]
+    """Return the graph's argument inputs alone, or those of an image's views (`draw_views`).
+    samples: arguments of `draw_with_moves`."""
+    return draw_views(recipe, **samples) if recipe.views else draw_with_moves(recipe, **samples)[0]
+
+
+def draw_views(recipe: CheckedRecipe, *, ids: Ints, **samples: Any) -> Draws:
+    """Return the argument inputs of all views of a batch of images, by "<field>.<part>.<name>" with
+    the numbers of both, shape (n, views of the part, …). ids, samples: arguments of
+    `draw_with_moves`."""
+    found: Draws = {}
+    for place, field in enumerate(recipe.views):
+        salts = view_salts(field.name, field.count, salt=recipe.salt)
+        for number, (count, own) in enumerate(field.parts):
+            mine, salts = salts[:count], salts[count:]
+            every: dict[str, Any] = {
+                name: np.repeat(each, count, axis=0) if isinstance(each, np.ndarray) else each
+                for name, each in {"ids": ids, **samples}.items()
+            }
+            part = replace(own, salt=np.tile(mine, len(ids)))
+            for name, values in draw_with_moves(part, **every)[0].items():
+                shape = (len(ids), count, *values.shape[1:])
+                found[f"{place}.{number}.{name}"] = values.reshape(shape)
+    return found
 
 
 def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
@@ -188,7 +209,7 @@ def input_kinds(recipe: CheckedRecipe) -> dict[str, tuple[str, int]]:
     return {name: (values.dtype.name, values.ndim - 1) for name, values in inputs.items()}
 
 
-_BATCH = 0x6261746368  # keeps keys of batches apart from those of samples
+_BATCH = np.uint64(0x6261746368)  # keeps keys of batches apart from those of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +231,7 @@ class _Keys:
     ) -> _Keys:
         samples = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
         first = np.full(1, batch[1], np.int64)
-        same = draw_base(seed, batch[0], first, salt=recipe.salt ^ _BATCH)
+        same = draw_base(seed, batch[0], first, salt=np.asarray(recipe.salt, np.uint64) ^ _BATCH)
         return cls(samples, np.broadcast_to(same, samples.shape))
 
     def uniform(self, index: int, op: GeometricOperation) -> Uniform:

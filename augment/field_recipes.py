@@ -18,9 +18,10 @@ from penstock.augment.field_operations import ColumnOperation, InstanceIds, Map,
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.operation import Operation, Stage
 from penstock.augment.recipe import Recipe, check_recipe, operations_of
+from penstock.augment.views import check_views
 from penstock.cache import RecipeError
 from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import is_mask_name, untyped_places
+from penstock.readers.fieldtypes import MASK, SIZE, is_mask_name, untyped_places
 
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
@@ -97,16 +98,21 @@ def check_recipes(
     images: dict[str, CheckedRecipe] = {}
     followed = {type.reference for type in selected.values() if type.follows}
     for name in names:
+        ops = lists.get(name, ())
         try:
-            recipe = check_recipe(
-                lists.get(name), images=ranges[name], field=name, lists=name in followed
-            )
+            if any(op.stage is Stage.VIEWS and op.selects(name) for op in ops):
+                recipe = check_views(ops, images=ranges[name], name=name)
+            else:
+                recipe = check_recipe(
+                    lists.get(name), images=ranges[name], field=name, lists=name in followed
+                )
         except RecipeError as error:
             raise RecipeError(f'augment, of "{name}": {error}') from error
         images[name] = replace(recipe, salt=(salts or {}).get(name, 0))
     _check_mixing(images, selected)
     _warn_of_untyped_fields(lists, selected, names)
     followers = _followers(lists, schema, selected, images, ranges)
+    fields = _with_views(fields, images)
     columns: dict[str, ColumnOperation] = {}
     delivered = {**selected, **{name: each.type for name, each in followers.items()}}
     for op in _each(lists, ColumnOperation):
@@ -121,6 +127,30 @@ def check_recipes(
             )
         fields = (*fields, *op.adds)
     return FieldRecipes(fields=tuple(fields), images=images, followers=followers, columns=columns)
+
+
+def _with_views(fields: Sequence[str], images: Mapping[str, CheckedRecipe]) -> tuple[str, ...]:
+    """Return the fields of a batch, with those of views in place of their images. Raises
+    RecipeError for two fields of one name, and for sizes and masks of images with views."""
+    found: list[str] = []
+    for field in fields:
+        recipe = images.get(field)
+        views = recipe.views if recipe is not None else ()
+        found += [each.name for each in views] or [field]
+    for name, recipe in images.items():
+        wrong = [field for field in (name + SIZE, name + MASK) if field in fields]
+        if wrong and recipe.views:
+            raise RecipeError(
+                f'"{wrong[0]}" describes one image of a sample, and Views gives several of '
+                f'"{name}", which all have one size. Leave it out of fields=.'
+            )
+        for each in recipe.views:
+            if found.count(each.name) > 1:
+                raise RecipeError(
+                    f'Views makes a field "{each.name}", and a batch has another one of that name: '
+                    f"{found}. Choose another key."
+                )
+    return tuple(found)
 
 
 def _each(lists: Lists, kind: type) -> list[Any]:

@@ -43,7 +43,13 @@ from penstock.augment.dali_runs import (
     machine_error,
     split_rows,
 )
-from penstock.augment.graph_definition import GraphPlan, decoded, define_outputs, graph_inputs
+from penstock.augment.graph_definition import (
+    GraphPlan,
+    ViewInputs,
+    decoded,
+    define_outputs,
+    graph_inputs,
+)
 from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, PenstockError
 from penstock.readers import Rejection
@@ -65,10 +71,11 @@ SMALL_RUN_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """The output of a graph for one batch. images: (n, channels, height, width), or a list of
-    images of different sizes. bad: rows of zeros for samples that don't decode, with reasons."""
+    """The output of a graph for one batch. images: (n, channels, height, width), a list of images
+    of different sizes, or the views of images. bad: rows of zeros for samples that don't decode,
+    with reasons."""
 
-    images: Images
+    images: Decoded
     bad: dict[int, str]
 
     def clear(self, rows: list[int]) -> None:
@@ -78,6 +85,11 @@ class DecodedBatch:
             self.images[rows] = none
         else:
             self.images[rows] = 0
+
+    def outputs(self, field: str) -> dict[str, Images]:
+        """Return what a batch has of the images, by field. field: of the images."""
+        images = self.images
+        return {**images.fields} if isinstance(images, ViewTensors) else {field: images}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +138,26 @@ class ImageList(list["torch.Tensor"]):
         return ImageList(found) if isinstance(rows, slice) else found
 
 
+class ViewTensors:
+    """The views of a batch of images: tensors by field, (n, views, channels, height, width)."""
+
+    def __init__(self, fields: dict[str, torch.Tensor]) -> None:
+        self.fields = fields
+
+    def __setitem__(self, rows: Any, views: ViewTensors | int) -> None:
+        """Set the views of some images to those of others, or to a number."""
+        for name, tensor in self.fields.items():
+            tensor[rows] = views if isinstance(views, int) else views.fields[name]
+
+    def __getitem__(self, rows: Any) -> ViewTensors:
+        """Return the views of some images."""
+        return ViewTensors({name: tensor[rows] for name, tensor in self.fields.items()})
+
+
 Images: TypeAlias = "torch.Tensor | ImageList"
 """The images of a batch: one tensor, or a list of tensors of different sizes."""
+Decoded: TypeAlias = "Images | ViewTensors"
+"""What a graph makes of the images of a batch: images, or views of them."""
 
 
 class DaliPipeline(EncodedPipeline):
@@ -135,8 +165,9 @@ class DaliPipeline(EncodedPipeline):
 
     def __init__(self, plan: GraphPlan) -> None:
         self._plan = plan
+        self._views = ViewInputs(plan) if plan.recipe.views else None
         super().__init__(plan, lambda encoded: define_outputs(plan, encoded))
-        self._constant: Images | None = None
+        self._constant: Decoded | None = None
         if plan.constant:
             smallest = {"canvas": np.ones((plan.batch_size, 2), np.int32)}
             self._constant = self.empty(plan.batch_size, smallest)
@@ -144,21 +175,29 @@ class DaliPipeline(EncodedPipeline):
 
     def schedule(self, samples: Sequence[Encoded], draws: Any = None) -> tuple[Any, ...]:
         """Start one run with the draws of its samples, as `EncodedPipeline.schedule`."""
-        arguments = graph_inputs(self._plan, draws) if draws else None
+        if self._views is not None:
+            arguments = self._views(draws or {}, len(samples))
+        else:
+            arguments = graph_inputs(self._plan, draws) if draws else {}
         return EncodedPipeline.schedule(self, samples, arguments)
 
-    def take(self, samples: int) -> Images:
+    def take(self, samples: int) -> Decoded:
         """Return the oldest run's images. Raises DALI's RuntimeError."""
         from torch.utils.dlpack import from_dlpack
 
-        output = self.output()
+        output, *others = self.outputs()
         if self._constant is not None:
             return self._constant[:samples]
+        if views := self._plan.recipe.views:
+            tensors = [from_dlpack(each.as_tensor()) for each in (output, *others)]
+            return ViewTensors(
+                {field.name: each for field, each in zip(views, tensors, strict=True)}
+            )
         if self._plan.recipe.form == "list":
             return ImageList(from_dlpack(output[row]) for row in range(samples))
         return from_dlpack(output.as_tensor())
 
-    def empty(self, samples: int, draws: Draws) -> Images:
+    def empty(self, samples: int, draws: Draws) -> Decoded:
         """Return memory for the images of samples, uninitialised if they have one size. draws: of
         the batch."""
         import torch
@@ -166,6 +205,13 @@ class DaliPipeline(EncodedPipeline):
         recipe, number = self._plan.recipe, self._plan.device_id
         device = "cpu" if number is None else number
         options: Any = {"dtype": getattr(torch, recipe.dtype), "device": device}
+        if recipe.views:
+            fields = {}
+            for each in recipe.views:
+                options["dtype"] = getattr(torch, each.recipe.dtype)
+                shape = (samples, each.count, *each.recipe.shape)
+                fields[each.name] = torch.empty(shape, **options)
+            return ViewTensors(fields)
         if recipe.is_fixed:
             return torch.empty((samples, *recipe.shape), **options)
         channels, sizes = recipe.decode.channels, draws["canvas"][:samples].tolist()
@@ -253,7 +299,8 @@ class Graph:
         return [part for part in (kept, others) if part]
 
     def outputs(self) -> torch.Tensor:
-        """Return the oldest batch that was fed, (n, channels, height, width), or an `ImageList`.
+        """Return the oldest batch that was fed, (n, channels, height, width), an `ImageList`, or
+        `ViewTensors`.
         Blocks until it is complete.
 
         The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the current
@@ -279,7 +326,7 @@ class Graph:
         samples = len(flight.batch.encoded)
         images: Any = None
         failed: list[tuple[list[int], RuntimeError]] = []
-        taken: list[Images] = []
+        taken: list[Decoded] = []
         for rows, pipe, _ in flight.runs:  # all of them, or later batches would get their results
             try:
                 taken.append(pipe.take(len(rows)))
@@ -305,7 +352,7 @@ class Graph:
         images = self._pipe.empty(len(batch.encoded), draws)
         return self._completed(flight, self._by_kind(flight), images, [])
 
-    def zeros(self, samples: int, draws: Draws) -> Images:
+    def zeros(self, samples: int, draws: Draws) -> Decoded:
         """Return black images of samples with these draws."""
         images = self._pipe.empty(samples, draws)
         images[list(range(samples))] = 0
@@ -343,7 +390,7 @@ class Graph:
         return replace(self._plan, pixels=True, resident=True) if is_kept else self._plan
 
     def _completed(
-        self, flight: BatchInFlight, failed: list[list[int]], images: Any, taken: list[Images]
+        self, flight: BatchInFlight, failed: list[list[int]], images: Any, taken: list[Decoded]
     ) -> DecodedBatch:
         """Decode the samples of failed runs again into the images, with zeros for bad samples.
 
@@ -369,7 +416,7 @@ class Graph:
             torch.cuda.current_stream(self._plan.device_id).synchronize()
         return DecodedBatch(images, bad)
 
-    def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> Images:
+    def _decoded_again(self, flight: BatchInFlight, rows: list[int]) -> Decoded:
         is_kept = rows[0] in flight.kept
         if is_kept not in self._sides:
             plan = self._plan_for(is_kept)

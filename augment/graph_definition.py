@@ -6,7 +6,7 @@ on pixels are in their classes.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,13 +14,14 @@ import numpy as np
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.dali_runs import PipelinePlan, fn, types
 from penstock.augment.draws import FLIPS, input_kinds
+from penstock.augment.views import CompiledViews, part_draws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.augment.draws import Draws
     from penstock.augment.operation import DType, GeometricOperation
-    from penstock.augment.recipe import CheckedRecipe, GeometryStage
+    from penstock.augment.recipe import CheckedRecipe, GeometryStage, ViewField
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,78 @@ class GraphPlan(PipelinePlan):
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    inputs = {name: nodes.source(name, *kind) for name, kind in _inputs(plan).items()}
+    kinds = _view_kinds(plan) if plan.recipe.views else _inputs(plan)
+    inputs = {name: nodes.source(name, *kind) for name, kind in kinds.items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
     images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
+    if plan.recipe.views:
+        return tuple(_views(plan, place, images, inputs) for place in range(len(plan.recipe.views)))
+    return (_augmented(plan, images, inputs),)
+
+
+def _view_kinds(plan: GraphPlan) -> dict[str, tuple[str, int]]:
+    """Return the argument inputs of a graph that makes views, as `_inputs`."""
+    found: dict[str, tuple[str, int]] = {}
+    for place, field in enumerate(plan.recipe.views):
+        if _is_compiled_field(plan, field):
+            found[f"{place}"] = ("float32", 2)
+            continue
+        for number, (count, recipe) in enumerate(field.parts):
+            for name, kind in _inputs(replace(plan, recipe=recipe)).items():
+                found |= {f"{place}.{number}.{view}.{name}": kind for view in range(count)}
+    return found
+
+
+class ViewInputs:
+    """Converts the draws of views to the argument inputs of their graph."""
+
+    def __init__(self, plan: GraphPlan) -> None:
+        """plan: of the graph, whose images have views."""
+        self._plan = plan
+        self._compiled = {
+            place: CompiledViews(field, place)
+            for place, field in enumerate(plan.recipe.views)
+            if _is_compiled_field(plan, field)
+        }
+
+    def __call__(self, draws: Draws, samples: int) -> dict[str, Any]:
+        """Return the inputs of a run. draws: of `draw_views`, for so many samples."""
+        found: dict[str, Any] = {}
+        for place, field in enumerate(self._plan.recipe.views):
+            if place in self._compiled:
+                found[f"{place}"] = self._compiled[place].numbers(draws, samples)
+                continue
+            for number, (count, recipe) in enumerate(field.parts):
+                own = part_draws(draws, f"{place}.{number}")
+                for view in range(count):
+                    some = {name: np.ascontiguousarray(each[:, view]) for name, each in own.items()}
+                    some = graph_inputs(replace(self._plan, recipe=recipe), some)
+                    found |= {f"{place}.{number}.{view}.{n}": each for n, each in some.items()}
+        return found
+
+
+def _is_compiled_field(plan: GraphPlan, field: ViewField) -> bool:
+    """Return True if one compiled function makes the views of a field."""
+    return not plan.is_cuda and CompiledViews.can_make(field)
+
+
+def _views(plan: GraphPlan, place: int, images: Any, inputs: dict[str, Any]) -> Any:
+    """Return the views of the field with a number. images: full, on the device."""
+    field = plan.recipe.views[place]
+    if _is_compiled_field(plan, field):
+        return CompiledViews(field, place).node(images, inputs[f"{place}"])
+    made = []
+    for number, (count, recipe) in enumerate(field.parts):
+        own = replace(plan, recipe=recipe, pixels=True, resident=True)
+        for view in range(count):
+            some = part_draws(inputs, f"{place}.{number}.{view}")
+            made.append(_augmented(own, _from_pixels(own, images, some), some))
+    return fn.stack(*made)
+
+
+def _augmented(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
+    """Return images after all operations. images: the windows to show, HWC."""
     recipe, last = plan.recipe, len(plan.recipe.geometries) - 1
     # One compiled pass may do the last resize, the flip, Normalize and HWC to CHW.
     is_framed = _is_framed(plan)
@@ -88,7 +157,7 @@ def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
         images = fn.pad(images, axes=[1, 2], shape=inputs["canvas"], fill_value=fill)
     if recipe.dtype != dtype:
         images = fn.cast(images, dtype=nodes.dali_type(recipe.dtype))
-    return (images,)
+    return images
 
 
 def _window(images: Any, window: tuple[Any, Any], op: GeometricOperation) -> Any:

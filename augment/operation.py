@@ -52,6 +52,7 @@ class Stage(IntEnum):
     ERASE = 6
     CAST = 7
     MIX = 8
+    VIEWS = 9
 
 
 ORDER = (
@@ -216,7 +217,8 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     commutes_with_flips: the result is the same if images are mirrored before or after it; a flip
     then costs nothing. needs_colours: it doesn't work on grey images. moves: it moves pixels, also
     without a `geometry` that masks, boxes and keypoints can follow. mask_fill: value of masks where
-    the result shows nothing of the image.
+    the result shows nothing of the image. compiled: name of the pass of `view_kernels` that has the
+    same result on the CPU, if there is one; `arguments` returns what it gets.
     """
 
     __slots__ = ()
@@ -226,6 +228,7 @@ class ImageOperation(Operation, metaclass=ABCMeta):
     commutes_with_flips: ClassVar[bool] = False
     needs_colours: ClassVar[bool] = False
     needs_size: ClassVar[bool] = True
+    compiled: ClassVar[str | None] = None
     p: float = 1.0
     moves: bool = False
     mask_fill: int = 0
@@ -268,6 +271,11 @@ class ImageOperation(Operation, metaclass=ABCMeta):
         images: the node of the images, on the CPU or the GPU. inputs: nodes of the drawn values by
         name, on the CPU.
         """
+
+    def arguments(self, _values: Values, /) -> tuple[Any, ...]:
+        """Return the arguments of its compiled pass: numbers, or arrays of the shape that the drawn
+        values have in front of their own dimensions."""
+        return ()
 
     def geometry(self, _values: Values, _shape: ImageShape, /) -> NDArray[Any] | None:
         """Return how pixels move: matrices, shape (n, 3, 3), from (x, y, 1) of a point of the

@@ -149,16 +149,20 @@ class ColorJitter(ImageOperation):
     draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift from -x
     to x of the circle of hues, a pair from low to high; 0 and None change nothing. They are applied
     in this order; torchvision shuffles it for each image. Grey recipes support only brightness and
-    contrast.
+    contrast. p: probability with which an image is changed, as RandomApply([ColorJitter(...)], p)
+    in torchvision.
     """
 
     brightness: float | tuple[float, float] | None = argument(_FACTOR, default=None)
     contrast: float | tuple[float, float] | None = argument(_FACTOR, default=None)
     saturation: float | tuple[float, float] | None = argument(_FACTOR, default=None)
     hue: float | tuple[float, float] | None = argument(_HUE, default=None)
+    _: KW_ONLY
+    p: float = 1.0
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "jitter"
 
     @property
     def needs_colours(self) -> bool:  # type: ignore[override]  # by its arguments
@@ -170,10 +174,16 @@ class ColorJitter(ImageOperation):
         return [name for name, value in _NEUTRAL.items() if getattr(self, name) != (value, value)]
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
-        """Return the factors and the shift of the hue."""
+        """Return the factors and the shift of the hue, and the samples to change."""
         # One draw for each, used or not: so brightness stays the same if hue is added.
-        draws = dict(zip(_NEUTRAL, uniform(4), strict=True))
-        return {name: between(getattr(self, name), draws[name]) for name in self._active()}
+        *numbers, on = uniform(5)
+        draws = dict(zip(_NEUTRAL, numbers, strict=True))
+        found = {name: between(getattr(self, name), draws[name]) for name in self._active()}
+        return found | ({"on": on < self.p} if self.p < 1 else {})
+
+    def arguments(self, values: Values) -> tuple[Any, ...]:
+        """Return the factors and the shift of the hue, neutral ones included."""
+        return tuple(values.get(name, neutral) for name, neutral in _NEUTRAL.items())
 
     def node(self, images: Any, inputs: dict[str, Any], shape: ImageShape) -> Any:
         """Adjust brightness, contrast, saturation and hue, in this order."""
@@ -232,6 +242,7 @@ class RandomGrayscale(ImageOperation):
     needs_size = False
     commutes_with_flips = True
     needs_colours = True
+    compiled = "gray"
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Put the luma into all three channels."""
@@ -272,6 +283,7 @@ class GaussianBlur(ImageOperation):
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "blur"
 
     def check(self, shape: ImageShape, _dtype: DType) -> None:
         """Raise RecipeError for too small images."""
@@ -293,6 +305,10 @@ class GaussianBlur(ImageOperation):
         window = np.minimum(kernel[None, :], reach[:, None])
         return {"on": on < self.p, "sigma": sigma, "window": window}
 
+    def arguments(self, values: Values) -> tuple[Any, ...]:
+        """Return the standard deviations, and the heights and widths of the kernels."""
+        return values["sigma"], values["window"][..., 0], values["window"][..., 1]
+
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Blur; the image is mirrored at its edge without repeating the edge."""
         return fn.gaussian_blur(images, sigma=inputs["sigma"], window_size=inputs["window"])
@@ -310,6 +326,11 @@ class RandomPosterize(ImageOperation):
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "posterize"
+
+    def arguments(self, _values: Values) -> tuple[Any, ...]:
+        """Return the distance of two levels."""
+        return (2 ** (8 - self.bits),)
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Keep the upper bits."""
@@ -329,6 +350,11 @@ class Solarize(ImageOperation):
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "solarize"
+
+    def arguments(self, _values: Values) -> tuple[Any, ...]:
+        """Return the least level that is inverted."""
+        return (math.ceil(self.threshold),)
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Invert values."""
@@ -348,6 +374,7 @@ class RandomEqualize(ImageOperation):
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "equalize"
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         if images.device == "cpu" and nodes.is_compiled():
@@ -364,6 +391,7 @@ class RandomAutocontrast(ImageOperation):
 
     needs_size = False
     commutes_with_flips = True
+    compiled = "autocontrast"
 
     def node(self, images: Any, _inputs: dict[str, Any], _shape: ImageShape) -> Any:
         """Stretch channels."""

@@ -14,6 +14,7 @@ in their own place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -174,6 +175,17 @@ class PlacedOperation:
         return [WarpMove(size=sizes, matrix=matrix, fill=self.op.mask_fill)]
 
     @property
+    def compiled(self) -> str | None:
+        """The name of its compiled pass, if it has one."""
+        return None if isinstance(self.op, FlipOperation) else self.op.compiled
+
+    def numbers(self, inputs: Values) -> tuple[Any, ...]:
+        """Return what its compiled pass gets: which samples it changes, and its arguments."""
+        own = self._own(inputs)
+        assert isinstance(self.op, ImageOperation)
+        return own.get("on", True), *self.op.arguments(own)
+
+    @property
     def _prefix(self) -> str:
         return f"{type(self.op).__name__}{self.index}."
 
@@ -182,9 +194,31 @@ class PlacedOperation:
         return {n.removeprefix(prefix): each for n, each in inputs.items() if n.startswith(prefix)}
 
 
+@dataclass(frozen=True, slots=True)
+class ViewField:
+    """A field of a batch that has several views of an image.
+
+    parts: numbers of views, each with the recipe of these views, in order; the recipes have one
+    shape and dtype.
+    """
+
+    name: str
+    parts: tuple[tuple[int, CheckedRecipe], ...]
+
+    @property
+    def count(self) -> int:
+        """The number of views."""
+        return sum(count for count, _ in self.parts)
+
+    @property
+    def recipe(self) -> CheckedRecipe:
+        """A recipe that shows the form of all views."""
+        return self.parts[0][1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRecipe:
-    """A recipe that fits its data. Only `check_recipe` creates it.
+    """A recipe that fits its data. Only `check_recipe` and `check_views` create it.
 
     ops: the recipe with Decode at its front, including operations on fields. geometries: its
     geometry stages, at least one. shape: (channels, height, width) of one sample of the batch, or,
@@ -192,7 +226,9 @@ class CheckedRecipe:
     recipe's Normalize, if any. pixels: operations between the geometry stages and the last pass.
     erasing: operations after that pass. mixing: operations on whole batches, which the graph
     doesn't do. sizes: of the images before `pad`, the operation that pads them to one size. form:
-    of a batch. salt: part of the key of its draws.
+    of a batch. salt: part of the key of its draws, of all samples or of each. views: the fields
+    that a batch has in place of the image, if it has views; all but ops, decode and salt then
+    describe the largest view.
     """
 
     ops: tuple[Operation, ...]
@@ -207,7 +243,8 @@ class CheckedRecipe:
     sizes: ImageRange
     form: Form = "fixed"
     pad: Pad | None = None
-    salt: int = 0
+    salt: int | NDArray[np.uint64] = 0
+    views: tuple[ViewField, ...] = ()
 
     @property
     def image(self) -> ImageShape:
@@ -237,11 +274,21 @@ class CheckedRecipe:
     @property
     def random(self) -> bool:
         """True if a sample's view differs from epoch to epoch."""
-        return any(op.is_random for op in self.ops)
+        parts = (recipe for field in self.views for _, recipe in field.parts)
+        return any(op.is_random for op in self.ops) or any(each.random for each in parts)
+
+    @property
+    def values(self) -> int:
+        """The number of values that a batch has of a sample."""
+        if not self.views:
+            return math.prod(self.shape)
+        return sum(field.count * field.recipe.values for field in self.views)
 
     @property
     def decodes_window(self) -> bool:
         """True if decoding a part of each image is enough."""
+        if self.views:
+            return False
         first = self.geometries[0]
         return any(op.crops for _, op in (*first.before, *first.after))
 
@@ -259,6 +306,8 @@ def check_recipe(
     images.
     """
     ops = operations_of(recipe)
+    if several := [op for op in ops if op.stage is Stage.VIEWS]:
+        raise RecipeError(f"{several[0]} works on image fields of native datasets only.")
     stages = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, sizes, is_even = plan_geometries(geometric, images)

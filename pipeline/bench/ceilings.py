@@ -30,6 +30,7 @@ from penstock.augment import (
     GeometricOperation,
     Graph,
     GraphPlan,
+    Resize,
     Stage,
     check_recipe,
     draw,
@@ -450,7 +451,8 @@ _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to res
 
 
 def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
-    """Return the recipe's decoding and windows with tiny output sizes, and no later operation."""
+    """Return the recipe's decoding and windows with tiny output sizes, and no later operation; of
+    images with views, one small view of the full image."""
     bare: list[Operation] = []
     is_behind = False
     for op in ops:
@@ -461,6 +463,8 @@ def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
         elif isinstance(op, FixedCrop) and is_behind:
             # Before a resize, a crop is the window to decode; without a resize it is the output.
             changed = replace(changed, size=_smaller(changed.size))
+        elif op.stage is Stage.VIEWS:
+            changed = Resize((_SHRINK, _SHRINK), antialias=False)
         elif not isinstance(op, FixedCrop) and op.stage is not Stage.DECODE:
             continue
         bare.append(changed)

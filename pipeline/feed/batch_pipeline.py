@@ -198,7 +198,9 @@ class BatchPipeline:
             self.draw(new)
             found = images.decode(new.content, new.draws)
             batch.content, batch.draws, batch.bad = new.content, new.draws, new.bad
-            batch.images = {field: decoded.images for field, decoded in found.items()}
+            batch.images = {}
+            for field, decoded in found.items():
+                batch.images |= decoded.outputs(field)
             bad = {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
         while bad:
             rows, substitutes = self.reader.replace(batch, bad)
@@ -207,8 +209,9 @@ class BatchPipeline:
             again = images.decode(substitutes, draws)
             bad = {}
             for image, decoded in again.items():
-                all_images: Any = batch.images[image]
-                all_images[rows] = decoded.images
+                for field, replaced in decoded.outputs(image).items():
+                    all_images: Any = batch.images[field]
+                    all_images[rows] = replaced
                 if decoded.bad:
                     bad[image] = {rows[place]: why for place, why in decoded.bad.items()}
         self._change_columns(batch)

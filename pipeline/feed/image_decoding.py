@@ -18,7 +18,9 @@ from penstock.augment import (
     Graph,
     GraphPlan,
     ImageList,
+    ViewTensors,
     class_count,
+    draw,
     draw_mix,
     draw_with_moves,
     mix_images,
@@ -89,16 +91,19 @@ class ImageDecoding:
             if field in content.present:
                 dims = np.maximum(dims, 1)  # a missing image needs some size to draw a window
                 missing = ~content.present[field]
-            draws[field], moves[field] = draw_with_moves(
-                recipe,
-                ids=content.ids,
-                dims=dims,
-                seed=self.seed,
-                epoch=delivery.epoch,
-                occurrences=delivery.occurrences,
-                batch=key,
-                missing=missing,
-            )
+            samples: dict[str, Any] = {
+                "ids": content.ids,
+                "dims": dims,
+                "seed": self.seed,
+                "epoch": delivery.epoch,
+                "occurrences": delivery.occurrences,
+                "batch": key,
+                "missing": missing,
+            }
+            if recipe.views:
+                draws[field] = draw(recipe, **samples)
+            else:
+                draws[field], moves[field] = draw_with_moves(recipe, **samples)
         content = content.with_columns(_companions(recipes.fields, content, moves))
         if not recipes.followers:
             return draws, content
@@ -151,7 +156,8 @@ class ImageDecoding:
         Missing images are zeros. Returns the rows of each field that didn't decode, with reasons.
         """
         found = self.collect_samples(batch.content, batch.left_out)
-        batch.images |= {field: decoded.images for field, decoded in found.items()}
+        for field, decoded in found.items():
+            batch.images |= decoded.outputs(field)
         return {field: dict(decoded.bad) for field, decoded in found.items() if decoded.bad}
 
     def collect_samples(
@@ -276,7 +282,7 @@ class PartDecoding:
             found = decoding.collect_samples(content, _of_rows(batch.left_out, rows))
             parts.append((rows, found))
         for field, decoded in _joined(parts, len(batch.content)).items():
-            batch.images[field] = decoded.images
+            batch.images |= decoded.outputs(field)
             bad |= {field: dict(decoded.bad)} if decoded.bad else {}
         return bad
 
@@ -329,29 +335,41 @@ def _joined(
 ) -> dict[str, DecodedBatch]:
     """Join the images of parts of a batch of count samples, at least one part. Each has its rows
     and its images by field."""
-    (rows, first), *others = parts
+    (_, first), *others = parts
     if not others or not first:
         return first
+    found: dict[str, DecodedBatch] = {}
+    for field in first:
+        bad: dict[int, str] = {}
+        outputs = [(rows, part[field].outputs(field)) for rows, part in parts]
+        for rows, part in parts:
+            bad |= {int(rows[place]): why for place, why in part[field].bad.items()}
+        joined: dict[str, Any] = {
+            name: _joined_images([(rows, own[name]) for rows, own in outputs], count)
+            for name in outputs[0][1]
+        }
+        has_views = isinstance(first[field].images, ViewTensors)
+        found[field] = DecodedBatch(ViewTensors(joined) if has_views else joined[field], bad)
+    return found
+
+
+def _joined_images(parts: Sequence[tuple[NDArray[np.int64], Any]], count: int) -> Any:
+    """Join tensors or lists of images. parts: rows of the result, each with their images."""
     import torch
 
-    found: dict[str, DecodedBatch] = {}
-    for field, each in first.items():
-        bad: dict[int, str] = {}
-        if isinstance(each.images, ImageList):
-            images: Any = ImageList([each.images[0]] * count)
-        else:
-            images = each.images.new_empty((count, *each.images.shape[1:]))
-        is_cuda = not isinstance(images, ImageList) and images.is_cuda
-        for rows, part in parts:
-            own: Any = part[field].images
-            if is_cuda or isinstance(images, ImageList):
-                images[rows.tolist()] = own
-            else:  # torch's threads need 20 times the CPU time of this copy
-                images.numpy()[rows] = own.numpy()
-            bad |= {int(rows[place]): why for place, why in part[field].bad.items()}
-        found[field] = DecodedBatch(images, bad)
-    if is_cuda:  # DALI reuses the memory of the parts when they are dropped
-        torch.cuda.current_stream(images.device).synchronize()
+    first = parts[0][1]
+    if isinstance(first, ImageList):
+        found: Any = ImageList([first[0]] * count)
+    else:
+        found = first.new_empty((count, *first.shape[1:]))
+    for rows, images in parts:
+        if isinstance(found, ImageList) or found.is_cuda:
+            found[rows.tolist()] = images
+        else:  # torch's threads need 20 times the CPU time of this copy
+            found.numpy()[rows] = images.numpy()
+    if not isinstance(found, ImageList) and found.is_cuda:
+        # DALI reuses the memory of the parts when they are dropped.
+        torch.cuda.current_stream(found.device).synchronize()
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment import FieldRecipes, Recipes
+    from penstock.augment import CheckedRecipe, FieldRecipes, Recipes
     from penstock.pipeline.options import LoaderOptions
     from penstock.readers import MixtureContents, Source
 
@@ -163,17 +163,25 @@ def _check_sizes(recipes: FieldRecipes) -> None:
 def _form(augment: CheckedAugment) -> dict[str, Any]:
     """Return what batches have, by field, for comparison and messages."""
     recipes, schema = augment.recipes, augment.mapped.schema
+    views = {view.name: view for recipe in recipes.images.values() for view in recipe.views}
     found: dict[str, Any] = {}
     for name in recipes.fields:
+        if name in views:
+            found[name] = f"{views[name].count} views, {_images(views[name].recipe)}"
+            continue
         if (recipe := recipes.images.get(name)) is None:
             found[name] = schema.get(name, "as it is stored")
             if (operation := recipes.columns.get(name)) is not None:
                 found[name] = f"{found[name]}, {operation}"
             continue
-        channels, height, width = recipe.shape
-        found[name] = f"{recipe.dtype} images, {height} high, {width} wide, {channels} channels"
+        found[name] = _images(recipe)
         if recipe.form == "list":
-            found[name] = f"lists of {recipe.dtype} images, {channels} channels"
+            found[name] = f"lists of {recipe.dtype} images, {recipe.decode.channels} channels"
         if recipe.mixing:
             found[name] += f", mixed by {', '.join(map(str, recipe.mixing))}"
     return found
+
+
+def _images(recipe: CheckedRecipe) -> str:
+    channels, height, width = recipe.shape
+    return f"{recipe.dtype} images, {height} high, {width} wide, {channels} channels"

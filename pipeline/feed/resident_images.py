@@ -427,8 +427,7 @@ def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> i
     Decoding needs it for runs of whole images, in DALI and while they are copied. Each batch in
     DALI, and each delivered one, needs its float32 tensors twice.
     """
-    channels, height, width = recipe.shape
-    batch_bytes = 4 * batch_size * channels * height * width
+    batch_bytes = 4 * batch_size * recipe.values
     runs = (RUNS_IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * recipe.decode.channels
     return runs + 2 * (depth + DELIVERED) * batch_bytes
 

@@ -141,8 +141,8 @@ class PeerClient:
             crcs = protocol.crcs_of(reply.headers, len(protocol.stretches(found)))
             if crcs is None:
                 raise WrongAnswerError("its answer has no checksums")
-            keep_of = dict(zip(spans, keeps or [None] * len(spans), strict=True))
-            data_of = _read_spans(reply, {span: keep_of[span] for span in found}, iter(crcs))
+            keep_of = dict(zip(spans, keeps, strict=True)) if keeps else {}
+            data_of = _read_spans(reply, found, keep_of, iter(crcs))
             return [data_of.get(span) for span in spans]
 
     def held(self, peer: Peer, group: str) -> NDArray[np.uint64]:
@@ -195,14 +195,15 @@ class PeerClient:
 
 
 def _read_spans(
-    reply: Reply, keep_of: dict[Span, Keep | None], crcs: Iterator[int]
+    reply: Reply, spans: list[Span], keep_of: dict[Span, Keep | None], crcs: Iterator[int]
 ) -> dict[Span, memoryview]:
     """Read the spans of an answer in order, check their stretches, and store those that are kept;
     return the bytes of the others."""
     # One allocation: many small ones would be mapped and unmapped page by page.
-    returned = [end - start for (start, end), keep in keep_of.items() if keep is None]
+    returned = [end - start for start, end in spans if keep_of.get((start, end)) is None]
     view, found = np.empty(sum(returned), np.uint8).data, {}
-    for (start, end), keep in keep_of.items():
+    for start, end in spans:
+        keep = keep_of.get((start, end))
         size = end - start if keep is None else 0
         found[start, end], view = view[:size], view[size:]
         for low, high in protocol.stretches([(start, end)]):

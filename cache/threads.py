@@ -286,6 +286,7 @@ class Workers:
         self._state = _PoolState(count, lets_others_finish=lets_others_finish)
         self._numbered: dict[int, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
+        self._cancelled: list[_Task] = []
         self._closed = False
         self.pid = os.getpid()
         _pools.add(self)
@@ -347,15 +348,11 @@ class Workers:
         self._closed = True
         if os.getpid() != self.pid:
             return True
-        waiting: list[_Task] = []
         try:
-            with contextlib.suppress(queue.Empty):
-                # In one call in C, so that a Ctrl-C loses no task.
-                waiting.extend(iter(self._state.tasks.get_nowait, None))
-        finally:
-            for task in waiting:
-                task[0].cancel()
-            self._state.tasks.put(None)
+            self._cancel_waiting()
+        except BaseException:
+            self._cancel_waiting()  # a Ctrl-C may have interrupted it anywhere
+            raise
         is_patient = timeout_s is None and not _Exit.has_begun
         if _Exit.has_begun:
             timeout_s = 0.0
@@ -370,6 +367,17 @@ class Workers:
                 names,
             )
         return not left
+
+    def _cancel_waiting(self) -> None:
+        """Cancel all tasks that wait, and let the threads end. A second call completes one that was
+        interrupted."""
+        with contextlib.suppress(queue.Empty):
+            # In one call in C, so that a Ctrl-C loses no task.
+            self._cancelled.extend(iter(self._state.tasks.get_nowait, None))
+        self._state.tasks.put(None)
+        while self._cancelled:
+            self._cancelled[-1][0].cancel()
+            self._cancelled.pop()
 
     def join(self, deadline_s: float) -> list[threading.Thread]:
         """Wait for the threads of a closed pool until a time of the monotonic clock; return those

@@ -47,14 +47,20 @@ def work(_):
 
 def job(pool, interrupt):
     run = Ordered(work, range(3), pool=pool, ahead=2)
+    waiting, is_closing = [], False
     try:
         sys.settrace(interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             assert next(run) == 1
             run.close()
+            while len(waiting) < 5:
+                waiting.append(pool.submit(work, None))
+            is_closing = True
             pool.close()
     finally:
         sys.settrace(None)
+    if is_closing and pool._closed:  # nobody waits for a call that never comes
+        assert all(outcome.wait(HANGS_S / 2) for outcome in waiting)
     run.close()
 
 

@@ -39,6 +39,12 @@ def ended():
         line.recv(1)
     except OSError:
         pass
+    # A process that dies closes its connections one after the other: wait for the loader's too.
+    try:
+        while True:
+            store.add("asked", 1)
+    except dist.DistError:
+        pass
 def leave():
     store.wait([f"ready-{n}" for n in range(1, dist.get_world_size())])
     if end in ("killed", "between", "absent"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from penstock.augment import (
 from penstock.cache import RecipeError
 from penstock.readers import ImageRange
 from penstock.testing import OperationConformance
+from tests import warm
 from tests.layers import ROOT
 from tests.pipeline.feed.memory import Memory
 
@@ -138,11 +138,11 @@ def test_a_spawned_process_draws_the_same(examples: Any) -> None:
         f"sys.path[:0] = [{str(Path(examples.__file__).parent)!r}, {str(ROOT)!r}]\n"
         "from tests.augment.test_plugins import values_of\n"
         f"recipe = pickle.loads({pickle.dumps(recipe)!r})\n"
-        "sys.stdout.buffer.write(pickle.dumps(values_of(recipe)))\n"
+        "print(pickle.dumps(values_of(recipe)).hex())\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    done = warm.run(["-c", code])
     here = values_of(recipe)
-    there = pickle.loads(done.stdout)
+    there = pickle.loads(bytes.fromhex(done.stdout))
     assert here.keys() == there.keys()
     for name, values in there.items():
         np.testing.assert_array_equal(values, here[name])

@@ -5,10 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,13 +16,14 @@ from penstock.cache import WorkerError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.report import Meter
 from penstock.readers import Dataset
+from tests.pipeline.ranks import forked, free_port, rank_variables
 from tests.torch_datasets import Noisy, Squares
+from tests.warm import ROOT, Warm
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
+    from pathlib import Path
 
 
 def shared_memory() -> set[str]:
@@ -135,16 +132,10 @@ for _ in batches:
 
 def test_workers_of_a_killed_parent_end() -> None:
     memory = shared_memory()
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert parent.stdout is not None
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    workers = [psutil.Process(pid) for pid in pids]
-    assert len(workers) == 2
-    parent.kill()
-    parent.wait(timeout=PATIENCE_S)
-    parent.stdout.close()
+    with Warm(["-c", PARENT], cwd=ROOT) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        workers = [psutil.Process(pid) for pid in pids]
+        assert len(workers) == 2
     assert not psutil.wait_procs(workers, timeout=PATIENCE_S)[1]
     assert shared_memory() <= memory
 
@@ -165,27 +156,10 @@ for step, batch in enumerate(loader):
 
 
 def test_a_killed_rank_takes_the_others_with_it() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(2):
-        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        env |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        env["GLOO_SOCKET_IFNAME"] = "lo"
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-c", RANK], env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True
-            )
-        )
-    survivor = ranks[0]
-    try:
-        _, report = survivor.communicate(timeout=PATIENCE_S)
-        ranks[1].communicate(timeout=PATIENCE_S)
-    finally:
-        for process in ranks:
-            process.kill()
-    assert survivor.returncode not in (0, -signal.SIGKILL)
+    port = free_port()
+    with forked(RANK, [([], rank_variables(rank, 2, port)) for rank in range(2)]) as ranks:
+        (code, _, report), _ = ranks.done()
+    assert code not in (0, -signal.SIGKILL)
     assert "closed by peer" in report or "Connection" in report
 
 

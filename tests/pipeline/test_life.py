@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -18,6 +16,8 @@ from penstock.augment import imagenet_train
 from penstock.cache import CorruptSampleError
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
+from tests import warm
+from tests.warm import Warm
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -205,12 +205,7 @@ UNCLOSED = """
 # The promise is 5 s; on a busy machine the end alone is looked at.
 @pytest.mark.parametrize("patience_s", [PATIENCE_S, pytest.param(5.0, marks=pytest.mark.timed)])
 def test_ctrl_c_ends_the_job_within_5_s(pack: Path, patience_s: float) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", JOB.format(body=FOR_EVER), str(pack)],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        assert job.stdout is not None
+    with Warm(["-c", JOB.format(body=FOR_EVER), pack], destroys_libraries=True) as job:
         assert job.stdout.readline() == "step\n"
         job.send_signal(signal.SIGINT)
         out, _ = job.communicate(timeout=patience_s)
@@ -220,7 +215,5 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path, patience_s: float) -> None:
 
 def test_an_unclosed_loader_does_not_hang_the_exit(pack: Path) -> None:
     code = JOB.format(body=UNCLOSED)
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    run = warm.run(["-c", code, pack], destroys_libraries=True)
     assert (run.returncode, run.stderr) == (0, "")

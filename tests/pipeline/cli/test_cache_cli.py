@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -21,8 +19,8 @@ from penstock.cache import DiskCache
 from penstock.cache.base import BlobSource, Segment, blob_key
 from penstock.cache.disk import CacheFolder, PinnedShare
 from penstock.pipeline.cli import CACHE, DoctorFacts, ago, cache_facts, folder_facts, main
+from tests import warm
 from tests.files import flip
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,8 +184,7 @@ def test_clear_asks_and_leaves_what_a_job_has_mapped(
 
 
 def test_clear_without_a_terminal_clears_nothing(root: Path) -> None:
-    command = [sys.executable, "-m", "penstock.pipeline.cli", "cache", "clear", str(root)]
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S)
+    run = warm.run(["-m", "penstock.pipeline.cli", "cache", "clear", root])
     assert run.returncode == 1
     assert len(os.listdir(root / "blobs")) == 6
 
@@ -307,12 +304,7 @@ def test_another_users_cache_is_left_alone(root: Path, mode: int) -> None:
         moved = shutil.copytree(root, f"{place}/cache")
         os.chmod(moved, mode)
         for command in (["stat"], ["clear", "--yes"], ["gc"]):
-            run = subprocess.run(
-                [sys.executable, "-c", AS_NOBODY, moved, *command],
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE_S,
-            )
+            run = warm.run(["-c", AS_NOBODY, moved, *command])
             assert run.returncode in (1, 2), run.stdout + run.stderr
             assert "Traceback" not in run.stderr
             assert f"error: {moved}: the cache can't be" in " ".join(run.stderr.split())

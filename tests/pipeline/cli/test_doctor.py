@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +25,11 @@ from penstock.pipeline.cli import (
     store_facts,
 )
 from penstock.pipeline.plan import World
+from tests import warm
 from tests.servers import Faults, Server, serving
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 Space = namedtuple("Space", "total free")
@@ -449,8 +448,7 @@ def test_files_that_hide_our_package_are_found(tmp_path: Path) -> None:
 
 
 def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.pipeline.cli", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+    return warm.run(["-m", "penstock.pipeline.cli", "doctor", *arguments], cwd=cwd)
 
 
 def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:

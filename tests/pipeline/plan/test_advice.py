@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -33,10 +31,12 @@ from penstock.pipeline.plan import (
 )
 from penstock.pipeline.plan.sizing import readers_warning
 from penstock.readers import Dataset, pack
+from tests import warm
 from tests.images import jpeg
 from tests.sources import Values
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 
@@ -202,8 +202,9 @@ def test_batches_that_grow_past_the_lanes_are_named() -> None:
 
 def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:
     def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock.pipeline.cli", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        done = warm.run(["-m", "penstock.pipeline.cli", *arguments])
+        assert done.returncode == 0, done.stderr
+        return done
 
     packing = (tmp_path / "p", "--shard-bytes", "1000", "--json")
     packed = penstock("pack", sorted_folder, *packing, "--no-shuffle")

@@ -18,6 +18,7 @@ from penstock.pipeline.bench import machine as bench_machine
 from penstock.pipeline.cli import MACHINE
 from penstock.pipeline.plan import World
 from penstock.readers.fieldtypes import named_verify
+from tests import warm
 from tests.watchdog import PATIENCE_S
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -256,7 +257,8 @@ def test_torch_s_own_group_is_read():
         "assert World.detect({'RANK': '2', 'WORLD_SIZE': '4'}) == World(0, 1)\n"
         "d.destroy_process_group()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+    done = warm.run(["-c", code])
+    assert done.returncode == 0, done.stderr
 
 
 def test_detecting_imports_nothing():

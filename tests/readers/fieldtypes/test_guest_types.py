@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from penstock.pipeline.cli import main
 from penstock.readers import Dataset, pack
 from penstock.readers.fieldtypes import FieldType, Image, named_type
 from penstock.testing import FieldTypeConformance
-from tests import images
+from tests import images, warm
 from tests.layers import ROOT
 from tests.readers.fieldtypes.guest_types import (
     Cloud,
@@ -35,6 +34,7 @@ from tests.readers.fieldtypes.guest_types import (
 )
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -235,15 +235,8 @@ print(sorted(DataLoader(Dataset("packed"), 2).__iter__().__next__()[0].tolist())
 
 
 def run(code: str, folder: Path, *path: Path) -> subprocess.CompletedProcess[str]:
-    places = ":".join(map(str, (ROOT, *path)))
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={"PYTHONPATH": places, "PATH": "", "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = f"import sys\nsys.path += {[*map(str, path)]}\n"
+    return warm.run(["-c", found + code], cwd=folder, env={"PATH": "", "HOME": str(folder)})
 
 
 def test_other_processes_find_a_type_by_its_entry_point(tmp_path: Path) -> None:

@@ -7,10 +7,7 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,12 +16,12 @@ import torch.distributed as dist
 from penstock.cache import JobStore, JobStoreError
 from penstock.readers.index import shared_build
 from tests import images
-from tests.watchdog import PATIENCE_S
+from tests.warm import ROOT, Warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
 
 RANK = """
 import json, os, sys
@@ -75,18 +72,9 @@ def job(out: Path, phases: list[dict[str, Any]], size: int) -> dict[str, list[di
     rank."""
     for phase in phases:
         (out / phase["name"]).mkdir(parents=True)
-    command = [sys.executable, "-c", RANK, str(out), json.dumps(phases)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    words = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+    command = ["-c", RANK, out, json.dumps(phases)]
+    ranks = [Warm([*command, rank, size], cwd=ROOT) for rank in range(size)]
+    words = [rank.communicate()[1] for rank in ranks]
     for rank, said in zip(ranks, words, strict=True):
         assert rank.returncode in (0, -signal.SIGKILL), said
     return {

@@ -35,6 +35,10 @@ if __name__ == "__main__":
         import nvidia.dali.pipeline
         import nvidia.dali.types  # noqa: F401
 
+        from penstock.augment import dali_nodes
+
+        dali_nodes.is_compiled()  # loads numba and the kernels
+
 
 def serve(link: socket.socket) -> dict[str, Any]:
     """Fork a child for each message until the connection closes. Returns in each child."""

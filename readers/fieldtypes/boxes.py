@@ -260,6 +260,13 @@ class InstanceKeypoints(FieldType):
         row = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
         return Rejection(f"box {row} has a keypoint that isn't finite")
 
+    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+        if self.needs_size:
+            return value
+        by = after[1] / before[1], after[0] / before[0], 1
+        found: NDArray[np.float32] = (value * np.array(by)).astype(np.float32)
+        return found
+
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> RaggedColumn:
         """Return the keypoints as x, y in pixels and the visibility, float32."""
         assert isinstance(column, ArrayColumn), column

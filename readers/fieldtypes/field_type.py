@@ -370,6 +370,12 @@ class FieldType:
         """
         raise NotImplementedError(f"{type(self).__name__}.follow")
 
+    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+        """Return a stored sample, of bytes if it is encoded, for its image at another size: height
+        and width. This is for values that follow the image of their boxes. Raises ValueError."""
+        del value, before, after
+        raise ValueError(f"{type(self).__name__} can't be resized")
+
     # Where its samples may come from.
 
     @property

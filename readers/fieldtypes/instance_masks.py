@@ -263,6 +263,14 @@ def _is_whole(value: Any) -> bool:
     return type(value) in (int, float) and value >= 0 and value % 1 == 0
 
 
+def _lengths(bits: NDArray[np.uint8]) -> list[int]:
+    """Return the lengths of a mask's runs, column by column, the first of 0."""
+    flat = bits.T.reshape(-1)
+    bounds = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
+    lengths = np.diff(bounds).tolist()
+    return [0, *lengths] if flat[:1].any() else lengths
+
+
 def _payload(values: Any) -> bytes:
     return json.dumps(values, separators=(",", ":")).encode("ascii")
 
@@ -358,6 +366,25 @@ class InstanceMasks(FieldType):
         if size is None or own is None or own == tuple(size):
             return None
         return Rejection(misfit(own, tuple(size)))
+
+    def resized(self, value: Encoded, before: Size, after: Size) -> Encoded:
+        """Scale polygons, and draw runs by their nearest pixels."""
+        if self.format == "norm":
+            return value
+        found = self.decode(value)
+        by = np.array([after[1] / before[1], after[0] / before[0]])
+        bits = np.zeros((len(found), *after), np.uint8)
+        if found.size is not None:
+            pairs = zip(before, after, strict=True)
+            rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for old, new in pairs)
+            found.draw(before, rows, columns, bits)
+        values = [
+            [(np.reshape(polygon, (-1, 2)) * by).reshape(-1).tolist() for polygon in each]
+            if isinstance(each, list)
+            else each and {"size": [*after], "counts": _lengths(bits[box])}
+            for box, each in enumerate(found[:])
+        ]
+        return np.frombuffer(_payload(values), np.uint8)
 
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
         return partial(self.decode, max_pixels=max_pixels)

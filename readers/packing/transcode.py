@@ -152,10 +152,17 @@ class Transcode:
             if before == after:
                 continue
             for name, type in schema.items():
-                if name not in values or type.refers_to != "image" or type.reference != image:
+                of = type.reference or ""
+                is_of_boxes = type.refers_to == "boxes" and type.follows
+                owner = schema[of].reference if is_of_boxes else of
+                if name not in values or owner != image or type.is_measured:
                     continue
                 try:
-                    if type.is_encoded:
+                    if is_of_boxes:
+                        values[name] = type.resized(values[name], before, after)
+                        if name in facts:
+                            facts[name] = Facts.of(values[name], codec=type.codec)
+                    elif type.is_encoded:
                         values[name], facts[name] = resized_mask(values[name], after)
                     elif not type.needs_size:  # fractions of the size stay the same
                         values[name] = scaled(values[name], before, after)

@@ -31,7 +31,7 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.formats.pack import PackSample
 from penstock.readers.packing import Transcode, nearest, resized_mask, scaled
-from tests import images
+from tests import annotated_sets, images
 from tests.images import encoded_array
 
 if TYPE_CHECKING:
@@ -323,3 +323,44 @@ def test_a_pack_of_other_types_is_another_pack(source: Path, tmp_path: Path) -> 
     assert again.samples == SAMPLES
     with pytest.raises(DestinationError, match="another"):
         pack(source, tmp_path / "pack", verify=images.verify)
+
+
+def test_what_belongs_to_boxes_is_resized_with_their_image(tmp_path: Path) -> None:
+    content = annotated_sets.instances()
+    content["categories"] = annotated_sets.PEOPLE
+    for each in content["annotations"]:
+        each |= {"category_id": 1, "keypoints": [*each["bbox"][:2], 2, 0, 0, 0]}
+    root = annotated_sets.coco_set(tmp_path, content)
+    manifest = "annotations/instances_train2017.json"
+    small = tmp_path / "small"
+    pack(root, small, manifest=manifest, short_side=20, shuffle=False, verify=images.verify)
+    pack(small, tmp_path / "again", shuffle=False, verify=images.verify)  # sizes aren't compared
+    with Dataset(root, manifest=manifest) as before, Dataset(tmp_path / "again") as after:
+        before.open(verify=images.verify)
+        rows = np.stack([np.zeros(12, np.int64), np.arange(12)], axis=1)
+        fields = ("image", "boxes", "keypoints", "masks", "original_size")
+        found: Any = [each.read(rows, fields=fields).columns for each in (before, after)]
+        was, now = found
+        for row in range(12):
+            sizes = [column["image"].dims[row] for column in found]
+            assert sizes[1].min() == 20
+            by = (sizes[1] / sizes[0])[::-1]
+            np.testing.assert_allclose(
+                now["boxes"].sample(row), was["boxes"].sample(row) * np.tile(by, 2), rtol=1e-5
+            )
+            np.testing.assert_allclose(
+                now["keypoints"].sample(row),
+                was["keypoints"].sample(row) * np.append(by, 1),
+                rtol=1e-5,
+            )
+            assert now["original_size"].sample(row).tolist() == sizes[0].tolist()
+            masks = [json.loads(bytes(column["masks"].sample(row))) for column in found]
+            assert len(masks[0]) == len(masks[1])
+            for old, new in zip(*masks, strict=True):
+                if isinstance(old, list):
+                    np.testing.assert_allclose(new[0], old[0] * np.tile(by, len(old[0]) // 2))
+                else:
+                    assert new["size"] == sizes[1].tolist()
+                    assert sum(new["counts"]) == sizes[1].prod()
+                    share = [sum(m["counts"][1::2]) / sum(m["counts"]) for m in (old, new)]
+                    assert share[1] == pytest.approx(share[0], abs=0.03)

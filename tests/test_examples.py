@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 
 from penstock.pipeline import Statistics
 from penstock.pipeline.cli import app
@@ -161,6 +162,31 @@ def test_training_continues_with_other_ranks(pack: Path, tmp_path: Path) -> None
     out = run([*train, "--epochs", "1"], {})
     assert "epoch 0: 3 steps" in out  # 203 samples are 5 steps of 40
     assert "accuracy" in out
+
+
+def test_a_detector_learns_and_its_detections_are_in_coco_s_format(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    files = ["--out", str(tmp_path / "found.json"), "--picture", str(tmp_path / "found.png")]
+    lines = _printed_by("detector.py", ["--epochs", "6", *files], monkeypatch, capsys)
+    losses = [float(line.split()[3].rstrip(",")) for line in lines[:6]]
+    assert losses[-1] < 0.5 * losses[0]
+    results = json.loads((tmp_path / "found.json").read_text())
+    assert lines[-1].endswith(f"of {len(results)} detections")
+    assert float(lines[-1].split()[1]) > 0.25
+    assert {each["category_id"] for each in results} <= {1, 3, 17}
+    assert {each["image_id"] for each in results} <= {*range(1000, 1040)}
+    with Image.open(tmp_path / "found.png") as picture:
+        assert picture.width > 500
+
+
+def test_a_segmenter_learns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _printed_by("segmenter.py", ["--epochs", "3"], monkeypatch, capsys)
+    losses = [float(line.split()[3].rstrip(",")) for line in lines]
+    assert losses[-1] < 0.7 * losses[0]
+    assert float(lines[-1].split()[-1]) > 0.7
 
 
 @pytest.mark.parametrize("flags", [["--peers", "127.0.0.1:0"], ["--peer-token-file", "token"]])

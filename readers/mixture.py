@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -76,8 +77,7 @@ def mix(
       when every sample of every part was delivered at least once; "once", with each sample exactly
       once: when a part ends, the others share its positions by their weights; or a number of
       samples. Its length is that of the first epoch, with the weights of the job's start.
-    - max_repeats: the largest number of times that the first epoch may deliver a part's samples,
-      by name.
+    - max_repeats: the largest number of times that an epoch may deliver a part's samples, by name.
     - temperature: above 1 makes weights more equal: each is raised to the power 1/temperature.
     - transition: of a schedule, "step", or "linear" from each entry to the next.
     - per: what weights are shares of: "sample"; "token", by the mean length of each part's
@@ -108,8 +108,7 @@ def mix(
     for name, each in zip(names, contents, strict=True):
         if not each.samples:
             raise ConfigError(f'mix: the part "{name}" has no samples. Leave it out.')
-    if unknown := sorted(map(str, (max_repeats or {}).keys() - {*names})):
-        raise ConfigError(f"max_repeats: got {unknown}, and the parts are {names}.")
+    repeats = _checked_repeats(max_repeats, names)
     tokens = np.ones(len(leaves))
     if per == "token":
         tokens = np.array([_mean_tokens(leaf) for leaf in leaves])
@@ -145,12 +144,30 @@ def mix(
         scale=scale,
         rule=epoch,
         per=per,
-        max_repeats=dict(max_repeats or {}),
+        max_repeats=repeats,
         augments=_augments(leaves, parts, {} if part_augment is None else part_augment),
     )
     if not are_native:
         return cast("Mixture", mix_by_index(sources, mixture))  # the loader takes either
     return Mixture(sources, mixture, schema, chosen)
+
+
+def _checked_repeats(given: object, names: Sequence[str]) -> dict[str, float]:
+    """Return `max_repeats`. Raises ConfigError for unknown parts, and for what is no number."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f'max_repeats: got {given!r:.80}, wanted numbers by names of parts: {{"code": 4}}.'
+        )
+    if unknown := sorted(map(str, given.keys() - {*names})):
+        raise ConfigError(f"max_repeats: got {unknown}, and the parts are {list(names)}.")
+    for name, most in given.items():
+        if isinstance(most, bool) or not isinstance(most, int | float) or not 0 < most < math.inf:
+            raise ConfigError(
+                f'max_repeats: got {most!r:.40} for "{name}", wanted a finite number above 0.'
+            )
+    return dict(given)
 
 
 def _refuse_of_fields(given: Mapping[str, object]) -> None:
@@ -244,12 +261,14 @@ class Mixture(Concatenation):
         for part in self.bases:
             own = {old: new for old, new in names.items() if old in part.schema}
             parts.append(part._renamed(own, made) if own else part)
-        return Mixture(
+        found = Mixture(
             parts,
             replace(self.mixture, parts=tuple(part.contents for part in parts)),
             Schema({names.get(n, n): type.renamed(names) for n, type in self._schema.items()}),
             tuple(renamed_field(name, names) for name in self._fields),
         )
+        found.owns_parts = self.owns_parts
+        return found
 
     def subset(self, which: object = None, *, weights: object = None) -> NoReturn:
         """Always raise ConfigError: the parts are selected from, before they are mixed."""

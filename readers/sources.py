@@ -219,7 +219,7 @@ class MixtureContents:
         from penstock.readers.mixtures import epoch_samples
 
         samples = epoch_samples(self.lengths, self.changes, self.rule)
-        self.check_repeats(samples)
+        self.check_repeats(samples, self.stream())
         return samples
 
     def batch_samples(self, global_batch: int) -> int:
@@ -238,17 +238,28 @@ class MixtureContents:
             )
         return changes[0].shares
 
-    def check_repeats(self, samples: int) -> None:
-        """Raise PlanError if the first epoch, of a number of samples, repeats a part too often."""
-        counts = self.stream().counts(samples)
-        for name, count, size in zip(self.names, counts.tolist(), self.sizes.tolist(), strict=True):
-            most = self.max_repeats.get(name)
-            if most is not None and count > most * size:
-                raise PlanError(
-                    f'max_repeats: an epoch of {samples:,} samples delivers {count:,} of "{name}", '
-                    f"which has {size:,}: {count / size:.3g} times each, and at most {most:g} are "
-                    "allowed. Lower its weight, shorten the epoch, or raise max_repeats."
-                )
+    def check_repeats(self, samples: int, stream: MixtureStream) -> None:
+        """Raise PlanError if an epoch of a number of samples repeats a part too often: the first
+        one, or the first complete one after a change of weights."""
+        if not self.max_repeats:
+            return
+        ends = (end for change in stream.changes for end in (change.start, change.until))
+        starts = {-(-end // samples) * samples for end in ends if end is not None and end < 2**60}
+        for start in sorted(starts):
+            counts = stream.counts(start + samples) - stream.counts(start)
+            epoch = f"epoch {start // samples:,}" if start else "an epoch"
+            for name, count, size in zip(
+                self.names, counts.tolist(), self.sizes.tolist(), strict=True
+            ):
+                most = self.max_repeats.get(name)
+                # Later epochs may have two more, by rounding.
+                if most is not None and count > most * size + 2 * (start > 0):
+                    raise PlanError(
+                        f"max_repeats: {epoch} of {samples:,} samples delivers {count:,} of "
+                        f'"{name}", which has {size:,}: {count / size:.3g} times each, and at most '
+                        f"{most:g} are allowed. Lower its weight, shorten the epoch, or raise "
+                        "max_repeats."
+                    )
 
     def stream(
         self,

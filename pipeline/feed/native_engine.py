@@ -338,6 +338,7 @@ class NativeEngine:
         shares = mixture.shares_of(weights)
         sample = walk.change_sample(walk.cursor_of(step))
         parts = settings.mixture.with_weights(mixture, shares, sample=sample)
+        mixture.check_repeats(parts.samples, parts.stream(mixture))
         words = f"{weights!r:.200} from step {step:,} on"
         return _WeightChange(self.dataset, replace(settings, mixture=parts), parts.text, words)
 

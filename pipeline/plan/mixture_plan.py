@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import math
 import threading
 import zlib
@@ -63,7 +64,9 @@ class MixtureSettings:
     an epoch of the mixture. unit: consecutive samples of one part, 1 or a global batch. changes:
     the weights, if `set_weights` changed them during the job, else None: those of the dataset.
     counts, owed: at the first change, as for `MixtureStream`; None at the job's start. weights:
-    the hash of the weights of the parts' samples; None if they have none.
+    the hash of the weights of the parts' samples; None if they have none. rule, per, shares,
+    contents: what `mix` was given, to name what differs on resume: the end of an epoch, what
+    weights are shares of, a hash of the weights, and one of each part's data; None if unknown.
     """
 
     names: tuple[str, ...]
@@ -75,6 +78,10 @@ class MixtureSettings:
     counts: tuple[int, ...] | None = None
     owed: tuple[float, ...] | None = None
     weights: str | None = None
+    rule: str | None = None
+    per: str | None = None
+    shares: str | None = None
+    contents: tuple[int, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -88,7 +95,7 @@ class MixtureSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in JSON types; lists of numbers by part are packed into texts."""
-        values: dict[str, Any] = {"names": list(self.names), "samples": self.samples}
+        values: dict[str, Any] = {"names": _packed_names(self.names), "samples": self.samples}
         values |= {"unit": self.unit, "lanes": _packed(self.lanes)}
         values["windows"] = _packed(self.windows)
         if self.changes is not None:
@@ -97,8 +104,11 @@ class MixtureSettings:
             values["counts"] = _packed(self.counts)
         if self.owed is not None:
             values["owed"] = _packed([round(each * _OWED_STEPS) for each in self.owed])
-        if self.weights is not None:
-            values["weights"] = self.weights
+        for name in ("weights", "rule", "per", "shares"):
+            if (value := getattr(self, name)) is not None:
+                values[name] = value
+        if self.contents is not None:
+            values["contents"] = _packed(self.contents)
         return values
 
     @classmethod
@@ -106,11 +116,10 @@ class MixtureSettings:
         """Return the settings of a dict. Raises ValueError, KeyError or TypeError unless it is one
         that `to_dict` writes."""
         given = dict(values)
-        names, changes = given.pop("names"), given.pop("changes", None)
-        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
-            raise ValueError("names")
+        names, changes = _unpacked_names(given.pop("names")), given.pop("changes", None)
         parts = len(names)
-        owed = given.pop("owed", None)
+        owed, contents = given.pop("owed", None), given.pop("contents", None)
+        texts = {name: given.pop(name, None) for name in ("weights", "rule", "per", "shares")}
         settings = cls(
             names=tuple(names),
             lanes=_unpacked(given.pop("lanes"), parts, least=1),
@@ -122,13 +131,14 @@ class MixtureSettings:
             owed=None
             if owed is None
             else tuple(each / _OWED_STEPS for each in _unpacked(owed, parts, least=-(2**62))),
-            weights=given.pop("weights", None),
+            contents=None if contents is None else _unpacked(contents, parts),
+            **texts,
         )
         starts = [change.start for change in settings.changes or ()]
         if (
             given
             or not names
-            or not isinstance(settings.weights, str | None)
+            or not all(isinstance(text, str | None) for text in texts.values())
             or type(settings.samples) is not int
             or type(settings.unit) is not int
             or min(settings.samples, settings.unit) < 1
@@ -139,8 +149,9 @@ class MixtureSettings:
         return settings
 
     def check(self, mixture: MixtureContents) -> None:
-        """Raise ResumeError for a mixture of other parts, or with other weights of samples."""
+        """Raise ResumeError for a mixture of other parts, or that was given other arguments."""
         if self.names == mixture.names and self.weights == mixture.weights:
+            self._check_arguments(mixture)
             return
         if self.names == mixture.names:
             weighted = [
@@ -163,6 +174,33 @@ class MixtureSettings:
             f"{' and '.join(changed) or 'the same in another order'}. Pass the job's parts under "
             "their names and in their order, or start without a state."
         )
+
+    def _check_arguments(self, mixture: MixtureContents) -> None:
+        """Raise ResumeError for parts with other data, and for other arguments of `mix`."""
+        if self.contents is not None and self.contents != (now := _contents_hashes(mixture)):
+            both = zip(mixture.names, self.contents, now, strict=True)
+            changed = [name for name, before, after in both if before != after]
+            more = f" and {len(changed) - _MOST_SHOWN} more" if len(changed) > _MOST_SHOWN else ""
+            raise ResumeError(
+                f"State was saved for other data of the parts {changed[:_MOST_SHOWN]}{more}: they "
+                "have other files, or others are selected. Pass the job's data, or start without a "
+                "state."
+            )
+        for name, saved, own in (
+            ("epoch", self.rule, str(mixture.rule)),
+            ("per", self.per, mixture.per),
+        ):
+            if saved not in (None, own):
+                raise ResumeError(
+                    f"State was saved for a mixture with {name}={saved}, and this one has "
+                    f"{name}={own}. Pass {name}={saved}, or start without a state."
+                )
+        if self.shares not in (None, _shares_hash(mixture)):
+            raise ResumeError(
+                "State was saved for a mixture with other weights of its parts. Pass mix the same "
+                "weights= (and temperature=, transition=) as at the job's start, and change them "
+                "by loader.set_weights(weights) after load_state_dict; or start without a state."
+            )
 
     def stream(self, mixture: MixtureContents) -> MixtureStream:
         """Return the stream of the parts' samples."""
@@ -202,6 +240,40 @@ class MixtureSettings:
 
 def _of_weights(digest: str | None) -> str:
     return f"with weights of samples {digest[:12]}" if digest else "without weights of samples"
+
+
+def _contents_hashes(mixture: MixtureContents) -> tuple[int, ...]:
+    """Return a hash of the data of each part, below 2^24."""
+    return tuple(
+        int(hashlib.sha256(part.fingerprint.encode()).hexdigest()[:6], 16) for part in mixture.parts
+    )
+
+
+def _shares_hash(mixture: MixtureContents) -> str:
+    return hashlib.sha256(repr(mixture.changes).encode()).hexdigest()[:12]
+
+
+_MOST_NAMES_BYTES = 2**24
+
+
+def _packed_names(names: Sequence[str]) -> list[str] | str:
+    """Return the names of parts, as a text if that is shorter."""
+    listed = json.dumps(names).encode()
+    packed = base64.b64encode(zlib.compress(listed, 9)).decode()
+    return packed if len(packed) < len(listed) // 2 else list(names)
+
+
+def _unpacked_names(given: object) -> tuple[str, ...]:
+    """Return names of `_packed_names`. Raises ValueError for others."""
+    if isinstance(given, str):
+        try:
+            data = base64.b64decode(given, validate=True)
+            given = json.loads(zlib.decompressobj().decompress(data, _MOST_NAMES_BYTES))
+        except zlib.error:
+            raise ValueError("names") from None
+    if not isinstance(given, list | tuple) or not all(isinstance(n, str) for n in given):
+        raise ValueError("names")
+    return tuple(given)
 
 
 def _packed(numbers: Sequence[int]) -> str:
@@ -302,6 +374,10 @@ def mixture_settings(
         samples=samples,
         unit=unit,
         weights=mixture.weights,
+        rule=str(mixture.rule),
+        per=mixture.per,
+        shares=_shares_hash(mixture),
+        contents=_contents_hashes(mixture),
     )
 
 

@@ -99,7 +99,7 @@ class WeightScale:
             )
         for name, weight in weights.items():
             number = isinstance(weight, int | float | np.integer | np.floating)
-            if isinstance(weight, bool) or not number or not 0 <= weight < 1e300:
+            if isinstance(weight, bool) or not number or not 0 <= float(weight) < 1e300:
                 raise ConfigError(
                     f'weights: got {weight!r:.50} for "{name}", wanted a finite number above 0.'
                 )

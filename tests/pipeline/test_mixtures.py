@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SIZES = {"web": 300, "code": 90, "math": 31}
 WEIGHTS = {"web": 0.5, "code": 0.3, "math": 0.2}
 OTHER = {"web": 0.1, "code": 0.1, "math": 0.8}
+THIRD = {"web": 0.4, "code": 0.4, "math": 0.2}
 BATCH = 24
 FIRST = {"web": 0, "code": 1000, "math": 2000}  # the value of each part's first sample
 
@@ -278,6 +279,22 @@ class TestBadInput:
         with pytest.raises(PlanError, match="max_repeats"):
             loader(mixture(parts, max_repeats={"math": 1}))
 
+    @pytest.mark.parametrize("transition", ["step", "linear"])
+    def test_too_many_repeats_in_a_later_epoch(self, parts, transition):
+        schedule = {0: WEIGHTS, 1500: OTHER}
+        later = mixture(parts, weights=schedule, transition=transition, max_repeats={"math": 2})
+        with pytest.raises(PlanError, match="epoch 8 of 200 samples"):
+            len(later)
+        with loader(mixture(parts, max_repeats={"math": 2})) as job:
+            job.set_weights(THIRD)
+            with pytest.raises(PlanError, match="max_repeats: an epoch of 200"):
+                job.set_weights(OTHER, step=2)
+
+    @pytest.mark.parametrize("most", [{"math": 0}, {"math": "2"}, {"math": True}, 4, {"x": 1}])
+    def test_limits_of_repeats(self, parts, most):
+        with pytest.raises(ConfigError, match="max_repeats: got"):
+            mixture(parts, max_repeats=most)
+
     def test_a_state_of_other_parts(self, parts):
         with loader(mixture(parts)) as job:
             state = job.state_dict()
@@ -288,8 +305,15 @@ class TestBadInput:
             pytest.raises(ResumeError, match=r"added \['source'\] and missing \['code'\]"),
         ):
             other.load_state_dict(state)
-        with loader(mixture(parts, weights=OTHER)) as other, pytest.raises(ResumeError):
-            other.load_state_dict(state)
+        swapped = {"web": parts["web"], "code": parts["code"], "math": parts["code"]}
+        for changed, message in (
+            (mixture(parts, weights=OTHER), r"other weights of its parts.*loader.set_weights"),
+            (mixture(parts, epoch="all"), "with epoch=200, and this one has epoch=all"),
+            (mixture(parts, per="batch"), "with per=sample, and this one has per=batch"),
+            (mixture(swapped), r"other data of the parts \['math'\]"),
+        ):
+            with loader(changed) as again, pytest.raises(ResumeError, match=message):
+                again.load_state_dict(state)
 
     def test_weights_that_are_set(self, parts):
         with loader(mixture(parts)) as job:

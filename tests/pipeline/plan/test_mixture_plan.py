@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,18 @@ SETTINGS = MixtureSettings(
 
 
 def test_settings_are_kept_in_json():
-    for each in (SETTINGS, MixtureSettings(names=("a",), lanes=(1,), windows=(1,), samples=1)):
+    many = tuple(f"a part with the number {n}" for n in range(100))
+    known: dict[str, Any] = {
+        "rule": "first",
+        "per": "sample",
+        "shares": "5a",
+        "contents": (1,) * 100,
+    }
+    for each in (
+        SETTINGS,
+        MixtureSettings(names=("a",), lanes=(1,), windows=(1,), samples=1),
+        MixtureSettings(names=many, lanes=(1,) * 100, windows=(2,) * 100, samples=1, **known),
+    ):
         assert MixtureSettings.from_dict(json.loads(json.dumps(each.to_dict()))) == each
 
 
@@ -194,6 +206,10 @@ def packed(*numbers: int) -> str:
         {"lanes": [2, 1]},
         {"names": ["a"]},
         {"names": [1, 2]},
+        {"names": "AAAA"},
+        {"names": packed(1, 2)},
+        {"rule": 5},
+        {"contents": packed(1)},
         {"windows": "34"},
         {"windows": "AAAA"},
         {"samples": 0},

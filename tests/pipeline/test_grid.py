@@ -111,6 +111,16 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
 
 
 every_case = pytest.mark.parametrize("case", [*CONTAINERS, *SETS], indirect=True)
+# Sets that differ from others in decoding alone; other tests read all their values.
+DECODED_ALIKE = ("zarr 2", "npz", "npz deflated", "arrow zstd")
+cases_by_reading = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(name, marks=[pytest.mark.grid] if name in DECODED_ALIKE else [])
+        for name in (*CONTAINERS, *SETS)
+    ],
+    indirect=True,
+)
 chunked_cases = pytest.mark.parametrize("case", SETS, indirect=True)
 
 
@@ -197,7 +207,7 @@ def test_a_global_batch_is_the_same_in_every_world(case: Case, size: int) -> Non
         assert together == wanted
 
 
-@every_case
+@cases_by_reading
 def test_batches_threads_and_memory_change_no_sample(case: Case) -> None:
     def samples(decoded_bytes: Any = None, **options: Any) -> dict[int, Any]:
         kept = {} if decoded_bytes is None else {"decoded_bytes": decoded_bytes}
@@ -215,7 +225,7 @@ def test_batches_threads_and_memory_change_no_sample(case: Case) -> None:
         assert samples(**options) == wanted, options
 
 
-@every_case
+@cases_by_reading
 def test_every_steps_state_continues_exactly(case: Case) -> None:
     with case.open() as dataset:
         whole = case.epoch(dataset)

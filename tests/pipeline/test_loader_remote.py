@@ -57,8 +57,17 @@ def same(mine: list[Any], wanted: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("share", [10.0, 0.5, 0.0])
-@pytest.mark.parametrize("mode", ["copy", "pread"])
+@pytest.mark.parametrize(
+    ("mode", "share"),
+    [
+        ("copy", 10.0),
+        ("copy", 0.5),
+        ("pread", 0.5),
+        ("pread", 0.0),
+        pytest.param("pread", 10.0, marks=pytest.mark.grid),
+        pytest.param("copy", 0.0, marks=pytest.mark.grid),
+    ],
+)
 def test_the_same_tensors_with_any_cache(
     pack: Path, server: Server, tmp_path: Path, share: float, mode: str
 ) -> None:

@@ -34,9 +34,20 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 @pytest.mark.parametrize(
-    "fields", [("y",), pytest.param(("x",), marks=pytest.mark.grid), blocks.FIELDS]
+    ("fields", "max_bytes"),
+    [
+        (("y",), 12_500),
+        (blocks.FIELDS, 2**26),
+        (blocks.FIELDS, None),
+        pytest.param(("y",), 2**26, marks=pytest.mark.grid),
+        pytest.param(("y",), None, marks=pytest.mark.grid),
+        pytest.param(blocks.FIELDS, 12_500, marks=pytest.mark.grid),
+        *(
+            pytest.param(("x",), max_bytes, marks=pytest.mark.grid)
+            for max_bytes in (2**26, 12_500, None)
+        ),
+    ],
 )
-@pytest.mark.parametrize("max_bytes", [2**26, 12_500, None])
 def test_a_cold_epoch_fetches_each_byte_of_the_fields_once(
     server: Any, tmp_path: Path, fields: tuple[str, ...], max_bytes: int | None
 ) -> None:

@@ -114,7 +114,7 @@ def test_and_with_any_order_of_lanes(
     assert [sorted(batch) for batch in found] == [sorted(batch) for batch in reference[1]]
 
 
-@pytest.mark.parametrize("ranks", [1024, 4608])
+@pytest.mark.parametrize("ranks", [1024, pytest.param(4608, marks=pytest.mark.grid)])
 def test_thousands_of_ranks_with_a_sample_each(ranks: int) -> None:
     sizes = np.random.default_rng(ranks).multinomial(3 * ranks + 100, np.ones(5000) / 5000)
     job = Job(sizes, batch=ranks)

@@ -27,8 +27,18 @@ pytestmark = [
 
 
 class TestSameBits:
-    @pytest.mark.parametrize("kind", ["folder", "pack"])
-    @pytest.mark.parametrize("recipe", RECIPES)
+    @pytest.mark.parametrize(
+        ("kind", "recipe"),
+        [
+            *(("pack", recipe) for recipe in RECIPES),
+            ("folder", "train"),
+            *(
+                pytest.param("folder", recipe, marks=pytest.mark.grid)
+                for recipe in RECIPES
+                if recipe != "train"
+            ),
+        ],
+    )
     def test_as_without_it(self, kind: str, recipe: str, request: pytest.FixtureRequest) -> None:
         path = request.getfixturevalue(kind)
         options = {"augment": RECIPES[recipe], "batch_size": 37}

@@ -313,7 +313,7 @@ def test_tokens_are_delivered_in_the_dtype_of_the_schema(tmp_path: Path) -> None
 
 def test_a_remote_corpus_is_fetched_exactly_once(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
-    corpus = draw_documents(400, mean=5.0)
+    corpus = draw_documents(150, mean=5.0)
     write_megatron(tmp_path / "set" / "a", corpus)
     memory, folder = fsspec.filesystem("memory"), f"/counted-{tmp_path.name}"
     for path in (tmp_path / "set").iterdir():

@@ -34,6 +34,7 @@ from .masks import (
     common_dtype as common_dtype,
     mask_codec as mask_codec,
     masks_by_name as masks_by_name,
+    nearest as nearest,
 )
 from .decoded_sample import decoded_sample as decoded_sample
 from .decoded_sample import fields_to_decode as fields_to_decode, image_of as image_of

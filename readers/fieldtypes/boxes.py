@@ -53,6 +53,9 @@ class _Points(FieldType):
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self._width))
 
+    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+        return value if self.needs_size else scaled(value, before, after)
+
     def _rows(self, column: Column) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows of all samples, shape (k, width), the sample of each, int64, (k,), and
         the offsets of the samples, int64, (n + 1,)."""
@@ -308,11 +311,26 @@ class ImageSize(FieldType):
     def in_files(self) -> bool:
         return False
 
+    def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
+        del before, after
+        return value
+
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the sizes unchanged."""
         del moves, size
         assert isinstance(column, ArrayColumn), column
         return column
+
+
+def scaled(places: NDArray[Any], before: Size, after: Size) -> NDArray[np.float32]:
+    """Scale boxes (in any form in pixels), shape (k, 4), or points, (..., 2), to an image of
+    another size. A point at (-1, -1) marks an invisible point and isn't scaled."""
+    by = np.array([after[1] / before[1], after[0] / before[0]])
+    found = places.astype(np.float64) * np.tile(by, places.shape[-1] // 2)
+    if places.shape[-1] == 2:
+        found[(places == -1).all(axis=-1)] = -1
+    numbers: NDArray[np.float32] = found.astype(np.float32)
+    return numbers
 
 
 def to_xyxy(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float32]:

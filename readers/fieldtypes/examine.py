@@ -131,8 +131,8 @@ def check_related(
                 mine = (type.rows_of(value),)
         elif mine and of and type.has_sides and size is None:
             reason = f'a mask without its image ("{of}")'
-        elif mine and size and type.has_sides and size != mine[:2]:
-            own, image = (f"{each[1]} wide and {each[0]} high" for each in (mine, size))
+        elif mine and size and (sides := type.sides_of(mine)) not in (None, size):
+            own, image = (f"{each[1]} wide and {each[0]} high" for each in (sides or mine, size))
             reason = f"it is {own}, and its image is {image}"
         if type.is_measured and value is not None and size and value.any():
             own, found = (f"{each[1]} wide and {each[0]} high" for each in (size, value.tolist()))

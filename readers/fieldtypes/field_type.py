@@ -281,6 +281,11 @@ class FieldType:
         del values, size
         return None
 
+    def sides_of(self, shape: tuple[int, ...]) -> Size | None:
+        """Return the height and width that the facts of a sample with this shape record, which are
+        those of its image; None if they record none."""
+        return (shape[0], shape[1]) if self.has_sides else None
+
     def rows_of(self, value: NDArray[Any]) -> int:
         """Return the rows of a stored sample of a field that has one for each box, of bytes if it
         is encoded."""
@@ -371,10 +376,13 @@ class FieldType:
         raise NotImplementedError(f"{type(self).__name__}.follow")
 
     def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
-        """Return a stored sample, of bytes if it is encoded, for its image at another size: height
-        and width. This is for values that follow the image of their boxes. Raises ValueError."""
-        del value, before, after
-        raise ValueError(f"{type(self).__name__} can't be resized")
+        """Return a stored sample, the bytes of an encoded one, for its image in another size, as
+        `pack` stores it. before, after: height and width of the image. Raises ValueError if that
+        isn't possible."""
+        del before, after
+        if self.follows:
+            raise ValueError(f"{type(self).__name__} has no `resized`")
+        return value
 
     # Where its samples may come from.
 

@@ -21,6 +21,7 @@ from penstock.cache import ConfigError, DatasetError, MissingDependencyError
 from penstock.readers.fieldtypes.cells import shorten
 from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
+from penstock.readers.fieldtypes.masks import nearest
 from penstock.readers.types import MAX_PIXELS, Facts, Rejection
 
 if TYPE_CHECKING:
@@ -264,11 +265,11 @@ def _is_whole(value: Any) -> bool:
 
 
 def _lengths(bits: NDArray[np.uint8]) -> list[int]:
-    """Return the lengths of a mask's runs, column by column, the first of 0."""
+    """Return the lengths of the runs of a bit mask, column by column."""
     flat = bits.T.reshape(-1)
-    bounds = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
-    lengths = np.diff(bounds).tolist()
-    return [0, *lengths] if flat[:1].any() else lengths
+    edges = np.flatnonzero(np.diff(flat, prepend=np.uint8(0)))
+    lengths: list[int] = np.diff(edges, prepend=0, append=len(flat)).tolist()
+    return lengths
 
 
 def _payload(values: Any) -> bytes:
@@ -352,6 +353,9 @@ class InstanceMasks(FieldType):
                 )
         return found
 
+    def sides_of(self, shape: tuple[int, ...]) -> Size | None:
+        return (shape[1], shape[2]) if shape[1] else None
+
     def rows_of(self, payload: Encoded) -> int:
         """Return the number of boxes that a sample has masks for."""
         return len(self.decode(payload))
@@ -375,8 +379,7 @@ class InstanceMasks(FieldType):
         by = np.array([after[1] / before[1], after[0] / before[0]])
         bits = np.zeros((len(found), *after), np.uint8)
         if found.size is not None:
-            pairs = zip(before, after, strict=True)
-            rows, columns = ((2 * np.arange(new) + 1) * old // (2 * new) for old, new in pairs)
+            rows, columns = (nearest(*sides) for sides in zip(before, after, strict=True))
             found.draw(before, rows, columns, bits)
         values = [
             [(np.reshape(polygon, (-1, 2)) * by).reshape(-1).tolist() for polygon in each]

@@ -8,6 +8,7 @@ bits) are scaled back. Files that Pillow would invert or guess at are rejected.
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -132,6 +133,24 @@ class Mask(FieldType):
             out[place] = mask if mask.size else 0
         return DenseColumn(out)
 
+    def resized(self, value: Encoded, before: Size, after: Size) -> Encoded:
+        """Return a mask as PNG: each pixel gets the class at its centre."""
+        from PIL import Image
+
+        del before
+        classes = self.decode(value)
+        rows, columns = (nearest(*sides) for sides in zip(classes.shape, after, strict=True))
+        classes = classes[rows[:, None], columns]
+        if classes.size and not 0 <= classes.min() <= classes.max() < 2**16:
+            raise ValueError(
+                f"class numbers {classes.min()} to {classes.max()}: a resized mask is a PNG, which "
+                "stores 0 to 65,535"
+            )
+        is_small = classes.dtype == np.uint8
+        buffer = io.BytesIO()
+        Image.fromarray(classes if is_small else classes.astype(np.uint16)).save(buffer, "PNG")
+        return np.frombuffer(buffer.getvalue(), np.uint8)
+
     def returned(self, value: Any) -> NDArray[Any]:
         """Convert class numbers of any integer dtype."""
         kinds = "uint8" if self.dtype == "uint8" else "uint8 or int32"
@@ -148,6 +167,11 @@ class Mask(FieldType):
     def column(self, samples: list[Any]) -> ListColumn:
         """Keep each mask as it is: they have one shape only after they followed their images."""
         return ListColumn(samples)
+
+
+def nearest(before: int, after: int) -> NDArray[np.int64]:
+    """Return the source pixel of each pixel of a resized side, int64, shape (after,)."""
+    return (2 * np.arange(after, dtype=np.int64) + 1) * before // (2 * after)
 
 
 def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:

@@ -3,5 +3,4 @@ from .pack_sources import cut_evenly as cut_evenly, plan_samples as plan_samples
 from .pack_sources import shuffled as shuffled
 from .packing import pack as pack
 from .shard_writing import write_task as write_task
-from .transcode import Transcode as Transcode, baseline_twin as baseline_twin, nearest as nearest
-from .transcode import resized_mask as resized_mask, scaled as scaled
+from .transcode import Transcode as Transcode, baseline_twin as baseline_twin

@@ -22,20 +22,13 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import (
-    Mask,
-    image_fields,
-    is_progressive,
-    mask_codec,
-    untyped_places,
-)
+from penstock.readers.fieldtypes import image_fields, is_progressive, untyped_places
 from penstock.readers.formats.pack import PackSample
 from penstock.readers.types import Facts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
     from PIL.Image import Image as Picture
 
     from penstock.readers.fieldtypes import Schema
@@ -44,46 +37,6 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
 
 _log = logging.getLogger("penstock")
-
-_INVISIBLE = -1
-
-
-def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:
-    """Resize a mask by nearest neighbours and encode it as PNG: each pixel gets the class at its
-    centre. Raises ValueError for class numbers that a PNG can't store."""
-    from PIL import Image
-
-    classes = Mask(of="image").decode(payload)
-    rows, columns = (nearest(*sides) for sides in zip(classes.shape, size, strict=True))
-    classes = classes[rows[:, None], columns]
-    if classes.size and not 0 <= classes.min() <= classes.max() < 2**16:
-        raise ValueError(
-            f"class numbers {classes.min()} to {classes.max()}: a resized mask is a PNG, which "
-            "stores 0 to 65,535"
-        )
-    is_small = classes.dtype == np.uint8
-    buffer = io.BytesIO()
-    Image.fromarray(classes if is_small else classes.astype(np.uint16)).save(buffer, "PNG")
-    data = np.frombuffer(buffer.getvalue(), np.uint8)
-    codec = mask_codec("png", classes)
-    return data, Facts(crc32c(data), 0, len(data), (*size, 1), codec)
-
-
-def nearest(before: int, after: int) -> NDArray[np.int64]:
-    """Return the source pixel of each pixel of a resized side, int64, shape (after,)."""
-    return (2 * np.arange(after, dtype=np.int64) + 1) * before // (2 * after)
-
-
-def scaled(rows: NDArray[Any], before: Size, after: Size) -> NDArray[np.float32]:
-    """Scale boxes (in any form in pixels) or points to an image of another size. A point at (-1,
-    -1) marks an invisible point and isn't scaled."""
-    by = np.array([after[1] / before[1], after[0] / before[0]])
-    found = rows.astype(np.float64) * np.tile(by, rows.shape[1] // 2)
-    if rows.shape[1] == 2:
-        found[(rows == _INVISIBLE).all(axis=1)] = _INVISIBLE
-    numbers: NDArray[np.float32] = found.astype(np.float32)
-    return numbers
-
 
 QUALITY = 92
 """The default quality of rewritten images, which is usual for resized copies of ImageNet."""
@@ -152,20 +105,12 @@ class Transcode:
             if before == after:
                 continue
             for name, type in schema.items():
-                of = type.reference or ""
-                is_of_boxes = type.refers_to == "boxes" and type.follows
-                owner = schema[of].reference if is_of_boxes else of
-                if name not in values or owner != image or type.is_measured:
+                if name not in values or schema.image_of(name) != image:
                     continue
                 try:
-                    if is_of_boxes:
-                        values[name] = type.resized(values[name], before, after)
-                        if name in facts:
-                            facts[name] = Facts.of(values[name], codec=type.codec)
-                    elif type.is_encoded:
-                        values[name], facts[name] = resized_mask(values[name], after)
-                    elif not type.needs_size:  # fractions of the size stay the same
-                        values[name] = scaled(values[name], before, after)
+                    values[name] = type.resized(values[name], before, after)
+                    if name in facts:
+                        facts[name] = type.check(values[name], field=name)
                 except ValueError as error:
                     return Rejection(
                         f"{image}: the data that belongs to it can't be resized: {error}"

@@ -226,3 +226,21 @@ def test_a_folder_with_a_table_and_its_pack_have_the_same_masks(tmp_path: Path) 
             assert found.tolist() == full(int(image[0, 0, 0])).tolist()
     dataset = Dataset(tmp_path / "pack")
     assert dataset.schema["masks"] == InstanceMasks(of="boxes")
+
+
+def test_files_of_masks_are_checked_against_their_boxes_and_image(tmp_path: Path) -> None:
+    for name in ("image", "boxes", "masks"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+    for i, (count, size) in enumerate([(1, [9, 8]), (2, [9, 8]), (1, [8, 9])]):
+        runs = [{"size": size, "counts": [24, 48]}] * count
+        pixels = np.zeros((9, 8, 3), np.uint8)
+        (tmp_path / "set" / "image" / f"{i}.png").write_bytes(images.png(pixels))
+        (tmp_path / "set" / "masks" / f"{i}.json").write_text(json.dumps(runs))
+        np.save(tmp_path / "set" / "boxes" / f"{i}.npy", np.ones((1, 4), np.float32))
+    schema = {"boxes": Boxes(of="image"), "masks": InstanceMasks(of="boxes")}
+    places = {name: name for name in ("image", "boxes", "masks")}
+    dataset = Dataset(tmp_path / "set", fields=places, schema=schema, allow_left_out=1.0)
+    assert len(dataset) == 1
+    reasons = sorted(dataset.left_out)
+    assert "masks: 2 rows for the 1 boxes" in reasons[0]
+    assert "masks: it is 9 wide and 8 high, and its image is 8 wide and 9 high" in reasons[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,11 @@ from penstock.readers.fieldtypes import (
     Boxes,
     DenseColumn,
     EncodedColumn,
+    FieldType,
     Image,
+    ImageSize,
+    InstanceKeypoints,
+    InstanceMasks,
     Keypoints,
     ListColumn,
     Mask,
@@ -28,9 +33,10 @@ from penstock.readers.fieldtypes import (
     Schema,
     Text,
     examine,
+    nearest,
 )
 from penstock.readers.formats.pack import PackSample
-from penstock.readers.packing import Transcode, nearest, resized_mask, scaled
+from penstock.readers.packing import Transcode
 from tests import annotated_sets, images
 from tests.images import encoded_array
 
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.readers import Encoded
-    from penstock.readers.fieldtypes import FieldType, SampleBatch
+    from penstock.readers.fieldtypes import SampleBatch
 
 
 SCHEMA = Schema(
@@ -178,16 +184,51 @@ def test_boxes_of_any_form_stay_the_same_boxes(
     before, after = (sizes[0], sizes[1]), (sizes[2], sizes[3])
     xyxy = np.array(corners, np.float32).reshape(-1, 4)
     xywh = np.concatenate((xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]), axis=1)
-    there, also = scaled(xyxy, before, after), scaled(xywh, before, after)
+    there = Boxes("left").resized(xyxy, before, after)
+    also = Boxes("left", format="xywh").resized(xywh, before, after)
     assert np.allclose(also[:, 2:] + also[:, :2], there[:, 2:], atol=1e-3)
     factors = np.tile([after[1] / before[1], after[0] / before[0]], 2)
     assert np.allclose(there, xyxy * factors, atol=1e-3)
 
 
 def test_a_mask_of_16_bits_keeps_its_classes() -> None:
-    payload, facts = resized_mask(encoded_array(np.full((4, 4), 60_000, np.uint16)), (2, 3))
-    assert Mask(of="image").decode(payload).tolist() == [[60_000] * 3] * 2
-    assert facts.shape == (2, 3, 1)
+    mask = Mask(of="image")
+    payload = mask.resized(encoded_array(np.full((4, 4), 60_000, np.uint16)), (4, 4), (2, 3))
+    assert mask.decode(payload).tolist() == [[60_000] * 3] * 2
+    assert mask.check(payload).shape == (2, 3, 1)
+
+
+def test_what_belongs_to_boxes_is_resized_with_the_image_of_the_boxes() -> None:
+    masks, points = InstanceMasks("boxes"), InstanceKeypoints("boxes", 2)
+    types = {"masks": masks, "joints": points, "was": ImageSize("left")}
+    before = sample()
+    runs = {"size": [60, 90], "counts": [5 * 60, 20 * 60, 65 * 60]}
+    stored: dict[str, Any] = {
+        "masks": data(json.dumps([[[6, 3, 9, 3, 9, 12.5]], runs, None]).encode()),
+        "joints": np.array([[[6, 3, 2], [0, 0, 0]], [[0, 0, 0], [9, 12, 1]]], np.float32),
+        "was": np.array([60, 90]),
+    }
+    facts = {**before.facts, "masks": masks.check(stored["masks"])}
+    whole = PackSample(values={**before.values, **stored}, facts=facts)
+    after = Transcode(short_side=20).apply(whole, Schema({**SCHEMA, **types}))
+    assert isinstance(after, PackSample)
+    found = [*masks.decode(after.values["masks"])]
+    assert found[0] == [pytest.approx([2, 1, 3, 1, 3, 12.5 / 3])]
+    # Columns 2 to 7 have their centres in the run.
+    assert found[1:] == [{"size": [20, 30], "counts": [2 * 20, 6 * 20, 22 * 20]}, None]
+    assert after.facts["masks"].shape == (3, 20, 30)
+    assert after.values["joints"].tolist() == [[[2, 1, 2], [0, 0, 0]], [[0, 0, 0], [3, 4, 1]]]
+    assert after.values["was"].tolist() == [60, 90]  # for evaluation
+
+
+def test_a_type_that_follows_and_cannot_be_resized_rejects_the_sample() -> None:
+    @dataclass(frozen=True)
+    class Depth(Mask):
+        resized = FieldType.resized
+
+    after = Transcode(short_side=20).apply(sample(), Schema({**SCHEMA, "left_mask": Depth("left")}))
+    assert isinstance(after, Rejection)
+    assert "Depth has no `resized`" in after.reason
 
 
 SAMPLES = 12

@@ -219,6 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         rounded down or up, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
         similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
+    bucket_by: native: "aspect" puts images of similar height / width into the same batches, so that
+        they need little padding (docs/detection.md).
     device_augment: native: a function (batch, generator) that gets each whole batch, a dict by
         field on its device, and a torch.Generator. What it returns is what the loop gets
         (docs/augment.md).
@@ -272,6 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         weights: WeightsOfSamples | None = None,
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
+        bucket_by: Literal["aspect"] | None = None,
         data_parallel: tuple[int, int] | None = None,
         device_augment: DeviceFunction | None = None,
     ) -> None:

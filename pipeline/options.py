@@ -421,6 +421,7 @@ class LoaderOptions(TorchArguments):
     resident: ResidentMode = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
+    bucket_by: Literal["aspect"] | None = None
     device_augment: DeviceFunction | None = None
 
     drawn_seed: int | None = None
@@ -440,6 +441,12 @@ class LoaderOptions(TorchArguments):
                 f"order must be an Order, such as Order(lanes=8), got {self.order!r}."
             )
         check_tokens(self.batch_tokens)
+        check_choice("bucket_by", self.bucket_by, (None, "aspect"))
+        if self.bucket_by is not None and self.batch_tokens is not None:
+            raise ConfigError(
+                "Got bucket_by= and batch_tokens=: a batch holds images of similar shapes, or "
+                "samples of similar length. Pass one of them."
+            )
         check_function(self.device_augment)
         check_choice("pad", self.pad, (None, "mask"))
         check_choice("read", self.read, get_args(ReadMode))
@@ -486,6 +493,7 @@ class LoaderOptions(TorchArguments):
             "resident=True": self.resident is True,
             "as_dict=True": self.as_dict is True,
             "batch_tokens=": self.batch_tokens is not None,
+            "bucket_by=": self.bucket_by is not None,
             "device_augment=": self.device_augment is not None,
             'slots="rank"': self.order.slots != "data",
             "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),

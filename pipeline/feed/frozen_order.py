@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import BucketSettings, LaneOrder, PlanSettings
+    from penstock.pipeline.plan import Aspects, BucketSettings, LaneOrder, PlanSettings
     from penstock.readers import Contents, MixtureContents, Source
 
 
@@ -40,6 +40,17 @@ def freeze_order(
     if settings is None:
         global_batch = options.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
+        if options.bucket_by is not None:
+            from penstock.pipeline.plan import AspectSettings  # needed by such jobs only
+
+            aspects = AspectSettings.of(_image_field(source), global_batch)
+            settings = replace(settings, aspects=aspects)
+    elif (settings.aspects is None) != (options.bucket_by is None):
+        saved = "without bucket_by=" if settings.aspects is None else 'with bucket_by="aspect"'
+        raise ResumeError(
+            f"State was saved {saved}, but this loader was not: its batches consist of other "
+            "samples. Pass the same arguments."
+        )
     unit = 1 if settings.mixture is None else settings.mixture.unit
     if unit > 1 and {*options.schedule.sizes} != {unit}:
         raise ConfigError(
@@ -55,7 +66,45 @@ def freeze_order(
             "smaller batch or drop_last=False."
         )
     walk = Walk(samples=samples, schedule=schedule, drop_last=options.drop_last)
-    return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
+    return JobOrder(
+        source=source,
+        settings=settings,
+        walk=walk,
+        lane_order=lane_order,
+        aspects=_aspects(source, settings, options),
+    )
+
+
+def _aspects(source: Source, settings: PlanSettings, options: LoaderOptions) -> Aspects | None:
+    """Return the aspects of the images; None if batches don't depend on them. Raises ConfigError
+    for data whose index has none."""
+    if settings.aspects is None:
+        return None
+    from penstock.pipeline.plan import Aspects  # needed by such jobs only
+
+    if source.contents.mixture is not None:
+        _check_mixture(source, source.contents.mixture, options, what='bucket_by="aspect"')
+    field = settings.aspects.field
+    if not source.contents.are_checked:
+        raise ConfigError(
+            f'bucket_by="aspect": the index of {source.url} doesn\'t record the sizes of its '
+            "images, because it is made from metadata alone. Pack the dataset first: penstock "
+            "pack SRC DST."
+        )
+    return Aspects(lambda shard: source.image_dims(shard, field))
+
+
+def _image_field(source: Source) -> str:
+    """Return the images whose shapes count, the first of a batch. Raises ConfigError."""
+    from penstock.readers.fieldtypes import image_fields  # needed by such jobs only
+
+    images = image_fields(source.schema, source.fields)
+    if not images:
+        raise ConfigError(
+            f'bucket_by="aspect": batches have {list(source.fields)}, and none is an image. Leave '
+            "it out, or name an image in fields=."
+        )
+    return images[0]
 
 
 def _by_tokens(
@@ -222,20 +271,24 @@ def _has_lengths(source: Source, name: str) -> bool:
     return form is not None and form.is_ragged and form.shape[0] is None
 
 
-def _check_mixture(source: Source, mixture: MixtureContents, options: LoaderOptions) -> None:
-    """Raise ConfigError for a mixture whose batches can't be cut by tokens."""
+def _check_mixture(
+    source: Source, mixture: MixtureContents, options: LoaderOptions, *, what: str = "batch_tokens="
+) -> None:
+    """Raise ConfigError for a mixture whose batches can't hold similar samples. what: the
+    argument."""
     from penstock.augment import Stage  # needed by such jobs only
 
     if mixture.per == "batch":
         raise ConfigError(
-            'batch_tokens= and per="batch": a batch by tokens holds samples of similar length of '
-            'all parts. Pass per="token" or per="sample" to mix, or batch_size=.'
+            f'{what} and per="batch": such a batch holds similar samples of all parts. Pass '
+            f'per="token" or per="sample" to mix, or leave {what} out.'
         )
     for operation in _operations(source, options):
         if operation.stage is Stage.MIX:
             raise ConfigError(
-                f"{operation} mixes samples of one part with each other, and batches by tokens of "
-                "a mixture don't keep them together. Pass batch_size=, or drop the operation."
+                f"{operation} mixes samples of one part with each other, and batches of similar "
+                f"samples of a mixture don't keep them together. Leave {what} out, or drop the "
+                "operation."
             )
 
 

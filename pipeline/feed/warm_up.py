@@ -122,6 +122,7 @@ class WarmRequest:
             drop_last=drop_last,
             pad=None if drop_last else "mask",
             device=no_device,
+            bucket_by="aspect" if state is not None and state.plan.aspects else None,
         ).at(world, device=no_device)
         if state is None:
             return freeze_order(source, options), Cursor(self.epoch, 0)

@@ -1,5 +1,6 @@
 from . import lane_choice as lane_choice
 from . import state as state
+from .buckets import Aspects as Aspects, AspectSettings as AspectSettings
 from .buckets import BucketPlan as BucketPlan, BucketSettings as BucketSettings
 from .buckets import BucketWalk as BucketWalk
 from .buckets import bucket_settings as bucket_settings, cut_by_tokens as cut_by_tokens

@@ -1,4 +1,4 @@
-"""Cut batches by tokens: samples of similar length, up to a number of tokens. Pure.
+"""Put similar samples into the same batches, by tokens or by the shapes of images. Pure.
 
     position -> pool (a range of the stream) -> sorted by length -> cut into batches -> shuffled
 
@@ -21,6 +21,10 @@ The number of batches in a pool follows from the lengths of its samples, so a st
 closed form: `BucketWalk` counts it from a step whose number is known, pool by pool. Pools that the
 job has read are already counted; the lengths of others are looked up (0.5 us a sample), up to a
 limit.
+
+Batches of images with similar shapes (`AspectSettings`) have a fixed number of samples instead:
+pools consist of whole global batches, are sorted by height / width, and steps are numbered as
+without pools. The short batch at the end of an epoch stays there.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ import hashlib
 import threading
 from dataclasses import dataclass
 from dataclasses import field as attribute
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -85,6 +89,83 @@ class BucketSettings:
     def most(self, world: int) -> int:
         """Return the maximum tokens of a rank's batch. world: number of ranks."""
         return self.tokens // self.bins * -(-self.bins // world)
+
+    def cut(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return the samples of a pool batch by batch, and the end of each batch."""
+        return cut_by_tokens(
+            lengths, tokens=self.tokens, is_padded=self.is_padded, ranks=self.ranks, bins=self.bins
+        )
+
+    def permuted(self, ends: Ints, keys: NDArray[np.uint64]) -> Ints:
+        """Return the order of the batches of a pool. keys: random numbers of the batches."""
+        del ends
+        return np.argsort(keys, kind="stable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AspectSettings:
+    """The settings of batches of images with similar shapes, which are part of a plan.
+
+    field: of the images. pool: samples of a pool, a multiple of batch. batch: samples of the job's
+    first global batch.
+    """
+
+    field: str
+    pool: int
+    batch: int
+
+    bins: ClassVar[int] = 1
+
+    @classmethod
+    def of(cls, field: str, batch: int) -> AspectSettings:
+        """Return the settings of a new job. batch: samples of a global batch."""
+        pools = max(1, min(POOL_BATCHES, _MOST_POOL // batch))
+        return cls(field=field, pool=pools * batch, batch=batch)
+
+    def cut(self, lengths: Ints) -> tuple[Ints, Ints]:
+        """Return the samples of a pool batch by batch, and the end of each batch."""
+        count = len(lengths)
+        ends = np.arange(self.batch, count + self.batch, self.batch, dtype=np.int64)
+        return np.argsort(lengths, kind="stable").astype(np.int64), np.minimum(ends, count)
+
+    def permuted(self, ends: Ints, keys: NDArray[np.uint64]) -> Ints:
+        """Return the order of the batches of a pool; a short last one stays the last."""
+        full = int(ends[-1]) // self.batch if len(ends) else 0
+        return np.append(np.argsort(keys[:full], kind="stable"), np.arange(full, len(ends)))
+
+
+class Aspects:
+    """Height / width of images, as integers to sort by. Thread-safe.
+
+    dims: returns the height and width of the images in a shard, shape (samples, 2); called once for
+    each of the latest `MOST_COUNTED` images.
+    """
+
+    def __init__(self, dims: Callable[[int], NDArray[np.int32]]) -> None:
+        self._dims, self._count = dims, 0
+        self._known: dict[int, Ints] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, rows: Ints) -> Ints:
+        """Return the aspects of samples (shard, row), int64, shape (n,)."""
+        order = np.argsort(rows[:, 0], kind="stable")
+        shards, begins = np.unique(rows[order, 0], return_index=True)
+        found = np.empty(len(rows), np.int64)
+        for shard, places in zip(shards.tolist(), np.split(order, begins[1:]), strict=False):
+            found[places] = self._of(shard)[rows[places, 1]]
+        return found
+
+    def _of(self, shard: int) -> Ints:
+        with self._lock:
+            found = self._known.pop(shard, None)
+            if found is None:
+                dims = self._dims(shard).astype(np.int64)
+                found = (dims[:, 0] << 20) // np.maximum(dims[:, 1], 1)
+                self._count += len(found)
+            self._known[shard] = found
+            while self._count > MOST_COUNTED and len(self._known) > 1:
+                self._count -= len(self._known.pop(next(iter(self._known))))
+        return found
 
 
 def bucket_settings(
@@ -206,14 +287,19 @@ class _Pool:
 
 
 class BucketPlan(JobPlan):
-    """The `JobPlan` of batches by tokens: another plan with each pool in another order.
+    """The `JobPlan` of batches of similar samples: another plan with each pool in another order.
 
     Pools are computed on demand; the latest two are cached. Thread-safe. seed: None leaves batches
     in the order of their lengths. known: a cursor, and the number of the step that begins there.
     """
 
     def __init__(
-        self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
+        self,
+        plan: JobPlan,
+        settings: BucketSettings | AspectSettings,
+        lengths: Lengths,
+        *,
+        seed: int | None,
     ) -> None:
         self._plan, self.settings = plan, settings
         self.samples, self.sizes = plan.samples, plan.sizes
@@ -296,20 +382,14 @@ class BucketPlan(JobPlan):
             lane_keys = np.empty(count, dtype=np.int64)
             lane_keys[own] = np.arange(count)
             samples = samples.take(lane_keys)
-        order, ends = cut_by_tokens(
-            self._lengths(samples.rows),
-            tokens=settings.tokens,
-            is_padded=settings.is_padded,
-            ranks=settings.ranks,
-            bins=settings.bins,
-        )
+        order, ends = settings.cut(self._lengths(samples.rows))
         sizes = np.diff(ends, prepend=0)
         # A batch keeps the stream's order, lane by lane, so that ranks read their own lanes.
         batch = np.repeat(np.arange(len(ends)), sizes)
         order = order[np.lexsort((order, batch))]
         if self._seed is not None:
             keys = keyed_hash(self._seed, _BUCKET, epoch, number, np.arange(len(ends)))
-            shuffled = np.argsort(keys, kind="stable")
+            shuffled = settings.permuted(ends, keys)
             begins = ends - sizes
             order = np.concatenate(
                 [order[begins[n] : ends[n]] for n in shuffled.tolist()] or [order]

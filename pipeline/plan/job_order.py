@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.buckets import BucketPlan, BucketSettings
+    from penstock.pipeline.plan.buckets import Aspects, AspectSettings, BucketPlan, BucketSettings
     from penstock.pipeline.plan.lanes import LaneOrder
     from penstock.pipeline.plan.listed_plan import ListSettings
     from penstock.pipeline.plan.mixture_plan import MixtureSettings
@@ -161,7 +161,8 @@ class RankOrder:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """The settings of a job's plan. seed: keys random draws, and the order if it is shuffled.
-    buckets: settings of batches by tokens, else None. mixture: of a mixture's parts, else None;
+    buckets: settings of batches by tokens, else None. aspects: of batches of images with similar
+    shapes, else None. mixture: of a mixture's parts, else None;
     lanes is then the number of all lanes, and window the largest. weights: of weights of samples,
     else None. lists: of a sampler, else None."""
 
@@ -171,6 +172,7 @@ class PlanSettings:
     window: int
     reshuffle: float
     buckets: BucketSettings | None = None
+    aspects: AspectSettings | None = None
     mixture: MixtureSettings | None = None
     weights: WeightSettings | None = None
     lists: ListSettings | None = None
@@ -284,8 +286,9 @@ def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     """Return the hash of dataset and order, as hex, which a resumed job must have, too."""
     plan = stream_plan(contents, settings)
     text = f"{contents.fingerprint} {plan.fingerprint}"
-    if settings.buckets is not None:
-        text = f"{text} {settings.buckets}"
+    for similar in (settings.buckets, settings.aspects):
+        if similar is not None:
+            text = f"{text} {similar}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -311,17 +314,28 @@ class JobOrder:
     """The samples that a job reads in each step, on any rank.
 
     lane_order: decides which part of a global batch each rank reads; None for the identity.
+    aspects: of the images, if batches have images with similar shapes.
     """
 
     source: Source
     settings: PlanSettings
     walk: Walk
     lane_order: LaneOrder | None = None
+    aspects: Aspects | None = None
 
     def plan(self) -> JobPlan:
         """Return a new plan for one reader."""
         by_tokens = bucket_plan(self.source, self.settings, self.lane_order)
-        return by_tokens or stream_plan(self.source.contents, self.settings, self.lane_order)
+        if by_tokens is not None:
+            return by_tokens
+        plan = stream_plan(self.source.contents, self.settings, self.lane_order)
+        if (similar := self.settings.aspects) is None:
+            return plan
+        from penstock.pipeline.plan.buckets import BucketPlan  # only these jobs load it
+
+        assert self.aspects is not None
+        seed = self.settings.seed if self.settings.shuffle else None
+        return BucketPlan(plan, similar, self.aspects, seed=seed)
 
     def partners_elsewhere(self, world: World) -> int:
         """Return the maximum samples of other ranks that a rank reads as partners of mixing."""

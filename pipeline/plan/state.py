@@ -79,6 +79,8 @@ class LoaderState:
         schedule, buckets = values.pop("schedule"), values["plan"]["buckets"]
         if buckets and buckets["bins"] == 1:
             del buckets["bins"]  # the same text as before bins existed
+        if values["plan"]["aspects"] is None:
+            del values["plan"]["aspects"]  # the same text as before they existed
         if values["plan"].pop("mixture") and self.plan.mixture:
             values["plan"]["mixture"] = self.plan.mixture.to_dict()
         if values["plan"].pop("weights") and self.plan.weights:
@@ -121,6 +123,14 @@ class LoaderState:
             parts = _typed(BucketSettings, {"bins": 1, **buckets})
             _check(0 < parts["bins"] <= max(1, parts["tokens"]), f"{parts['bins']} bins")
             settings["buckets"] = BucketSettings(**parts)
+        if (aspects := plan.get("aspects")) is not None:
+            _check(isinstance(aspects, dict), f"aspects are {aspects!r:.80}")
+            from penstock.pipeline.plan.buckets import AspectSettings  # likewise
+
+            similar = AspectSettings(**_typed(AspectSettings, aspects))
+            is_whole = 0 < similar.batch <= similar.pool and similar.pool % similar.batch == 0
+            _check(is_whole, f"aspects are {aspects!r:.80}")
+            settings["aspects"] = similar
         if (mixture := plan.get("mixture")) is not None:
             from penstock.pipeline.plan.mixture_plan import MixtureSettings  # likewise
 

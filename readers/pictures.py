@@ -135,12 +135,13 @@ def _drawn(picture: Picture, cell: int) -> Image.Image:
     pixels = picture.pixels
     if pixels.shape[-1] == 1:
         pixels = np.repeat(pixels, 3, axis=-1)
-    pixels = _with_masks(pixels, picture)
     height, width = pixels.shape[:2]
     scale = cell / max(height, width, 1)
     size = max(1, round(width * scale)), max(1, round(height * scale))
     how = Image.Resampling.NEAREST if scale >= 3 else Image.Resampling.BICUBIC
     drawn = Image.fromarray(np.ascontiguousarray(pixels)).resize(size, how, reducing_gap=3.0)
+    if picture.masks or picture.instances is not None:
+        drawn = Image.fromarray(_with_masks(np.asarray(drawn), picture))
     pen = ImageDraw.Draw(drawn)
     stroke = max(2, round(cell / 160))
     boxes = _scaled(picture.boxes, scale)
@@ -156,20 +157,26 @@ def _drawn(picture: Picture, cell: int) -> Image.Image:
 
 
 def _with_masks(pixels: NDArray[np.uint8], picture: Picture) -> NDArray[np.uint8]:
-    """Blend masks of the image's size into it, with an outline of each instance."""
-    blended = pixels.astype(np.float32)
+    """Blend masks of the image's size into it, with an outline of each instance. pixels: of the
+    resized image."""
+    blended, size = pixels.astype(np.float32), picture.pixels.shape[:2]
+    rows, columns = (
+        np.arange(new) * old // new for new, old in zip(pixels.shape, size, strict=False)
+    )
     for mask in picture.masks:
-        if mask.shape != pixels.shape[:2]:
+        if mask.shape != size:
             continue
+        mask = mask[rows][:, columns]
         numbers = np.unique(mask)
         colors = np.array([class_color(_color_number(int(each))) for each in numbers], np.float32)
         painted = colors[np.searchsorted(numbers, mask)]
         inside = (mask != 0)[..., None]
         blended = np.where(inside, (1 - _MASK_SHARE) * blended + _MASK_SHARE * painted, blended)
     for number, mask in enumerate(() if picture.instances is None else picture.instances):
-        if mask.shape != pixels.shape[:2]:
+        if mask.shape != size:
             continue
-        inside, color = mask != 0, np.array(picture.color_of(number), np.float32)
+        inside = mask[rows][:, columns] != 0
+        color = np.array(picture.color_of(number), np.float32)
         blended[inside] = (1 - _MASK_SHARE) * blended[inside] + _MASK_SHARE * color
         blended[_outline(inside)] = color
     return np.rint(blended).astype(np.uint8)

@@ -14,10 +14,11 @@ from PIL import Image as Pillow
 
 from penstock import Boxes, DataLoader, Dataset, Image, Text, concat, mix
 from penstock.errors import ConfigError, CorruptSampleError
-from tests import field_sets
+from tests import annotated_sets, field_sets
 from tests.field_sets import SCHEMA, street
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 COUNT = 13
@@ -79,6 +80,47 @@ def test_boxes_need_their_image_only_inside(streets: Path) -> None:
     with Dataset(str(streets / "one"), schema=schema, fields=("boxes",)) as dataset:
         assert list(dataset[0]) == ["boxes"]
         assert dataset[0]["boxes"].tolist() == [[8.0, 0.0, 24.0, 24.0]]
+
+
+SETS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "coco": lambda root: {
+        "url": annotated_sets.coco_set(root, annotated_sets.instances()),
+        "manifest": "annotations/instances_train2017.json",
+    },
+    "voc": lambda root: {
+        "url": annotated_sets.voc_set(
+            root,
+            {
+                "a": [{"name": "dog", "box": (3, 4, 20, 22), "difficult": 1, "truncated": 0}],
+                "b": [],
+                "c": [{"name": "cat", "box": (1, 1, 9, 9), "difficult": 0, "truncated": 1}] * 2,
+            },
+            train=["a", "b", "c"],
+        ),
+        "format": "voc",
+    },
+    "yolo": lambda root: {
+        "url": annotated_sets.yolo_set(
+            root / "yolo",
+            {"a": "0 0.1 0.2 0.5 0.2 0.5 0.9\n1 0.5 0.5 0.9 0.5 0.9 0.9 0.5 0.9", "b": None},
+            "path: .\ntrain: images/train\nnames: [cat, dog]\n",
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_annotations_are_those_of_a_batch(kind: str, tmp_path: Path) -> None:
+    arguments = SETS[kind](tmp_path)
+    with Dataset(**arguments) as whole:
+        dataset = whole.select(*whole.schema, "id")
+        with dataset, DataLoader(dataset, batch_size=1, as_dict=True) as loader:
+            rows = [{name: column[0] for name, column in batch.items()} for batch in loader]
+            samples = [dataset[number] for number in range(len(dataset))]
+        for row, sample in zip(rows, samples, strict=True):
+            seen, decoded = row.pop("image").float(), sample.pop("image").float()
+            assert (seen - decoded).abs().mean() < 3  # DALI and Pillow round differently
+            check_equal(sample, row)
 
 
 def test_parts_count_their_own_samples(streets: Path) -> None:

@@ -61,7 +61,9 @@ class Decode(Operation):
     "decoder" on the CPU and "slice" on a GPU. hw_decoder_load: share of a batch for the
     GPU's JPEG unit; None: DALI's default. preallocate: (height, width) of the largest image, for
     which the GPU's decoder allocates memory in advance; None: it grows with the images. The best
-    values haven't been measured.
+    values haven't been measured. device: "cpu" decodes and augments on the CPU and copies finished
+    batches to the loader's device, for machines without DALI's operators for GPUs; None: the
+    loader's device.
     """
 
     color: Color = argument(arg.one_of(*get_args(Color)), default="rgb")
@@ -69,6 +71,7 @@ class Decode(Operation):
     windows: WindowMode = argument(arg.one_of(*get_args(WindowMode)), default="auto")
     hw_decoder_load: float | None = argument(arg.optional(arg.probability), default=None)
     preallocate: tuple[int, int] | None = argument(arg.optional(arg.height_width), default=None)
+    device: Literal["cpu"] | None = argument(arg.optional(arg.one_of("cpu")), default=None)
 
     stage = Stage.DECODE
     is_single = True

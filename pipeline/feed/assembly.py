@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.cache import STALL_TIMEOUT_S, PenstockError
+import torch
+
+from penstock.cache import STALL_TIMEOUT_S, PenstockError, RecipeError
 from penstock.cache.base import available_memory_bytes, summed, usable_cores
 from penstock.pipeline.feed.bad_samples import BadCount, BadSamples
 from penstock.pipeline.feed.batch_pipeline import BatchPipeline
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.image_decoding import ImageDecoding, PartDecoding
     from penstock.pipeline.feed.map_calls import Mapper
+    from penstock.pipeline.feed.part_recipes import Augments
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
@@ -128,9 +131,12 @@ def _build(
     membership: Membership,
 ) -> tuple[BatchPipeline, PipelineRunner]:
     contents, schema, seed = dataset.contents, dataset.schema, order.settings.seed
+    augments = checked_augments(dataset, options)
+    device = options.device
+    if _decodes_on_cpu(augments, device):
+        options = replace(options, device=torch.device("cpu"), pin_memory=True)
     cores = options.world.threads(usable_cores())
     threads, timeout_s = options.num_workers or cores, options.timeout or STALL_TIMEOUT_S
-    augments = checked_augments(dataset, options)
     recipes, reads = augments.first.recipes, augments.reads
     image = next(iter(recipes.images.values()), None)
     meter = Meter(
@@ -256,7 +262,7 @@ def _build(
         meter=meter,
         columns=(*dict.fromkeys(recipes.columns.values()),),
         membership=None if membership.store is None else membership,
-        on_device=_on_device(options, order),
+        on_device=_on_device(options, order, device),
     )
     meter.chunks = _watch_chunks(
         dataset, order.settings, options.world, batch_size=options.per_rank
@@ -279,15 +285,36 @@ def _build(
     return pipeline, runner
 
 
-def _on_device(options: LoaderOptions, order: JobOrder) -> DeviceAugment | None:
-    """Return what calls the user's function on batches, if there is one."""
-    if options.device_augment is None:
+def _decodes_on_cpu(augments: Augments, device: torch.device) -> bool:
+    """Return True if the CPU decodes the images of another device. Raises RecipeError if it decodes
+    only some of them."""
+    places = {
+        recipe.decode.device for each in augments.each for recipe in each.recipes.images.values()
+    }
+    if device.type == "cpu" or "cpu" not in places:
+        return False
+    if len(places) > 1:
+        raise RecipeError(
+            'Some images have Decode(device="cpu") in their recipes and others don\'t: the images '
+            "of a batch are decoded on one device. Put it into all of them, or into none."
+        )
+    return True
+
+
+def _on_device(
+    options: LoaderOptions, order: JobOrder, device: torch.device
+) -> DeviceAugment | None:
+    """Return what copies batches to the device of the loader, and calls the user's function on
+    them; None if neither is needed. options: those for decoding."""
+    copies = options.device != device
+    if options.device_augment is None and not copies:
         return None
     from penstock.pipeline.feed.device_augment import DeviceAugment  # few loaders need it
 
     return DeviceAugment(
         function=options.device_augment,
-        device=options.device,
+        device=device,
+        copies=copies,
         seed=order.settings.seed,
         rank=options.world.rank,
         walk=order.walk,

@@ -15,8 +15,8 @@
     finish     finish             Batch.output: mixed, as tensors on  the one that decodes; without
                                   their device                        images on the CPU,
                                                                       penstock-read_N
-    augment    augment            Batch.output: what the function     the training loop's
-                                  for device_augment= returned
+    augment    augment            Batch.output: on its device; what   the training loop's
+                                  device_augment= returned
     deliver    deliver            the output, which is the user's;    the training loop's
                                   bad samples are counted for all
                                   ranks
@@ -62,7 +62,8 @@ class BatchPipeline:
 
     endless: continue into the next epoch. images: None without images and fields that follow one.
     columns: operations on the form of fields' columns. membership: None without other processes.
-    on_device: calls the user's function on whole batches; None without one.
+    on_device: copies whole batches to the device and calls the user's function on them; None if
+    neither is needed.
     """
 
     walk: Walk
@@ -231,7 +232,8 @@ class BatchPipeline:
     # -- augment: in the training loop
 
     def augment(self, batch: Batch) -> None:
-        """Call the user's function on a finished batch, if there is one."""
+        """Copy a finished batch to the device if the CPU decoded it, and call the user's function
+        on it."""
         if self.on_device is not None:
             self.on_device(batch)
 

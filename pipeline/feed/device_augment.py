@@ -1,10 +1,10 @@
-"""Run the user's function on whole batches, on their device, with exact random numbers.
+"""Copy batches to the device if the CPU decoded them, and run the user's function on them there.
 
-On CUDA the function works on a stream of its own, one batch ahead: its kernels run beside those of
-the training step before. That stream first waits for everything that the loop's stream was given so
-far, so the function sees all that the program wrote, and memory of delivered batches is free when
-it is used again. At the delivery the loop's stream waits for the function. On the CPU the function
-runs in the loop when its batch is due.
+On CUDA both work on a stream of their own, one batch ahead: they run beside the training step
+before. That stream first waits for everything that the loop's stream was given so far, so the
+function sees all that the program wrote, and memory of delivered batches is free when it is used
+again. At the delivery the loop's stream waits for the function. On the CPU the function runs in the
+loop when its batch is due.
 
 The function runs in the training loop's thread, because torchvision's and Kornia's operations draw
 from torch's global random state, which all threads share. It is seeded for the call and restored
@@ -22,6 +22,7 @@ import torch
 from penstock.augment import keyed_uniform
 from penstock.cache import PlanError, RecipeError
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.feed.tensors import map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,14 +66,17 @@ class DeviceBatch(dict[str, Any]):
 
 @dataclass(kw_only=True, eq=False)
 class DeviceAugment:
-    """Calls the user's function on finished batches, in the training loop's thread.
+    """Copies finished batches to the device, and calls the user's function on them, in the training
+    loop's thread.
 
-    rank: of the batches; with the seed and the batch's place in the epoch it seeds the generator.
-    is_ahead: the function runs one batch ahead, on a stream of its own.
+    function: None only copies. copies: batches are finished on the CPU. rank: of the batches; with
+    the seed and the batch's place in the epoch it seeds the generator. is_ahead: it works one batch
+    ahead, on CUDA on a stream of its own.
     """
 
-    function: DeviceFunction
+    function: DeviceFunction | None
     device: torch.device
+    copies: bool
     seed: int
     rank: int
     walk: Walk
@@ -80,7 +84,7 @@ class DeviceAugment:
     _stream: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.is_ahead = self._is_cuda = self.device.type == "cuda"
+        self.is_ahead, self._is_cuda = self.device.type != "cpu", self.device.type == "cuda"
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
@@ -95,24 +99,32 @@ class DeviceAugment:
             yield
 
     def __call__(self, batch: Batch) -> None:
-        """Replace the output of a finished batch by what the function returns. Raises the
-        function's own errors, with a note that names it and the step."""
+        """Replace the output of a finished batch by a copy on the device, or by what the function
+        returns. Raises the function's own errors, with a note that names it and the step."""
+        if self.copies:
+            batch.output = _moved(batch.output, self.device)
+        if self.function is not None:
+            self._call(self.function, batch)
+        if self._is_cuda:
+            batch.ready = self._stream.record_event()
+
+    def _call(self, function: DeviceFunction, batch: Batch) -> None:
         start = batch.step.start
         whole = DeviceBatch.of(batch, device=self.device, seed=self.seed)
-        if self._is_cuda:  # DALI's memory is freed in the order of one stream, but two use it
+        if (
+            self._is_cuda and not self.copies
+        ):  # DALI's memory is freed in the order of one stream, but two use it
             whole.update({name: _copied(value) for name, value in whole.items()})
         key = keyed_hash(self.seed, start.epoch, start.position, self.rank)
         generator = torch.Generator(self.device).manual_seed(int(key) >> 1)
         try:
             with self._seeded(int(keyed_hash(key, 1)) >> 1), torch.no_grad():
-                result = self.function(whole, generator)
+                result = function(whole, generator)
             self._check(result, generator)
         except Exception as error:
             error.add_note(f"while device_augment={self.name} was called at {self._place(start)}")
             raise
         batch.output = dict(result) if type(result) is DeviceBatch else result
-        if self._is_cuda:
-            batch.ready = self._stream.record_event()
 
     def deliver(self, batch: Batch) -> None:
         """Let the loop's stream wait for the function's work on a batch."""
@@ -153,6 +165,15 @@ class DeviceAugment:
         with contextlib.suppress(PlanError):  # counting takes too long
             return f"step {self.walk.step_number(start)} (epoch {start.epoch})"
         return f"position {start.position} of epoch {start.epoch}"
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Return an output with its tensors on a device."""
+    if isinstance(value, dict):
+        return {name: _moved(each, device) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(each, device) for each in value)
+    return map_tensors(value, lambda each: each.to(device, non_blocking=True))
 
 
 def _copied(value: Any) -> Any:

@@ -8,8 +8,9 @@ and the graphs. It doesn't reference the facade, so the facade's finalizer can s
 The runner continues into the next epoch by itself, so the first batch of an epoch is ready at once.
 If the user moves elsewhere, it drops the batches in flight and starts there.
 
-With a function for `device_augment=` on CUDA, the training loop makes one more batch before it gets
-one, if that needs no wait for reads, so that the function works beside the training step.
+With a function for `device_augment=` on CUDA, or images that the CPU decodes for it, the training
+loop makes one more batch before it gets one, if that needs no wait, so that the copy and the
+function work beside the training step.
 
 On the CPU, a thread of its own decodes one batch ahead: feeding DALI takes 6 us a sample, for which
 the training loop would otherwise wait in every step. On CUDA the training loop decodes, because
@@ -20,7 +21,6 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.batch_pipeline import BatchPipeline
+    from penstock.pipeline.feed.device_augment import DeviceAugment
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options import LoaderOptions
@@ -328,11 +329,14 @@ class PipelineRunner:
         if cursor is not self._next or cursor.position == 0:
             self.start(cursor)
         self._next = None  # if an interrupt comes from here on, the next call starts again
-        if self._decodes_ahead:
+        device = self._pipeline.on_device
+        if device is not None:
+            batch = self._made_here(device)
+        elif self._decodes_ahead:
             batch = self._decoded_ahead()
-            self._pipeline.augment(batch)
         else:
-            batch = self._made_here()
+            batch = self._decode()
+            self._pipeline.finish(batch)
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
@@ -342,37 +346,49 @@ class PipelineRunner:
         if not self._decodes_ahead:
             self._reads.replenish(batch, decoding=len(self._in_dali))
         if self._pipeline.endless or then.epoch == cursor.epoch:
-            if self._decodes_ahead:
+            if self._decodes_ahead and self._ahead is None:
                 self._decode_ahead()
-            elif then.epoch == cursor.epoch:
-                self._make_ahead()
+            if device is not None and then.epoch == cursor.epoch:
+                self._make_ahead(device)
             self._next = then
         self._position.deliver(batch.step)
         return output
 
-    def _made_here(self) -> Batch:
-        """Return the next batch: decoded, finished and augmented on this thread, perhaps ahead."""
+    def _made_here(self, device: DeviceAugment) -> Batch:
+        """Return the next batch, for the device and augmented there, perhaps ahead."""
         made, self._made = self._made, None
         if made is None:
-            device = self._pipeline.on_device
-            with contextlib.nullcontext() if device is None else device.on_stream():
-                made = self._decode()
-                self._pipeline.finish(made)
+            made = self._decoded_ahead() if self._decodes_ahead else None
+            with device.on_stream():
+                if made is None:
+                    made = self._decode()
+                    self._pipeline.finish(made)
                 self._pipeline.augment(made)
         if isinstance(made, Exception):
             raise made
         return made
 
-    def _make_ahead(self) -> None:
+    def _make_ahead(self, device: DeviceAugment) -> None:
         """Make one more batch, for which the user's function then works beside the step on the
         batch that is delivered. It waits for no read. An error is raised when its batch is due."""
-        device = self._pipeline.on_device
-        if device is None or not device.is_ahead or not (self._in_dali or self._reads.is_ready):
+        if not device.is_ahead or not self._is_ready:
             return
         try:
-            self._made = self._made_here()
+            self._made = made = self._made_here(device)
         except Exception as error:
             self._made = error
+            return
+        if self._decodes_ahead:
+            step = made.step
+            if self._pipeline.endless or step.then.epoch == step.start.epoch:
+                self._decode_ahead()
+
+    @property
+    def _is_ready(self) -> bool:
+        """True if the next batch can be made without a wait for reads."""
+        if self._decodes_ahead:
+            return self._ahead is not None and self._ahead.done()
+        return bool(self._in_dali) or self._reads.is_ready
 
     def _decode_ahead(self) -> None:
         # Set before the task begins: if an interrupt comes in between, _stop() waits for the task.

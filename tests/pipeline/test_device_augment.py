@@ -6,12 +6,16 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from penstock import DataLoader, Dataset, World, keyed_uniform, mix
 from penstock.errors import ConfigError, RecipeError
+from penstock.pipeline import options as options_module
 from penstock.pipeline.feed import DeviceBatch
+from tests.conftest import jpeg
 from tests.torch_datasets import Squares
 
 if TYPE_CHECKING:
@@ -268,6 +272,71 @@ def test_an_error_ahead_is_raised_when_its_batch_is_due(arrays: Path) -> None:
             found.extend(batches)
         assert len(found) == 2
         assert equal([*found, *batches], list(plain))
+
+
+def test_with_images_it_runs_ahead_of_the_thread_that_decodes(pack: Path) -> None:
+    from penstock import imagenet_train
+
+    def made(**options: Any) -> list[Any]:
+        options = {"shuffle": True, "seed": 2, "augment": imagenet_train(16), **options}
+        with Dataset(str(pack)) as dataset, DataLoader(dataset, 16, **options) as job:
+            if "device_augment" in options:
+                Ahead(job)
+            return [*job, *job]
+
+    def unchanged(batch: dict[str, Any], _: torch.Generator) -> Any:
+        calls.append(len(batch["label"]))
+        return tuple(batch.values())
+
+    calls: list[int] = []
+    for shuffle in (True, False):
+        assert equal(made(device_augment=unchanged, shuffle=shuffle), made(shuffle=shuffle))
+    assert len(calls) == 4 * 13
+
+
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_the_cpu_decodes_for_a_device(
+    pack: Path, as_dict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's meta device stands in for a GPU: it has shapes alone."""
+    from penstock import Decode, imagenet_train
+
+    monkeypatch.setattr(options_module, "parse_device", lambda *_, **__: torch.device("meta"))
+    with (
+        Dataset(str(pack), fields=("image", "label", "id")) as dataset,
+        DataLoader(
+            dataset,
+            16,
+            shuffle=True,
+            seed=2,
+            drop_last=True,
+            as_dict=as_dict,
+            device="cuda",
+            augment=[Decode(device="cpu"), *imagenet_train(16)[1:]],
+        ) as job,
+    ):
+        assert job.device.type == "meta"
+        batches = [*job, *job]
+    assert len(batches) == 2 * (203 // 16)
+    for batch in batches:
+        images, *others = batch.values() if as_dict else batch
+        assert images.shape == (16, 3, 16, 16)
+        assert all(each.device.type == "meta" for each in (images, *others))
+
+
+def test_the_images_of_a_batch_are_decoded_on_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock import Decode, Image, Resize
+
+    on_cpu, size = Decode(device="cpu"), Resize((8, 8))
+    table = pa.table({"a": [jpeg(0)] * 4, "b": [jpeg(1)] * 4})
+    pq.write_table(table, tmp_path / "two.parquet")
+    schema = {"a": Image(), "b": Image()}
+    with Dataset(str(tmp_path / "two.parquet"), schema=schema) as dataset:
+        monkeypatch.setattr(options_module, "parse_device", lambda *_, **__: torch.device("meta"))
+        with pytest.raises(RecipeError, match="into all of them, or into none"):
+            DataLoader(dataset, 4, device="cuda", augment={"a": [on_cpu, size], "b": [size]})
 
 
 @pytest.mark.gpu

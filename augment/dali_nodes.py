@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -217,7 +217,7 @@ def _operator() -> Callable[..., Any] | None:
 
     class Compiled(NumbaFunction):
         def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
-            return _address(setup_fn or "shape_like")
+            return _address(setup_fn)
 
         def _get_run_fn_cpu(self, run_fn: Any, *_: Any) -> int:
             return _address(run_fn)
@@ -236,20 +236,16 @@ def is_compiled() -> bool:
 
 
 def fits_planes(shape: tuple[int, int, int]) -> bool:
-    """Return True if `planes_like` supports this shape: an input of the output's shape holds the
-    factors and summands of all channels."""
+    """Return True if `planes_like` supports this shape."""
     return shape[1] * shape[2] >= 2
 
 
 def planes_like(
     shape: tuple[int, int, int], scaling: tuple[Sequence[float], Sequence[float]] | None
 ) -> NDArray[np.float32]:
-    """Return the array that makes `compiled_resize` return normalised planes: DALI's operator has
-    no more than 6 inputs.
-
-    shape: channels, height, width. scaling: mean and standard deviation by channel in units of
-    0..1, or None.
-    """
+    """Return an array of a shape (channels, height, width) that holds the factors and summands that
+    normalise all channels. scaling: mean and standard deviation by channel in units of 0..1, or
+    None."""
     like = np.zeros(shape, np.float32)
     norm = _norm(shape[0], scaling)
     like.reshape(-1)[: norm.size] = norm.reshape(-1)
@@ -266,52 +262,28 @@ def _norm(
     return np.stack([1 / (255 * std), -mean / std], axis=1)
 
 
+OUTPUTS = ("planes", "octets", "pixels")
+"""The kinds of output of `compiled_resize` by their numbers: float32 CHW, normalised; uint8 CHW;
+and uint8 HWC."""
+
+
 def compiled_resize(
-    images: Any,
-    like: NDArray[Any],
-    *,
-    region: tuple[Any, Any] | None,
-    filtered: Any,
-    mirror: Any = None,
-) -> Any:
-    """Resize and mirror images to the shape and dtype of `like`: float32 planes (`planes_like`), or
-    pixels, uint8, HWC, rounded half up.
-
-    images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: the full
-    image. filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
-    """
-
-    def constant(value: Any, **kind: Any) -> Any:
-        return types.Constant(value, device="cpu", **kind)
-
-    whole = constant(np.zeros(2, np.float32))
-    low, high = region or (whole, whole)
-    if isinstance(filtered, bool):
-        filtered = constant(filtered, dtype=types.BOOL)
-    if mirror is None:
-        mirror = constant(0, dtype=types.INT32)
-    name, out = ("to_pixels", types.UINT8) if like.dtype == np.uint8 else ("to_planes", types.FLOAT)
-    kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.BOOL, types.INT32, out]
-    given = images, low, high, filtered, mirror, constant(like)
-    return _run(name, out, kinds, [3, 1, 1, 0, 0, 3], *given)
-
-
-def framed_resize(
     images: Any,
     like: Any,
     numbers: Any,
     *,
+    to: str,
     region: tuple[Any, Any] | None,
-    scaling: tuple[Sequence[float], Sequence[float]] | None,
     channels: int,
-    fills: tuple[float, float],
-    to: Literal["planes", "octets", "pixels"],
+    scaling: tuple[Sequence[float], Sequence[float]] | None = None,
+    fills: tuple[float, float] = (0.0, 0.0),
 ) -> Any:
-    """Resize and flip images into parts of outputs of any size.
+    """Resize and flip images into outputs of any size, or into parts of these.
 
-    images, region: as in `compiled_resize`. like, numbers: see `resample_kernels`. scaling: as in
-    `planes_like`. fills: value around an image in its window, and of the padding. to: float32 CHW,
-    uint8 CHW or uint8 HWC.
+    images: uint8, HWC, on the CPU. like, numbers: see `resample_kernels`. to: one of OUTPUTS.
+    region: (low, high), float32 (y, x) in pixels; None: the full image. scaling: mean and standard
+    deviation by channel in units of 0..1, or None. fills: the values around an image in its window,
+    and of the padding.
     """
     whole = types.Constant(np.zeros(2, np.float32), device="cpu")
     low, high = region or (whole, whole)
@@ -320,13 +292,14 @@ def framed_resize(
     kinds = [types.UINT8, types.FLOAT, types.FLOAT, types.INT32, types.UINT8, types.FLOAT]
     given = images, low, high, numbers, like, types.Constant(norm, device="cpu")
     shape = "shape_of_pixels" if to == "pixels" else "shape_of_planes"
-    found = _run(f"to_framed_{to}", out, kinds, [3, 1, 1, 1, 3, 2], *given, shape=shape)
+    found = _run("resample", shape, out, kinds, [3, 1, 1, 1, 3, 2], *given)
     return fn.reshape(found, layout="HWC" if to == "pixels" else "CHW")
 
 
 def compiled_equalize(images: Any) -> Any:
     """Equalize the histogram of each channel, uint8, HWC, on the CPU."""
-    return fn.reshape(_run("equalize", types.UINT8, [types.UINT8], [3], images), layout="HWC")
+    found = _run("equalize", "shape_of_image", types.UINT8, [types.UINT8], [3], images)
+    return fn.reshape(found, layout="HWC")
 
 
 def compiled_views(
@@ -352,16 +325,10 @@ def compiled_views(
 
 
 def _run(
-    name: str,
-    out: Any,
-    kinds: list[Any],
-    dimensions: list[int],
-    *given: Any,
-    shape: str | None = None,
+    name: str, shape: str, out: Any, kinds: list[Any], dimensions: list[int], *given: Any
 ) -> Any:
-    """Call a function of `resample_kernels`. shape: the function that computes the result's shape;
-    None: it has that of the last input."""
+    """Call a function of `resample_kernels`. shape: the function that computes the result's
+    shape."""
     operator = _operator()
     assert operator is not None  # the caller has checked is_compiled()
-    options = {"setup_fn": shape, "device": "cpu"}
-    return operator(name, [out], kinds, [3], dimensions, **options)(*given)
+    return operator(name, [out], kinds, [3], dimensions, setup_fn=shape, device="cpu")(*given)

@@ -48,8 +48,8 @@ that geometry K resizes, (y, x) in pixels of its input, float32, (n, 2). sizeK: 
 after the resize, float32, (n, 2). filterK: True if it is antialiased, bool, (n,). anchorK, extentK:
 (y, x) and (height, width) of a window that may reach outside geometry K's input, int32, (n, 2).
 insetK, frameK: (y, x) of what it resizes in a window around it, and that window's (height, width),
-int32, (n, 2). extent, canvas: height and width of the result before and after padding, int32,
-(n, 2), unless the recipe is simple. Operations on pixels add theirs: <class><place>.<name>.
+int32, (n, 2). canvas: height and width of the padded result, int32, (n, 2), unless all images have
+one size without padding. Operations on pixels add theirs: <class><place>.<name>.
 """
 
 
@@ -160,8 +160,7 @@ def draw_with_moves(
     if missing is not None and not recipe.is_fixed:
         sizes = np.where(missing, 0, sizes)
     canvas = recipe.canvas(sizes)
-    if recipe.has_canvas or recipe.geometries[-1].frame is not None:
-        inputs["extent"] = _rows(view.length, np.int32)
+    if recipe.has_canvas:
         whole = sizes if canvas is None else np.broadcast_to(canvas, (len(ids), 2)).T
         inputs["canvas"] = _rows(whole, np.int32)
     pads = (pad for each in recipe.geometries for pad in (each.padding, each.frame) if pad)

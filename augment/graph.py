@@ -44,11 +44,11 @@ from penstock.augment.dali_runs import (
     split_rows,
 )
 from penstock.augment.graph_definition import (
+    GraphInputs,
     GraphPlan,
     ViewInputs,
     decoded,
     define_outputs,
-    graph_inputs,
 )
 from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, PenstockError
@@ -165,7 +165,7 @@ class DaliPipeline(EncodedPipeline):
 
     def __init__(self, plan: GraphPlan) -> None:
         self._plan = plan
-        self._views = ViewInputs(plan) if plan.recipe.views else None
+        self._inputs: Any = ViewInputs(plan) if plan.recipe.views else GraphInputs(plan)
         super().__init__(plan, lambda encoded: define_outputs(plan, encoded))
         self._constant: Decoded | None = None
         if plan.constant:
@@ -175,10 +175,7 @@ class DaliPipeline(EncodedPipeline):
 
     def schedule(self, samples: Sequence[Encoded], draws: Any = None) -> tuple[Any, ...]:
         """Start one run with the draws of its samples, as `EncodedPipeline.schedule`."""
-        if self._views is not None:
-            arguments = self._views(draws or {}, len(samples))
-        else:
-            arguments = graph_inputs(self._plan, draws) if draws else {}
+        arguments = self._inputs(draws, len(samples)) if samples else None
         return EncodedPipeline.schedule(self, samples, arguments)
 
     def take(self, samples: int) -> Decoded:

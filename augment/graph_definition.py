@@ -7,7 +7,7 @@ on pixels are in their classes.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from penstock.augment.draws import FLIPS, input_kinds
 from penstock.augment.views import CompiledViews, part_draws
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.augment.draws import Draws
     from penstock.augment.operation import DType, GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, ViewField
@@ -47,7 +45,8 @@ class GraphPlan(PipelinePlan):
 
 def define_outputs(plan: GraphPlan, encoded: Any) -> tuple[Any, ...]:
     """Return the pipeline's outputs; called inside its definition. encoded: node of the samples."""
-    kinds = _view_kinds(plan) if plan.recipe.views else _inputs(plan)
+    views = plan.recipe.views
+    kinds = _view_kinds(plan) if views else GraphInputs(plan).kinds
     inputs = {name: nodes.source(name, *kind) for name, kind in kinds.items()}
     if plan.constant:  # DALI's smallest outputs, with every input in use
         return (encoded.shape(), *inputs.values())
@@ -65,7 +64,7 @@ def _view_kinds(plan: GraphPlan) -> dict[str, tuple[str, int]]:
             found[f"{place}"] = ("float32", 2)
             continue
         for number, (count, recipe) in enumerate(field.parts):
-            for name, kind in _inputs(replace(plan, recipe=recipe)).items():
+            for name, kind in GraphInputs(replace(plan, recipe=recipe)).kinds.items():
                 found |= {f"{place}.{number}.{view}.{name}": kind for view in range(count)}
     return found
 
@@ -81,6 +80,11 @@ class ViewInputs:
             for place, field in enumerate(plan.recipe.views)
             if _is_compiled_field(plan, field)
         }
+        self._others = {
+            (place, number): GraphInputs(replace(plan, recipe=recipe))
+            for place, field in enumerate(plan.recipe.views)
+            for number, (_, recipe) in enumerate(field.parts)
+        }
 
     def __call__(self, draws: Draws, samples: int) -> dict[str, Any]:
         """Return the inputs of a run. draws: of `draw_views`, for so many samples."""
@@ -89,11 +93,11 @@ class ViewInputs:
             if place in self._compiled:
                 found[f"{place}"] = self._compiled[place].numbers(draws, samples)
                 continue
-            for number, (count, recipe) in enumerate(field.parts):
+            for number, (count, _) in enumerate(field.parts):
                 own = part_draws(draws, f"{place}.{number}")
                 for view in range(count):
                     some = {name: np.ascontiguousarray(each[:, view]) for name, each in own.items()}
-                    some = graph_inputs(replace(self._plan, recipe=recipe), some)
+                    some = self._others[place, number](some, samples)
                     found |= {f"{place}.{number}.{view}.{n}": each for n, each in some.items()}
         return found
 
@@ -119,40 +123,34 @@ def _views(plan: GraphPlan, place: int, images: Any, inputs: dict[str, Any]) -> 
 
 def _augmented(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
     """Return images after all operations. images: the windows to show, HWC."""
-    recipe, last = plan.recipe, len(plan.recipe.geometries) - 1
-    # One compiled pass may do the last resize, the flip, Normalize and HWC to CHW.
-    is_framed = _is_framed(plan)
-    is_last = recipe.dtype != "uint8" and not recipe.pixels and "upend" not in inputs
-    has_room = nodes.fits_planes(recipe.shape)
-    one_pass = is_last and has_room and _is_compiled(plan, recipe.geometries[last])
+    recipe, passes = plan.recipe, _passes(plan)
+    compiled = {each.number: each for each in passes}
     for number, geometry in enumerate(recipe.geometries):
         if geometry.padding is not None:  # a window that may reach outside the image
             window = inputs[f"anchor{number}"], inputs[f"extent{number}"]
             images = _window(images, window, geometry.padding)
-        if geometry.resize is None:
-            continue
-        if is_framed and number == last:
-            images, one_pass = _framed(plan, images, inputs), not recipe.pixels
-            continue
-        to_the_end = one_pass and number == last
-        images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
-        if geometry.frame is not None:
-            start = 0 - inputs[f"inset{number}"]
-            images = _window(images, (start, inputs[f"frame{number}"]), geometry.frame)
+        if number in compiled:
+            images = compiled[number].node(recipe, images, inputs)
+        elif geometry.resize is not None:
+            images = _resized_by_dali(images, geometry, number, inputs)
+            if geometry.frame is not None:
+                start = 0 - inputs[f"inset{number}"]
+                images = _window(images, (start, inputs[f"frame{number}"]), geometry.frame)
     if "upend" in inputs:
         images = fn.flip(images, horizontal=0, vertical=inputs["upend"])
     for placed in recipe.pixels:
         if "mirror" in inputs and not placed.op.commutes_with_flips:
             images = fn.flip(images, horizontal=inputs.pop("mirror"))
         images = placed.node(images, inputs, recipe.image)
+    is_complete = bool(passes) and passes[-1].to != "pixels"
     dtype = recipe.dtype
-    if (one_pass and dtype != "uint8") or (recipe.erasing and dtype == "float16"):
+    if (is_complete or recipe.erasing) and dtype == "float16":
         dtype = "float32"  # DALI's Erase doesn't support float16 on the GPU
-    if not one_pass:
+    if not is_complete:
         images = _last_pass(recipe, images, inputs, dtype)
     for erasing in recipe.erasing:
         images = erasing.node(images, inputs, recipe.image)
-    if "canvas" in inputs and recipe.form != "list":
+    if "canvas" in inputs:
         fill = 0.0 if recipe.pad is None else recipe.pad.value
         images = fn.pad(images, axes=[1, 2], shape=inputs["canvas"], fill_value=fill)
     if recipe.dtype != dtype:
@@ -166,99 +164,138 @@ def _window(images: Any, window: tuple[Any, Any], op: GeometricOperation) -> Any
     return fn.slice(images, *window, axes=[0, 1], **options)
 
 
-# -- outputs of different sizes, and parts of outputs, by `resample_kernels`
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPass:
+    """A resize by `resample_kernels`. It also flips, and, without operations on pixels, normalises,
+    pads and turns images to CHW, if it is the last of the recipe.
+
+    number: of the geometry. to: its kind of output. flips: True if it flips images. pads: True if
+    it puts them on the canvas of the batch.
+    """
+
+    number: int
+    geometry: GeometryStage
+    to: str
+    flips: bool
+    pads: bool
+
+    @property
+    def numbers(self) -> str:
+        """The name of the input with the numbers of each sample."""
+        return f"numbers{self.number}"
+
+    @property
+    def like(self) -> str:
+        """The name of the input whose shape is the output's."""
+        return f"like{self.number}"
+
+    @property
+    def replaces(self) -> set[str]:
+        """The names of draws that are in its own inputs."""
+        names = {f"{name}{self.number}" for name in ("inset", "frame", "size", "filter")}
+        return names | (set(FLIPS) if self.flips else set())
+
+    def inputs(self, draws: Draws, count: int) -> dict[str, Any]:
+        """Return its inputs for a run of `count` samples."""
+        number, geometry = self.number, self.geometry
+        size: Any = draws.get(f"size{number}", geometry.sized)
+        window: Any = draws.get(f"frame{number}", size)
+        start: Any = draws.get(f"inset{number}", (0, 0))
+        numbers = np.empty((count, 10), np.int32)
+        numbers[:, 0] = draws.get(f"filter{number}", geometry.antialias)
+        numbers[:, 1:3] = 0
+        numbers[:, 3:5], numbers[:, 5:7], numbers[:, 7:9] = start, size, window
+        numbers[:, 9] = nodes.OUTPUTS.index(self.to)
+        for axis, flip in enumerate(FLIPS) if self.flips else ():
+            if flip in draws:
+                numbers[:, 1 + axis] = draws[flip]
+                first, length, sides = (numbers[:, k + axis] for k in (3, 5, 7))
+                np.copyto(first, sides - first - length, where=draws[flip] != 0)
+        if geometry.frame is not None:  # a window that doesn't touch the image shows none of it
+            ends = numbers[:, 3:5] + numbers[:, 5:7]
+            is_outside = (numbers[:, 3:5] < 0) | (ends > numbers[:, 7:9])
+            numbers[is_outside.any(axis=1), 3:7] = 0
+        shapes = numbers[:, 7:9]
+        if self.pads and "canvas" in draws:
+            shapes = draws["canvas"]
+        if count and (shapes != shapes[0]).any():
+            like: Any = [np.empty((*shape, 0), np.uint8) for shape in shapes.tolist()]
+        else:
+            like = np.empty((count, *shapes[:1].reshape(-1), 0), np.uint8)
+        return {self.numbers: numbers, self.like: like}
+
+    def node(self, recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
+        """Return the resized images. inputs: nodes by name."""
+        number, normalize = self.number, recipe.normalize if self.to == "planes" else None
+        region = None
+        if self.geometry.crops_after:
+            region = inputs[f"low{number}"], inputs[f"high{number}"]
+        return nodes.compiled_resize(
+            images,
+            inputs[self.like],
+            inputs[self.numbers],
+            to=self.to,
+            region=region,
+            channels=recipe.decode.channels,
+            scaling=(normalize.mean, normalize.std) if normalize else None,
+            fills=(
+                0.0 if self.geometry.frame is None else self.geometry.frame.fill,
+                0.0 if recipe.pad is None else recipe.pad.value,
+            ),
+        )
 
 
-def _is_framed(plan: GraphPlan) -> bool:
-    """Return True if the framed functions of `resample_kernels` do the last resize."""
-    last = plan.recipe.geometries[-1]
-    is_open = plan.recipe.has_canvas or last.frame is not None
-    return is_open and last.resize is not None and not plan.is_cuda and nodes.is_compiled()
+def _passes(plan: GraphPlan) -> list[CompiledPass]:
+    """Return the resizes that `resample_kernels` does, in order."""
+    if plan.is_cuda or not nodes.is_compiled():
+        return []
+    recipe, found = plan.recipe, []
+    for number, geometry in enumerate(recipe.geometries):
+        is_last = number == len(recipe.geometries) - 1
+        has_one_size = geometry.sized is not None
+        if geometry.resize is None or not (has_one_size or is_last):
+            continue
+        is_complete = is_last and not recipe.pixels
+        to = "pixels"
+        if is_complete:
+            to = "octets" if recipe.dtype == "uint8" else "planes"
+        found.append(
+            CompiledPass(
+                number=number,
+                geometry=geometry,
+                to=to,
+                # Operations on pixels may get images before they are mirrored without a pass.
+                flips=is_complete or (is_last and not has_one_size),
+                pads=is_complete and not recipe.erasing,
+            )
+        )
+    return found
 
 
-def _replaced(plan: GraphPlan) -> list[str]:
-    """Return the names of draws that are in "numbers" or "like" if the last resize is framed."""
-    number = len(plan.recipe.geometries) - 1
-    names = [f"{name}{number}" for name in ("inset", "frame", "size", "filter")]
-    names = [*names, "upend", "mirror", "extent", "canvas"]
-    pads = bool(plan.recipe.pixels or plan.recipe.erasing) and plan.recipe.form != "list"
-    return [name for name in names if not (name == "canvas" and pads)]
+class GraphInputs:
+    """Converts the draws of a run to the argument inputs of its graph.
 
+    kinds: dtype and number of dimensions of each input, by name.
+    """
 
-def _inputs(plan: GraphPlan) -> dict[str, tuple[str, int]]:
-    """Return the dtype and number of dimensions of each argument input of the graph, by name."""
-    kinds = input_kinds(plan.recipe)
-    if not _is_framed(plan):
-        return {name: kind for name, kind in kinds.items() if name in _used(plan, kinds)}
-    replaced = _replaced(plan)
-    kept = {name: kind for name, kind in kinds.items() if name not in replaced}
-    return kept | {"numbers": ("int32", 1), "like": ("uint8", 3)}
+    def __init__(self, plan: GraphPlan) -> None:
+        self._passes = _passes(plan)
+        kinds = input_kinds(plan.recipe)
+        unused = set[str]().union(*(each.replaces for each in self._passes))
+        if plan.recipe.form == "list" or any(each.pads for each in self._passes):
+            unused.add("canvas")
+        self._names = [name for name in kinds if name not in unused]
+        self.kinds = {name: kinds[name] for name in self._names}
+        for each in self._passes:
+            self.kinds |= {each.numbers: ("int32", 1), each.like: ("uint8", 3)}
 
-
-def _used(plan: GraphPlan, names: Iterable[str]) -> list[str]:
-    """Return the draws that a graph without a framed resize has as inputs."""
-    is_list = plan.recipe.form == "list"
-    return [n for n in names if n != "extent" and not (n == "canvas" and is_list)]
-
-
-def graph_inputs(plan: GraphPlan, draws: Draws) -> dict[str, Any]:
-    """Return the argument inputs of a run: an array with a row for each sample, or a list."""
-    if not _is_framed(plan):
-        return {name: draws[name] for name in _used(plan, draws)}
-    recipe = plan.recipe
-    number = len(recipe.geometries) - 1
-    geometry = recipe.geometries[number]
-    extent = draws["extent"]
-    count = len(extent)
-    numbers = np.zeros((count, 9), np.int32)
-    numbers[:, 0] = draws.get(f"filter{number}", geometry.antialias)
-    inset = draws.get(f"inset{number}", np.zeros((1, 2)))
-    size = draws.get(f"size{number}", extent)
-    for axis, flip in enumerate(FLIPS):
-        start = inset[:, axis]
-        if flip in draws:
-            numbers[:, 1 + axis] = draws[flip]
-            mirrored = extent[:, axis] - start - size[:, axis]
-            start = np.where(draws[flip] != 0, mirrored, start)
-        # A window that doesn't touch the image shows none of it.
-        is_outside = (start < 0) | (start + size[:, axis] > extent[:, axis])
-        numbers[:, 3 + axis] = np.where(is_outside, 0, start)
-        numbers[:, 5 + axis] = np.where(is_outside, 0, size[:, axis])
-    numbers[:, 7:] = extent
-    canvas = extent if recipe.pixels or recipe.erasing else draws["canvas"]
-    if (canvas == canvas[:1]).all():
-        like: Any = np.empty((count, *canvas[0], 0), np.uint8)
-    else:
-        like = [np.empty((height, width, 0), np.uint8) for height, width in canvas.tolist()]
-    replaced = _replaced(plan)
-    kept = {name: values for name, values in draws.items() if name not in replaced}
-    return kept | {"numbers": numbers, "like": like}
-
-
-def _framed(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
-    """Resize and flip images by the last geometry; without operations on pixels also normalise, pad
-    and turn them to CHW."""
-    recipe, number = plan.recipe, len(plan.recipe.geometries) - 1
-    geometry = recipe.geometries[number]
-    to: Literal["planes", "octets", "pixels"] = "pixels"
-    if not recipe.pixels:
-        to = "octets" if recipe.dtype == "uint8" else "planes"
-    scaling = None
-    if recipe.normalize and to == "planes":
-        scaling = (recipe.normalize.mean, recipe.normalize.std)
-    return nodes.framed_resize(
-        images,
-        inputs.pop("like"),
-        inputs.pop("numbers"),
-        region=(inputs[f"low{number}"], inputs[f"high{number}"]) if geometry.crops_after else None,
-        scaling=scaling,
-        channels=recipe.decode.channels,
-        fills=(
-            0.0 if geometry.frame is None else geometry.frame.fill,
-            0.0 if recipe.pad is None else recipe.pad.value,
-        ),
-        to=to,
-    )
+    def __call__(self, draws: Draws, samples: int) -> dict[str, Any]:
+        """Return the inputs of a run of so many samples: an array with a row for each, or a
+        list."""
+        found: dict[str, Any] = {name: draws[name] for name in self._names}
+        for each in self._passes:
+            found |= each.inputs(draws, samples)
+        return found
 
 
 def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
@@ -309,36 +346,6 @@ def decode_options(plan: GraphPlan) -> dict[str, Any]:
             # One decoder for all, with the CPU's chroma upsampling.
             options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
     return options
-
-
-def _is_compiled(plan: GraphPlan, geometry: GeometryStage) -> bool:
-    """Return True if `resample_kernels` resizes."""
-    has_one_size = geometry.resize is not None and geometry.sized is not None
-    return has_one_size and not plan.is_cuda and nodes.is_compiled()
-
-
-def _resized(
-    plan: GraphPlan, images: Any, number: int, inputs: dict[str, Any], *, to_the_end: bool
-) -> Any:
-    """Resize images by the geometry of a number. to_the_end: flip, normalise and turn to CHW,
-    too."""
-    recipe, geometry = plan.recipe, plan.recipe.geometries[number]
-    if not _is_compiled(plan, geometry):
-        return _resized_by_dali(images, geometry, number, inputs)
-    assert geometry.sized is not None
-    region = (inputs[f"low{number}"], inputs[f"high{number}"]) if geometry.crops_after else None
-    filtered = inputs[f"filter{number}"] if geometry.antialias == "auto" else geometry.antialias
-    options: dict[str, Any] = {"region": region, "filtered": filtered}
-    if not to_the_end:
-        like = np.zeros((*geometry.sized, recipe.decode.channels), np.uint8)
-        return fn.reshape(nodes.compiled_resize(images, like, **options), layout="HWC")
-    scaling = (recipe.normalize.mean, recipe.normalize.std) if recipe.normalize else None
-    options["mirror"] = inputs.get("mirror")
-    planes = nodes.planes_like(recipe.shape, scaling)
-    images = nodes.compiled_resize(images, planes, **options)
-    if recipe.erasing:  # it needs names of axes, which numba's output doesn't have
-        images = fn.reshape(images, layout="CHW")
-    return images
 
 
 def _resized_by_dali(

@@ -14,17 +14,16 @@ pixels of an image or a window other values. Sums are float32, the tables float6
 
 The functions that DALI's threads call have the arguments of its NumbaFunction, four for outputs and
 four for inputs: addresses of their arrays, of their shapes and of their dimensions, and their
-number. The inputs in their order: image (uint8, HWC); low and high, the region of the image
-to resize (float32, (y, x) in pixels; high of 0: the full image); filtered (bool): antialias; mirror
-(int32); like: float32 of the output's shape, whose first values are, for each channel, the factor
-and the summand that normalise it.
-
-The framed functions write images of different sizes, or a part of their output. Their inputs:
-image, low and high as above; numbers (int32, (9,)): filtered; 1 to flip it upside down, or left to
-right; top, left, height and width of the resized image in the output; height and width of the
-window around it; like (uint8): the output's (height, width, 0), without memory; norm (float32,
-(channels + 1, 2)): factor and summand for each channel, then the value of the window around the
-image, in units of pixels, and of the padding around the window, in units of the output.
+number. The inputs of `resample` in their order:
+- image: uint8, HWC;
+- low, high: the region of the image to resize, float32, (y, x) in pixels; high of 0: all of it;
+- numbers: int32, (10,): antialias; 1 to flip it upside down, or left to right; top, left, height
+  and width of the resized image in the output; height and width of the window around it; the kind
+  of output: PLANES (float32, CHW, normalised), OCTETS (uint8, CHW) or PIXELS (uint8, HWC);
+- like: uint8, whose shape is the output's (height, width, 0), without memory;
+- norm: float32, (channels + 1, 2): factor and summand that normalise each channel, then the value
+  of the window around the image, in units of pixels, and of the padding around the window, in units
+  of the output.
 """
 
 from __future__ import annotations
@@ -46,7 +45,8 @@ _RUN = types.void(*[types.uint64, types.uint64, types.uint64, types.int32] * 2)
 _SETUP = types.void(
     types.uint64, types.uint64, types.int32, types.uint64, types.uint64, types.int32, types.int32
 )
-_LIKE = 5  # the input whose shape is the output's
+_LIKE = 4  # the input whose shape is the output's
+PLANES, OCTETS, PIXELS = 0, 1, 2
 
 
 def _compiled(signature: Any) -> Callable[[Any], Any]:
@@ -117,6 +117,12 @@ def _add(row: Any, source: Any, weight: Any) -> None:
 
 
 @njit(fastmath=_MATH)
+def _add_two(row: Any, source: Any, other: Any, a: Any, b: Any) -> None:
+    for i in range(row.size):
+        row[i] = (row[i] + np.float32(source[i]) * a) + np.float32(other[i]) * b
+
+
+@njit(fastmath=_MATH)
 def _across(out: Any, row: Any, at: Any, weights: Any, step: Any) -> None:
     """Compute one channel: out[i] = sum over k of row[at[i] + k * step] * weights[k, i]."""
     first = weights[0]
@@ -141,6 +147,32 @@ def _across_rgb(red: Any, green: Any, blue: Any, row: Any, at: Any, left: Any, r
 
 
 @njit(fastmath=_MATH)
+def _across_rgb_filtered(red: Any, green: Any, blue: Any, row: Any, at: Any, weights: Any) -> None:
+    """Compute three channels with more taps, two at a time, as `_across` would."""
+    one, two = np.uint64(1), np.uint64(2)
+    first = weights[0]
+    for i in range(red.size):
+        t, a = at[i], first[i]
+        red[i], green[i], blue[i] = row[t] * a, row[t + one] * a, row[t + two] * a
+    taps = weights.shape[0]
+    for k in range(1, taps - 1, 2):
+        left, right = weights[k], weights[k + 1]
+        here, there = np.uint64(3 * k), np.uint64(3 * k + 3)
+        for i in range(red.size):
+            t, u, a, b = at[i] + here, at[i] + there, left[i], right[i]
+            red[i] = (red[i] + row[t] * a) + row[u] * b
+            green[i] = (green[i] + row[t + one] * a) + row[u + one] * b
+            blue[i] = (blue[i] + row[t + two] * a) + row[u + two] * b
+    if taps % 2 == 0:
+        last, here = weights[taps - 1], np.uint64(3 * taps - 3)
+        for i in range(red.size):
+            t, a = at[i] + here, last[i]
+            red[i] += row[t] * a
+            green[i] += row[t + one] * a
+            blue[i] += row[t + two] * a
+
+
+@njit(fastmath=_MATH)
 def _scaled(out: Any, values: Any, factor: Any, summand: Any) -> None:
     for i in range(out.size):
         out[i] = np.rint(values[i]) * factor + summand
@@ -158,6 +190,15 @@ def _rounded(out: Any, values: Any, channel: Any, channels: Any) -> None:
     leave 0..255 only by rounding."""
     for i in range(values.size):
         out[i * channels + channel] = np.uint8(np.int32(np.rint(values[i])))
+
+
+@njit(fastmath=_MATH)
+def _rounded_rgb(out: Any, red: Any, green: Any, blue: Any) -> None:
+    """Write three channels, rounded half up."""
+    for i in range(red.size):
+        out[3 * i] = np.uint8(np.int32(np.rint(red[i])))
+        out[3 * i + 1] = np.uint8(np.int32(np.rint(green[i])))
+        out[3 * i + 2] = np.uint8(np.int32(np.rint(blue[i])))
 
 
 @njit(fastmath=_MATH)
@@ -235,16 +276,29 @@ def _resample(
             _blend(row, above, below, weights_y[0, y], weights_y[1, y])
         else:
             _begin(row, flat[low : low + length], weights_y[0, y])
-            for k in range(1, taps_y):
+            for k in range(1, taps_y - 1, 2):
+                a, b = weights_y[k, y], weights_y[k + 1, y]
                 low += width * channels
-                if weights_y[k, y] != 0:
-                    _add(row, flat[low : low + length], weights_y[k, y])
+                next_low = low + width * channels
+                if a != 0 or b != 0:
+                    above, below = flat[low : low + length], flat[next_low : next_low + length]
+                    _add_two(row, above, below, a, b)
+                low = next_low
+            if taps_y % 2 == 0 and weights_y[taps_y - 1, y] != 0:
+                low += width * channels
+                _add(row, flat[low : low + length], weights_y[taps_y - 1, y])
         if taps_x == 2 and channels == 3:
             _across_rgb(lines[0], lines[1], lines[2], row, at[0], across[0], across[1])
+        elif channels == 3:
+            _across_rgb_filtered(lines[0], lines[1], lines[2], row, at[0], across)
         else:
             for channel in range(channels):
                 _across(lines[channel], row, at[channel], across, channels)
         to = top + line
+        if pixels.size and channels == 3:
+            end = pixels[to, left * 3 : (left + columns) * 3]
+            _rounded_rgb(end, lines[0], lines[1], lines[2])
+            continue
         for channel in range(channels):
             if planes.size:
                 end = planes[channel, to, left : left + columns]
@@ -283,64 +337,9 @@ def _image(given: Any, shapes: Any, ins: Any) -> Any:
     return carray(_pointer(_words(given, ins)[0]), (dims[0], dims[1], dims[2]), np.uint8)
 
 
-@njit
-def _arguments(given: Any, shapes: Any, ins: Any) -> Any:
-    """Return the image, the region as (low y, low x, high y, high x), float64, antialias, mirror,
-    the shape of the output, and the address of the last input."""
-    places = _words(given, ins)
-    image = _image(given, shapes, ins)
-    start = carray(_pointer(places[1]), 2, np.float32)
-    end = carray(_pointer(places[2]), 2, np.float32)
-    region = np.empty(4)
-    for k in range(2):
-        region[k] = start[k]
-        region[k + 2] = end[k] if end[k] > 0 else image.shape[k]
-    filtered = carray(_pointer(places[3]), 1, np.uint8)[0] != 0
-    mirror = carray(_pointer(places[4]), 1, np.int32)[0] != 0
-    dims = _words(_words(shapes, ins)[_LIKE], 3)
-    return image, region, filtered, mirror, (dims[0], dims[1], dims[2]), places[_LIKE]
-
-
-@njit
-def _outputs(address: Any, shape: Any, is_float: Any, is_planes: Any) -> Any:
-    """Return the output as `_resample` takes it. shape: CHW of planes, HWC of pixels."""
-    none = (0, 0, 0)
-    planes = carray(_pointer(address), shape if is_float else none, np.float32)
-    octets = carray(_pointer(address), shape if is_planes and not is_float else none, np.uint8)
-    size = (0, 0) if is_planes else (shape[0], shape[1] * shape[2])
-    return planes, octets, carray(_pointer(address), size, np.uint8)
-
-
-@njit
-def _whole(out: Any, outs: Any, given: Any, shapes: Any, ins: Any, is_float: Any) -> None:
-    """Turn one sample into an output that it fills."""
-    image, region, filtered, mirror, shape, like = _arguments(given, shapes, ins)
-    address = _words(out, outs)[0]
-    norm = carray(_pointer(like), (shape[0] if is_float else 0, 2), np.float32)
-    place = (0, 0, shape[1], shape[2]) if is_float else (0, 0, shape[0], shape[1])
-    found = _outputs(address, shape, is_float, is_float)
-    _resample(image, region, filtered, (False, mirror), place, found, norm)
-
-
 @_compiled(_RUN)
-def to_planes(
+def resample(
     out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
-) -> None:
-    """Turn one sample into float32 CHW, normalised."""
-    _whole(out, outs, given, shapes, ins, True)
-
-
-@_compiled(_RUN)
-def to_pixels(
-    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
-) -> None:
-    """Turn one sample into uint8 HWC."""
-    _whole(out, outs, given, shapes, ins, False)
-
-
-@njit
-def _framed(
-    out: Any, outs: Any, given: Any, shapes: Any, ins: Any, is_float: Any, is_planes: Any
 ) -> None:
     """Turn one sample into a part of its output, and fill the rest."""
     places = _words(given, ins)
@@ -352,68 +351,41 @@ def _framed(
     for k in range(2):
         region[k] = start[k]
         region[k + 2] = end[k] if end[k] > 0 else image.shape[k]
-    numbers = carray(_pointer(places[3]), 9, np.int32)
-    dims = _words(_words(shapes, ins)[4], 3)
+    numbers = carray(_pointer(places[3]), 10, np.int32)
+    dims = _words(_words(shapes, ins)[_LIKE], 3)
     norm = carray(_pointer(places[5]), (channels + 1, 2), np.float32)
-    height, width = dims[0], dims[1]
+    height, width, kind = dims[0], dims[1], numbers[9]
     window = (numbers[7], numbers[8])
     flips = (numbers[1] != 0, numbers[2] != 0)
     place = (numbers[3], numbers[4], numbers[5], numbers[6])
-    address = _words(out, outs)[0]
-    shape = (channels, height, width) if is_planes else (height, width, channels)
-    found = _outputs(address, shape, is_float, is_planes)
-    is_inside = place[2] > 0 and place[3] > 0
-    if is_inside:
+    address = _pointer(_words(out, outs)[0])
+    none = (0, 0, 0)
+    planes = carray(address, (channels, height, width) if kind == PLANES else none, np.float32)
+    octets = carray(address, (channels, height, width) if kind == OCTETS else none, np.uint8)
+    pixels = carray(address, (height, width * channels) if kind == PIXELS else (0, 0), np.uint8)
+    if place[2] > 0 and place[3] > 0:
+        found = (planes, octets, pixels)
         _resample(image, region, numbers[0] != 0, flips, place, found, norm)
-    else:
-        place = (0, 0, 0, 0)
+    if place[2] == height and place[3] == width:
+        return
     fill, pad = norm[channels, 0], norm[channels, 1]
-    planes, octets, pixels = found
-    if not is_planes:
+    for channel in range(planes.shape[0]):
+        value = fill * norm[channel, 0] + norm[channel, 1]
+        _surround(planes[channel], place, window, value, pad)
+    for channel in range(octets.shape[0]):
+        _surround(octets[channel], place, window, fill, pad)
+    if pixels.size:
         wide = (place[0], place[1] * channels, place[2], place[3] * channels)
         _surround(pixels, wide, (window[0], window[1] * channels), fill, pad)
-        return
-    for channel in range(channels):
-        if is_float:
-            value = fill * norm[channel, 0] + norm[channel, 1]
-            _surround(planes[channel], place, window, value, pad)
-        else:
-            _surround(octets[channel], place, window, fill, pad)
-
-
-@_compiled(_RUN)
-def to_framed_planes(
-    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
-) -> None:
-    """Turn one sample into a part of float32 CHW, normalised."""
-    _framed(out, outs, given, shapes, ins, True, True)
-
-
-@_compiled(_RUN)
-def to_framed_octets(
-    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
-) -> None:
-    """Turn one sample into a part of uint8 CHW."""
-    _framed(out, outs, given, shapes, ins, False, True)
-
-
-@_compiled(_RUN)
-def to_framed_pixels(
-    out: Any, sizes: Any, _o: Any, outs: Any, given: Any, shapes: Any, _i: Any, ins: Any
-) -> None:
-    """Turn one sample into a part of uint8 HWC."""
-    _framed(out, outs, given, shapes, ins, False, False)
 
 
 @njit
-def _framed_shapes(
-    out_shapes: Any, in_shapes: Any, outs: Any, ins: Any, samples: Any, is_planes: Any
-) -> None:
+def _set_shapes(out_shapes: Any, in_shapes: Any, ins: Any, samples: Any, is_planes: Any) -> None:
     """Set the shape of each sample's output to height and width of its `like`, and the channels of
     its image."""
     shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
     for i in range(samples):
-        shape, like = _words(shapes[i], 3), _words(given[4 * samples + i], 3)
+        shape, like = _words(shapes[i], 3), _words(given[_LIKE * samples + i], 3)
         shape[0 if is_planes else 2] = _words(given[i], 3)[2]
         for k in range(2):
             shape[k + 1 if is_planes else k] = like[k]
@@ -423,26 +395,26 @@ def _framed_shapes(
 def shape_of_planes(
     out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
 ) -> None:
-    """Set the shapes of framed planes."""
-    _framed_shapes(out_shapes, in_shapes, outs, ins, samples, True)
+    """Set the shapes of outputs in CHW."""
+    _set_shapes(out_shapes, in_shapes, ins, samples, True)
 
 
 @_compiled(_SETUP)
 def shape_of_pixels(
     out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
 ) -> None:
-    """Set the shapes of framed pixels."""
-    _framed_shapes(out_shapes, in_shapes, outs, ins, samples, False)
+    """Set the shapes of outputs in HWC."""
+    _set_shapes(out_shapes, in_shapes, ins, samples, False)
 
 
 @_compiled(_SETUP)
-def shape_like(
+def shape_of_image(
     out_shapes: Any, _o: Any, outs: Any, in_shapes: Any, _i: Any, ins: Any, samples: Any
 ) -> None:
-    """Set the shape of each sample's output to that of its last input."""
+    """Set the shape of each sample's output to that of its image, the only input."""
     shapes, given = _words(out_shapes, samples), _words(in_shapes, ins * samples)
     for i in range(samples):
-        shape, like = _words(shapes[i], 3), _words(given[(ins - 1) * samples + i], 3)
+        shape, like = _words(shapes[i], 3), _words(given[i], 3)
         for k in range(3):
             shape[k] = like[k]
 

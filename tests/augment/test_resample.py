@@ -56,17 +56,28 @@ def weights(low: float, high: float, size: int, resized: int, *, filtered: bool)
 
 
 def call(
-    kernel: Any, image: NDArray[Any], out: NDArray[Any], like: NDArray[Any], **given: Any
+    image: NDArray[Any],
+    out: NDArray[Any],
+    to: str,
+    *,
+    place: tuple[int, int, int, int] | None = None,
+    window: tuple[int, int] | None = None,
+    norm: Any = None,
+    **given: Any,
 ) -> None:
     """Call compiled code like DALI's operator."""
     low, high = (np.array(given[name], np.float32) for name in ("low", "high"))
+    size = out.shape[:2] if to == "pixels" else out.shape[1:]
+    flips = given.get("upend", 0), given["mirror"]
+    kind = dali_nodes.OUTPUTS.index(to)
+    numbers = (given["filtered"], *flips, *(place or (0, 0, *size)), *(window or size), kind)
     inputs = [
         image,
         low,
         high,
-        np.array(given["filtered"], np.bool_),
-        np.array(given["mirror"], np.int32),
-        like,
+        np.array(numbers, np.int32),
+        np.empty((*size, 0), np.uint8),
+        np.zeros((image.shape[2] + 1, 2), np.float32) if norm is None else norm,
     ]
 
     def addresses(arrays: list[NDArray[Any]]) -> NDArray[np.int64]:
@@ -85,7 +96,7 @@ def call(
         np.array([array.ndim for array in inputs], np.int32),
     ]
     at = [ctypes.c_uint64(int(array.ctypes.data)) for array in words]
-    kernel.ctypes(*at[:3], 1, *at[3:], len(inputs))
+    kernels.resample.ctypes(*at[:3], 1, *at[3:], len(inputs))
 
 
 @st.composite
@@ -105,6 +116,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "high": (0.0, 0.0) if whole else (bottom, right),
         "filtered": draw(st.booleans()),
         "mirror": draw(st.integers(0, 1)),
+        "upend": draw(st.integers(0, 1)),
+        "around": draw(st.tuples(*[st.integers(0, 5)] * 4)),
         "seed": draw(st.integers(0, 99)),
     }
 
@@ -115,7 +128,7 @@ def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
     (height, width, channels), (rows, columns) = job["image"], job["out"]
     rng = np.random.default_rng(job["seed"])
     image = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
-    options = {name: job[name] for name in ("low", "high", "filtered", "mirror")}
+    options = {name: job[name] for name in ("low", "high", "filtered", "mirror", "upend")}
     (y0, x0), (y1, x1) = (
         job["low"],
         [h or s for h, s in zip(job["high"], (height, width), strict=True)],
@@ -124,24 +137,32 @@ def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
     across = weights(x0, x1, width, columns, filtered=job["filtered"])
     if job["mirror"]:
         across = across[::-1]
+    if job["upend"]:
+        down = down[::-1]
     exact = np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.float64))
 
     pixels = np.empty((rows, columns, channels), np.uint8)
-    call(kernels.to_pixels, image, pixels, pixels, **options)
+    call(image, pixels, "pixels", **options)
     wanted = np.rint(exact)
     is_tie = np.abs(np.abs(exact - np.floor(exact)) - 0.5) < TIE
     assert (np.abs(pixels - wanted) <= is_tie).all()
 
-    like = np.zeros((channels, rows, columns), np.float32)
-    norm = rng.normal(size=(channels, 2)).astype(np.float32)
-    assert dali_nodes.fits_planes(like.shape) == (like.size >= norm.size)
-    if like.size < norm.size:
-        return
-    like.reshape(-1)[: norm.size] = norm.reshape(-1)
-    planes = np.empty_like(like)
-    call(kernels.to_planes, image, planes, like, **options)
-    expected = pixels * norm[:, 0] + norm[:, 1]
-    np.testing.assert_allclose(planes, expected.transpose(2, 0, 1), rtol=1e-5, atol=1e-4)
+    top, left, below, right = job["around"]
+    window = (top + rows + below, left + columns + right)
+    place = {"place": (top, left, rows, columns), "window": window}
+    norm = rng.normal(size=(channels + 1, 2)).astype(np.float32)
+    norm[channels] = 7, 9
+    for to, dtype in (("planes", np.float32), ("octets", np.uint8)):
+        found = np.empty((channels, window[0] + 3, window[1] + 2), dtype)
+        call(image, found, to, norm=norm, **options, **place)
+        expected = np.full((*window, channels), 7.0)
+        expected[top : top + rows, left : left + columns] = pixels
+        if to == "planes":
+            expected = expected * norm[:channels, 0] + norm[:channels, 1]
+        inner = found[:, : window[0], : window[1]]
+        np.testing.assert_allclose(inner, expected.transpose(2, 0, 1), rtol=1e-5, atol=1e-4)
+        assert (found[:, window[0] :] == 9).all()
+        assert (found[:, :, window[1] :] == 9).all()
 
 
 RECIPES: dict[str, tuple[Any, ...]] = {

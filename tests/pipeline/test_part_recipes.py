@@ -247,7 +247,7 @@ class TestErrors:
                 [Map(chat_tokens, fields="id", returns={"more": Tokens("int32")}), *TRAIN],
                 '"more": no such field, and',
             ),
-            ([*TRAIN, Pad("image")], 'The recipe of the part "b": '),
+            ([*TRAIN, Pad("label")], 'The recipe of the part "b": '),
             ({"label": TRAIN}, 'The recipe of the part "b": '),
         ],
     )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from benchmarks.photographs import PHOTOGRAPHS, _grain, _noise, _open
+from benchmarks.photographs import PHOTOGRAPHS, add_grain, noise, open_photograph
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def jpeg_of(most_bytes: int, *, number: int, seed: int) -> bytes:
     pixels = (most_bytes / BYTES_A_PIXEL) ** 0.5
     width, height = round(pixels * 1.09), round(pixels / 1.09)
     rng = np.random.default_rng((seed, number))
-    photograph = _open(PHOTOGRAPHS[names[number % len(names)]]).convert("RGB")
+    photograph = open_photograph(PHOTOGRAPHS[names[number % len(names)]]).convert("RGB")
     picture = _noisy(_cropped(photograph, width, height, rng), rng, seed=seed)
     low, high = _QUALITIES.start, _QUALITIES.stop - 1
     best = _encoded(picture, low)
@@ -222,12 +222,12 @@ def _cropped(
 
 def _noisy(picture: Image.Image, rng: np.random.Generator, *, seed: int) -> Image.Image:
     """Add grain, in tiles of the size of the grain."""
-    grain = _noise(seed)
+    grain = noise(seed)
     tile = grain.height // 2
     for top in range(0, picture.height, tile):
         for left in range(0, picture.width, tile):
             box = (left, top, min(left + tile, picture.width), min(top + tile, picture.height))
-            picture.paste(_grain(picture.crop(box), grain, rng), box)
+            picture.paste(add_grain(picture.crop(box), grain, rng), box)
     return picture
 
 

@@ -168,8 +168,8 @@ def _write_all(sets: list[_CropSet], workers: int) -> Iterator[int]:
 
 def _write_crops(crops: _CropSet) -> int:
     """Write one set of crops; return its bytes."""
-    grain = _noise(crops.seed)
-    train, test = _split(_open(PHOTOGRAPHS[crops.name]))
+    grain = noise(crops.seed)
+    train, test = _split(open_photograph(PHOTOGRAPHS[crops.name]))
     region = train if crops.split == "train" else test
     crops.folder.mkdir(parents=True)
     key = (crops.seed, int(crops.split == "eval"), sorted(PHOTOGRAPHS).index(crops.name))
@@ -179,7 +179,7 @@ def _write_crops(crops: _CropSet) -> int:
     )
 
 
-def _open(path: str) -> Image.Image:
+def open_photograph(path: str) -> Image.Image:
     """Open a shipped photograph, RGB or grey, from its file, without importing the package."""
     from PIL import Image
 
@@ -221,7 +221,7 @@ def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.G
         Image.Resampling.BILINEAR,
         box=(left, top, left + box_width, top + box_height),
     )
-    crop = _grain(crop.convert("RGB"), grain, rng)
+    crop = add_grain(crop.convert("RGB"), grain, rng)
     if rng.random() < GREY_SHARE:
         crop = crop.convert("L")
     encoded = io.BytesIO()
@@ -236,7 +236,7 @@ def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.G
 
 
 @functools.lru_cache(maxsize=1)
-def _noise(seed: int) -> Image.Image:
+def noise(seed: int) -> Image.Image:
     """Return grain from which windows are taken; 128 means no grain. Cached, as all
     parts need it."""
     from PIL import Image
@@ -245,7 +245,7 @@ def _noise(seed: int) -> Image.Image:
     return Image.fromarray((128 + GRAIN * noise).round().clip(0, 255).astype(np.uint8))
 
 
-def _grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> Image.Image:
+def add_grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> Image.Image:
     """Add a random window of the grain; 128 in the grain means no change."""
     from PIL import ImageChops
 

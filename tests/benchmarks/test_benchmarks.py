@@ -21,6 +21,7 @@ from benchmarks import (
     cache,
     compare,
     demo,
+    detection,
     memory,
     native_arrays,
     overhead,
@@ -493,3 +494,17 @@ def test_both_sides_costs_are_reported(tmp_path: Path, monkeypatch: pytest.Monke
         assert set(figures) >= set(peers.RANGES)
         for one in figures.values():
             assert one["both"]["median"] > 0
+
+
+def test_photographs_with_objects_are_the_same_for_each_loader(tmp_path: Path) -> None:
+    annotations = detection.make_set(tmp_path, images=16)
+    content = annotations.read_bytes()
+    assert detection.make_set(tmp_path, images=16).read_bytes() == content
+    with detection.penstock_loader(annotations, case="masks") as loader:
+        ((images, boxes, labels, masks),) = loader
+    assert images.shape == (16, 3, detection.SIDE, detection.SIDE)
+    assert [len(each) for each in boxes] == [len(each) for each in labels]
+    assert [len(each) for each in boxes] == [len(each) for each in masks]
+    for box, mask in zip(boxes.values.tolist(), masks.values, strict=True):
+        columns = mask.any(dim=0).nonzero()
+        assert not len(columns) or abs(float(columns.min()) - box[0]) <= 2

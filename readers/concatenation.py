@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.reading import JoinedRows
+    from penstock.cache.base import ReadMode
+    from penstock.readers.blocks import Blocks
+    from penstock.readers.fieldtypes import FieldType, SampleBatch
+    from penstock.readers.reading import JoinedReader, JoinedRows
 
     Ints = NDArray[np.int64]
 
@@ -116,13 +118,28 @@ class Concatenation(View):
         return np.concatenate(firsts) if len(firsts) == len(each) else None
 
     @cached_property
-    def _joined_rows(self) -> JoinedRows | None:
-        parts = [rows for part in self.bases if (rows := part._plain_rows) is not None]
-        if len(parts) < max(2, len(self.bases)):
+    def _joined(self) -> JoinedRows | JoinedReader | None:
+        """What reads the samples of all parts at once; None if they aren't local datasets whose
+        samples are stored in the same way."""
+        readers = [found for part in self.bases if (found := part._whole_reader) is not None]
+        if len(readers) < max(2, len(self.bases)):
             return None
-        from penstock.readers.reading import JoinedRows  # images need none of it
+        from penstock.readers.reading import JoinedReader, JoinedRows  # remote parts need neither
 
-        return JoinedRows(parts, self._first_id)
+        plain = [reader.plain for reader in readers if reader.plain is not None]
+        if len(plain) == len(readers):
+            return JoinedRows(plain, self._first_id)
+        if JoinedReader.can_join(readers):
+            return JoinedReader(readers, self._first_id)
+        return None
+
+    def _read_together(
+        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+    ) -> SampleBatch | None:
+        """Read samples of all parts by one pass; None if that isn't possible."""
+        if self._joined is None:
+            return super()._read_together(rows, mode=mode, bad=bad, blocks=blocks)
+        return self._joined.read(rows, mode=mode, bad=bad, blocks=blocks)
 
     def ids(self, rows: Ints) -> Ints:
         """Return the sample ids of (shard, row), int64, shape (n,)."""

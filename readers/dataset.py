@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from penstock.readers.index import Folder, Index
     from penstock.readers.origin import LeftOut, Url
-    from penstock.readers.reading import FoundRows, PlainRows
+    from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
 
@@ -394,9 +394,9 @@ class Dataset(Source):
         return replace(found, columns=self._naming.new(found.columns))
 
     @property
-    def _plain_rows(self) -> PlainRows | None:
+    def _whole_reader(self) -> SampleReader | None:
         reader = self._open()
-        return reader.plain if self._naming.is_plain else None
+        return reader if self._naming.is_plain else None
 
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first length of each sample of a field, int64, shape (n,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from penstock.readers.mixtures import WeightScale
 from penstock.readers.sources import MixtureContents, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -339,9 +340,26 @@ class Mixture(Concatenation):
         part."""
         counts = np.bincount(self._part_of_shard[rows[:, 0]])
         some = np.flatnonzero(counts)
-        count = max(1, len(rows))
-        each = np.array([1.0, batch.bytes_read / count, seconds / count])
-        return replace(batch, loads=PartLoads(some, counts[some, None] * each))
+        count = counts[some]
+        amounts = np.empty((len(some), 3))
+        amounts[:, 0] = count
+        amounts[:, 1] = count * (batch.bytes_read / max(1, len(rows)))
+        wanted_s = count * self._sample_s[some]  # as measured by reads of one part
+        amounts[:, 2] = wanted_s * (seconds / max(1e-12, float(wanted_s.sum())))
+        return replace(batch, loads=PartLoads(some, amounts))
+
+    def _reads_apart(self) -> bool:
+        """Return True now and then, as the time of each part is measured by reads of it alone."""
+        return next(self._turns) % _APART == 0
+
+    @cached_property
+    def _turns(self) -> Iterator[int]:
+        return itertools.count()
+
+    @cached_property
+    def _sample_s(self) -> NDArray[np.float64]:
+        """Seconds a sample of each part, by its latest read alone; 1 ms before that."""
+        return np.full(len(self.bases), 1e-3)
 
     @cached_property
     def _part_of_shard(self) -> Ints:
@@ -365,10 +383,10 @@ class Mixture(Concatenation):
         began = time.perf_counter()
         batch = self._read_part(run, options)
         took_s = time.perf_counter() - began
-        loads = PartLoads(
-            np.array([self._part_at[run.first_id]]),
-            np.array([[len(run.rows), batch.bytes_read, took_s]]),
-        )
+        part = self._part_at[run.first_id]
+        if len(run.rows):
+            self._sample_s[part] = took_s / len(run.rows)
+        loads = PartLoads(np.array([part]), np.array([[len(run.rows), batch.bytes_read, took_s]]))
         return replace(batch, loads=loads)
 
     def _read_part(self, run: Run, options: ReadOptions) -> SampleBatch:
@@ -560,6 +578,7 @@ def _listed(parts: Sequence[str]) -> str:
     )
 
 
+_APART = 32  # one of so many batches is read part by part
 _NAMED = 3  # parts that a message lists
 _URLS_NAMED = 4  # in the mixture's own
 

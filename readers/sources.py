@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import DecodedChunks
     from penstock.readers.mixtures import EpochRule, MixtureStream, WeightChange, WeightScale
     from penstock.readers.origin import LeftOut
-    from penstock.readers.reading import FoundRows, JoinedRows, PlainRows
+    from penstock.readers.reading import FoundRows, SampleReader
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.sample_weights import WeightsOfSamples
     from penstock.readers.types import ImageRange
@@ -452,8 +452,8 @@ class Source(ABC):
         return self.contents.starts
 
     @property
-    def _plain_rows(self) -> PlainRows | None:
-        """What finds all samples in memory, if they may be plain rows of a local dataset."""
+    def _whole_reader(self) -> SampleReader | None:
+        """The reader of all samples, if the source is a dataset without renamed fields."""
         return None
 
     def rows(self, ids: Ints) -> Ints:
@@ -882,17 +882,13 @@ class View(Source):
     def read(self, rows: Ints, **options: Unpack[ReadOptions]) -> SampleBatch:
         """Read samples in the order of rows; see `Dataset.read`."""
         bad, crops = options.get("bad"), options.get("crops")
-        blocks, joined = options.get("blocks"), self._joined_rows
-        is_whole = not crops and options.get("fields") is None and options.get("mode") != "pread"
-        if blocks is not None and is_whole and joined is not None:
-            found = joined.find(rows)  # one copy of a field from all bases
-            if found is not None and (plain := found.read(blocks)) is not None:
-                return plain
+        blocks, mode = options.get("blocks"), options.get("mode", READ_MODE)
+        is_whole = not crops and options.get("fields") is None and blocks is not None
+        if is_whole and len(rows) and blocks is not None and not self._reads_apart():
+            together = self._read_together(rows, mode=mode, bad=bad, blocks=blocks)
+            if together is not None:
+                return together
         runs, batches, order = list(self._runs(rows)), [], []
-        if len(runs) > 1 and blocks is not None and is_whole and joined is None:
-            found = self._found(runs, len(rows))
-            if found is not None and (plain := found.read(blocks)) is not None:
-                return plain
         for run in runs:
             own, places = options.copy(), np.arange(len(rows))[run.at]
             if bad is not None:
@@ -910,10 +906,20 @@ class View(Source):
             order.append(places)
         return interleaved(batches, order)
 
-    @property
-    def _joined_rows(self) -> JoinedRows | None:
-        """What finds the plain rows of all bases at once; None if they aren't such datasets."""
-        return None
+    def _reads_apart(self) -> bool:
+        """Return True if this batch is read base by base."""
+        return False
+
+    def _read_together(
+        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+    ) -> SampleBatch | None:
+        """Read samples of all bases by one pass; None if that isn't possible."""
+        del bad
+        if mode == "pread":
+            return None
+        runs = list(self._runs(rows))
+        found = self._found(runs, len(rows)) if len(runs) > 1 else None
+        return None if found is None else found.read(blocks)
 
     def _read_run(self, run: Run, options: ReadOptions) -> SampleBatch:
         """Read samples of one base."""

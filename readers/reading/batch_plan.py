@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import ArrayForm
     from penstock.readers.formats import OpenShard, SampleLayout, SpanPlace
-    from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.open_shards import Shards
 
     Ints = NDArray[np.int64]
 
@@ -31,7 +31,8 @@ class BatchFields:
     are arrays. has_chunks: some fields lie in chunks. masked: fields in chunks that some samples
     lack; they are among rows. values_of: the column of the tables, and the dtype, of fields that
     are numbers in them. may_be_plain: all fields are dense or numbers, and no sample lacks one.
-    are_never_empty: each span has bytes. columns: of the tables; 0 if no value comes from them.
+    are_never_empty: each span has bytes. lacks_some: some samples lack a field. columns: of the
+    tables; 0 if no value comes from them.
     """
 
     def __init__(self, layout: SampleLayout, fields: Sequence[str]) -> None:
@@ -68,6 +69,7 @@ class BatchFields:
         self.are_never_empty = all(
             place.height is not None and name not in lacking for name, place in self.spans.items()
         )
+        self.lacks_some = bool(lacking)
         # The least number in the column of the samples that have the field.
         self._present = {
             name: (self.spans[name].start, 0) if name in self.spans else (table.present[name], 1)
@@ -122,7 +124,7 @@ class BatchRows:
     back: Ints | None = None
 
     @classmethod
-    def of(cls, rows: Ints, opened: OpenShards, *, columns: int) -> BatchRows:
+    def of(cls, rows: Ints, opened: Shards, *, columns: int) -> BatchRows:
         """Open the shards of (shard, row) pairs, and gather the rows of their tables. Samples are
         sorted by shard unless they are sorted, so that each shard is read once. columns: of the
         tables; 0 if they aren't needed."""

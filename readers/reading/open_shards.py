@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,18 @@ _USES = itertools.count()
 OPENERS = 16
 
 WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
+
+
+class Shards(Protocol):
+    """The open shards of one dataset or of several, by number; see `OpenShards`."""
+
+    def get(self, numbers: Sequence[int]) -> list[OpenShard]: ...
+    def read(
+        self, number: int, shard: OpenShard, read: Callable[[OpenShard], tuple[T, bool]]
+    ) -> T: ...
+    def replace(self, number: int, shard: OpenShard) -> OpenShard: ...
+    def corruption(self, number: int, row: int, reason: str) -> Exception: ...
+    def copy_threads(self) -> CopyThreads: ...
 
 
 class OpenShards:

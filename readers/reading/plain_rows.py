@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import TrafficMeter
+    from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.readers.blocks import Blocks
     from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
@@ -321,6 +321,14 @@ class JoinedRows:
         self._known: _RowAddresses | None = None
         self._columns: dict[str, _FoundColumn] = {}
         self._tries, self._advice = _Tries(), PageAdvice()
+
+    def read(
+        self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
+    ) -> SampleBatch | None:
+        """Read samples in the order of rows; None if they must be read in another way."""
+        del bad  # each row can be read
+        found = None if mode == "pread" else self.find(rows)
+        return None if found is None else found.read(blocks)
 
     def find(self, rows: Ints) -> FoundRows | None:
         """Return where samples lie in memory; None if they must be read in another way. rows:

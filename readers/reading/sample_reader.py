@@ -32,31 +32,32 @@ class SampleReader:
     threads.
 
     shards: the open ones. fields: of the schema, in the order that batches have. plain: finds rows
-    that lie in memory at equal distances; None if there can't be any.
+    that lie in memory at equal distances; None if there can't be any. choice: the fields, by how
+    they are stored. meter: of the bytes that are read from local files.
     """
 
     def __init__(self, index: Index, *, fields: Sequence[str]) -> None:
         self.index, self.shards = index, OpenShards(index)
-        self._choice = BatchFields(index.layout, fields)
+        self.choice = BatchFields(index.layout, fields)
         self._blocks = Blocks()
-        self._local = TrafficMeter()
+        self.meter = TrafficMeter()
         self.plain: PlainRows | None = None
-        if self._choice.may_be_plain and index.remote is None:
+        if self.choice.may_be_plain and index.remote is None:
             from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
 
-            self.plain = PlainRows(self._choice, index, self.shards, self._local)
+            self.plain = PlainRows(self.choice, index, self.shards, self.meter)
 
     @cached_property
     def _spans(self) -> SpanReader:
         """The reader of spans, which arrays of one shape don't have."""
         from penstock.readers.reading.span_reading import SpanReader
 
-        return SpanReader(self.shards, self._local)
+        return SpanReader(self.shards, self.meter)
 
     def traffic(self) -> Traffic:
         """Return the bytes read so far, by tier; for a local dataset only bytes_disk."""
         # Rows count as read from the disk: those of remote shards are fetched to it first.
-        return summed([*self.index.traffic(), self._local.snapshot()])
+        return summed([*self.index.traffic(), self.meter.snapshot()])
 
     def read(
         self,
@@ -70,10 +71,10 @@ class SampleReader:
     ) -> SampleBatch:
         """Read samples in the order of rows; arguments and errors as for `Dataset.read`."""
         blocks, index = blocks or self._blocks, self.index
-        choice = self._choice if fields is None else BatchFields(index.layout, fields)
+        choice = self.choice if fields is None else BatchFields(index.layout, fields)
         _check_rows(rows, index, mode)
         if self.plain is not None and not crops and mode != "pread":  # plain rows are read whole
-            is_chosen = fields is None or choice.fields == self._choice.fields
+            is_chosen = fields is None or choice.fields == self.choice.fields
             found = self.plain.find(rows) if is_chosen else None
             plain = None if found is None else found.read(blocks)
             if plain is not None:
@@ -126,14 +127,14 @@ class SampleReader:
         aren't counted; chunks count with their stored bytes since the last call."""
         if self.index.is_self_contained:
             size_bytes = sum(column.size_bytes for column in columns.values())
-            self._local.add(bytes_disk=size_bytes)
+            self.meter.add(bytes_disk=size_bytes)
             return size_bytes
         if not choice.has_chunks:
             return 0
         chunks = self.index.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
         if visit.shards and not visit.shards[0].source.is_fetched:
-            self._local.add(bytes_disk=size_bytes)
+            self.meter.add(bytes_disk=size_bytes)
         return size_bytes
 
     def lengths(self, name: str, rows: Ints) -> Ints:

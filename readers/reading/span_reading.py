@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import OpenShard
     from penstock.readers.reading.batch_plan import BatchFields
     from penstock.readers.reading.direct_arrays import DirectArrays
-    from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.open_shards import Shards
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -47,7 +47,7 @@ class _Spans:
         self,
         visit: BatchRows,
         choice: BatchFields,
-        opened: OpenShards,
+        opened: Shards,
         *,
         mode: ReadMode,
         blocks: Blocks,
@@ -261,7 +261,7 @@ class SpanReader:
     """Reads the spans of batches and checks them against their CRC-32C. Safe for several
     threads."""
 
-    def __init__(self, opened: OpenShards, local: TrafficMeter) -> None:
+    def __init__(self, opened: Shards, local: TrafficMeter) -> None:
         """local: counts the bytes that are read from local shards."""
         self._opened, self._local = opened, local
         self._advice = PageAdvice()

@@ -55,7 +55,9 @@ class SampleSlots:
             places = np.flatnonzero(counts & (_ONE - 1))
             if not len(places):
                 places = np.array([np.argmax(counts)])
-            counts[places] += np.diff(np.arange(len(places) + 1) * missing // len(places))
+            changed = counts[places] + np.diff(np.arange(len(places) + 1) * missing // len(places))
+            counts[places] = np.maximum(changed, 0)
+            counts[np.argmax(counts)] += samples * _ONE - int(counts.sum())
         self._sums = np.concatenate([[0], np.cumsum(counts)])  # in multiples of 2^-30
         self._guide: Ints | None = None
         total = samples * _ONE

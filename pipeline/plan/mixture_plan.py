@@ -4,11 +4,13 @@
 
 `readers.mixtures` has the first step, and each part's `Plan` the last one. A global batch is the
 positions [p, p + B) of the mixture's stream, so it has of each part consecutive samples of that
-part's own stream. Sample i of a part's n, sorted by (lane, index), has the place (i + phase of the
-part) / n in the batch, with phases from 0 to 1. So each part is spread evenly over it, and any
-rank's slice has the shares to about one sample, also of a part of one lane; a lane stays with its
-rank. (One place for all samples of a lane would give a rank whole lanes: 2 parts of 64 shards in
-batches of 64 on 8 ranks gave each rank samples of one part alone.)
+part's own stream. Sample i of a part's n, sorted by (lane, index), has the place (i + phase) / n in
+the batch, with a phase from 0 to 1 of the part and the batch. So each part is spread evenly over
+it, and any rank's slice has the shares to about one sample, also of a part of one lane; a lane
+stays with its rank, but for one sample. (One place for all samples of a lane would give a rank
+whole lanes: 2 parts of 64 shards in batches of 64 on 8 ranks gave each rank samples of one part
+alone. The same phase in all batches would give the same ranks all samples of a part that has fewer
+of a batch than there are ranks.)
 
 To resolve a batch costs one call for each part that has samples in it. So a job that goes from
 batch to batch resolves up to 8,192 samples ahead by one computation (batches of 256, 100 parts: 1.3
@@ -588,8 +590,9 @@ class MixturePlan(JobPlan):
             offset, lane = np.divmod(position, self._lanes[part])
             by_lane = (group * most + lane).argsort(kind="stable")
             place[by_lane] = np.arange(len(group)) - begin_of[group]
-        phase = (self._phase * 2.0**_KEY_BITS).astype(np.int64)
-        key = ((place << _KEY_BITS) + phase[part]) // counts[group]
+        turn = first // np.maximum(1, sizes) * _GOLDEN % 1.0
+        phase = ((turn[:, None] + self._phase) % 1.0 * 2.0**_KEY_BITS).astype(np.int64).reshape(-1)
+        key = ((place << _KEY_BITS) + phase[group]) // counts[group]
         if len(begin) > 1:
             key += (group // parts) << _KEY_BITS
         return _Samples(part, epochs, lane, offset, key)

@@ -121,6 +121,16 @@ def test_sums_are_whole(samples: int) -> None:
         assert slots.before(np.array([0, len(weights)]), offset).tolist() == [0, samples]
 
 
+def test_errors_of_rounding_make_no_count_negative() -> None:
+    """A million counts of nearly 1 are rounded up; a tiny one can't make up for them."""
+    count, step = 10**6, 2.0**-30
+    weights = np.full(count + 2, 1 - 0.4 * step)
+    weights[-2:] = 3 + 0.4 * count * step - 5 * step, 5 * step
+    slots = SampleSlots(weights, count + 3)
+    assert slots.least_and_most[0] == 0
+    assert (np.diff(slots.before(np.arange(count + 3), 0.5)) >= 0).all()
+
+
 def test_counts_are_right_on_average() -> None:
     """χ² over seeds: of the epochs in which a sample has one copy more."""
     weights = np.random.default_rng(0).random(200) * 1.5

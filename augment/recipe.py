@@ -176,8 +176,10 @@ class PlacedOperation:
 
     @property
     def compiled(self) -> str | None:
-        """The name of its compiled pass, if it has one."""
-        return None if isinstance(self.op, FlipOperation) else self.op.compiled
+        """The name of its compiled pass, if it has one. A class of another package may change the
+        node that it inherits."""
+        op = self.op
+        return None if isinstance(op, FlipOperation) or op.is_foreign else op.compiled
 
     def numbers(self, inputs: Values) -> tuple[Any, ...]:
         """Return what its compiled pass gets: which samples it changes, and its arguments."""

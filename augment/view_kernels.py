@@ -321,12 +321,30 @@ def _apply(code: Any, planes: Any, given: Any) -> None:
 
 
 @njit
+def _copy(out: Any, values: Any) -> None:
+    for i in range(out.size):
+        out[i] = values[i]
+
+
+@njit
+def _window(image: Any, top: Any, left: Any, height: Any, width: Any) -> Any:
+    """Return a contiguous copy of a window. numba's own copy takes ten times as long."""
+    channels = image.shape[2]
+    length, line = width * channels, image.shape[1] * channels
+    source, window = image.reshape(image.size), np.empty(height * length, np.uint8)
+    for y in range(height):
+        begin = (top + y) * line + left * channels
+        _copy(window[y * length : (y + 1) * length], source[begin : begin + length])
+    return window.reshape((height, width, channels))
+
+
+@njit
 def _make(image: Any, numbers: Any, program: Any, planes: Any) -> None:
     """Write one view into planes (float32, channels, height, width), as levels from 0 to 255."""
     top, left, height, width = numbers[:4].astype(np.int64)
     if height == 0:
         height, width = image.shape[:2]
-    window = image[top : top + height, left : left + width].copy()
+    window = _window(image, top, left, height, width)
     region = numbers[4:8].astype(np.float64)
     if region[2] == 0:
         region[2], region[3] = height, width

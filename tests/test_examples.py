@@ -230,3 +230,14 @@ def test_encoders_of_images_and_texts_learn_from_two_parts(
     assert [row[2::2] for row in rows] == [[67, 33]] * 8
     assert rows[-1][1] < rows[0][1] - 0.5
     assert min(rows[-1][3::2]) > 40
+
+
+def test_a_student_learns_from_views_of_unlabelled_images(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch-size", "24", "--global-size", "24", "--local-size", "12", "--locals", "3"]
+    lines = _printed_by("dino.py", ["--steps", "40", *sizes], monkeypatch, capsys)
+    rows = [[float(cell.rstrip("%")) for cell in line.split()] for line in lines[1:]]
+    assert [row[0] for row in rows] == list(range(5, 41, 5))
+    assert rows[-1][1] < rows[0][1] - 0.3
+    assert min(row[2] for row in rows) > 5  # by chance 3 %

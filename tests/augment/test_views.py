@@ -137,6 +137,22 @@ def test_a_view_is_the_image_that_its_recipe_gives_alone(name, batch):
         assert (away > step / 4).mean() < 0.01
 
 
+class Darker(ColorJitter):
+    """An operation of another package that changes the node which it inherits."""
+
+    __slots__ = ()
+
+    def node(self, images: Any, inputs: dict[str, Any], shape: Any) -> Any:
+        return super().node(images, inputs, shape) // np.uint8(2)
+
+
+def test_a_class_of_another_package_has_no_compiled_pass(batch):
+    recipe = [Resize((20, 20)), Darker((1.0, 1.0), 0.5)]
+    views = run(checked({"some": (1, recipe)}), batch).fields["some"]
+    assert int(views.max()) < 128
+    assert np.array_equal(views[:, 0].numpy(), alone(recipe, batch, int(view_salts("some", 1)[0])))
+
+
 def test_recipes_of_one_field_and_of_several(batch):
     """Each view has its own draws, by the field's name and its number in the field."""
     bright, dark = [CROP, ColorJitter((1.5, 1.5))], [CROP, ColorJitter((0.5, 0.5), hue=0.2)]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from benchmarks import (
     peers,
     resume,
     tokens,
+    views,
     zarr_chunks,
 )
 from benchmarks.data import Prepared, prepare
@@ -469,6 +470,34 @@ def test_docs_tell_what_was_measured_of_resident_datasets() -> None:
     readme = compare.README.read_text()
     assert f"{' / '.join(times['images_per_s_later'])} times the images/s" in readme
     assert f"{' / '.join(times['cpu_s_per_1000_first'])} times the CPU time" in readme
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_views_are_compared_with_pillow_and_dali(tmp_path: Path) -> None:
+    small: dict[str, Any] = {"rounds": 1, "batches": 1, "batch_size": 8, "threads": 1}
+    path = views.measure(
+        tmp_path / "data",
+        photographs=32,
+        eval_images=16,
+        results=tmp_path,
+        console=quiet(),
+        **small,
+    )
+    found = json.loads(path.read_text())
+    assert set(found["ratios"]) == set(views.SIDES)
+    assert all(one["cpu_s_per_1000"] > 0 for each in found["rounds"].values() for one in each)
+
+
+def test_docs_tell_what_was_measured_of_views() -> None:
+    """Both texts quote the one recorded measurement."""
+    ratios = json.loads((RESULTS / "views.json").read_text())["ratios"]
+    torch_, dali = (
+        f"{ratios[name]['median']:.1f}" for name in ("torch and Pillow", "DALI by hand")
+    )
+    readme = compare.README.read_text()
+    assert f"take {torch_}, a DALI graph written by hand {dali} times Penstock's" in readme
+    page = (RESULTS.parents[1] / "docs" / "augment.md").read_text()
+    assert f"takes {torch_} times the CPU time with torch and Pillow, and {dali} times" in page
 
 
 def test_growth_of_a_leak_is_seen_by_every_reading() -> None:

@@ -76,7 +76,10 @@ _MODULES = {
     "coco": _OwnFormat(
         "penstock.readers.formats.annotated.coco_format", ("_annotations.coco.json",), ("json",)
     ),
-    "voc": _OwnFormat("penstock.readers.formats.annotated.voc_format", ("Annotations",)),
+    "voc": _OwnFormat(
+        "penstock.readers.formats.annotated.voc_format",
+        ("Annotations", *(f"VOC{year}" for year in range(2005, 2013))),
+    ),
     "yolo": _OwnFormat(
         "penstock.readers.formats.annotated.yolo_format",
         ("yaml", "yml", "classes.txt"),

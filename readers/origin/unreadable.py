@@ -185,10 +185,12 @@ def check_layout(url: str, names: Sequence[bytes]) -> None:
     by_role = {role: [f for f in folders if roles[f] == role] for role in _NAMES}
     pictures = by_role["pictures"] or (by_role["part"] if len(by_role["part"]) == 1 else [])
     if None not in roles.values() and pictures and companions:
+        coco = _of_coco(names, pictures[0])
+        together = "" if coco else _places(names, pictures, companions)
         raise DatasetError(
             f"{url}: the folders {', '.join(folders)} hold images and the data that belongs to "
-            f"them; they aren't classes. {_places(names, pictures, companions)}For the "
-            f"images alone give {root}/{pictures[0]}.{_of_coco(names, pictures[0])}{_ANYWAY}"
+            f"them; they aren't classes. {together}For the images alone give {root}/{pictures[0]}."
+            f"{coco}{_ANYWAY}"
         )
     check_splits(url, names, anyway=_ANYWAY)
 

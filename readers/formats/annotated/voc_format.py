@@ -8,9 +8,9 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 from xml.etree import ElementTree
 
-from penstock.cache import DatasetError
+from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import Array, Boxes, ImageSize, Text
-from penstock.readers.files import IMAGES, extension, printable, stem
+from penstock.readers.files import IMAGES, extension, is_passed_over, printable, stem
 from penstock.readers.formats.annotated.annotated_format import (
     BOXES,
     IMAGE,
@@ -52,20 +52,25 @@ class VocFormat(AnnotatedFormat):
     has_splits: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:
-        """Return True if there are folders of images and of annotations."""
-        folders = {*origin.names().folders}
+        """Return True if there are folders of images and of annotations. Raises ConfigError for the
+        folder above several years."""
+        folders = {name for name in origin.names().folders if not is_passed_over(name)}
+        years = sorted(filter(_YEARS.fullmatch, folders))
+        if years and len(years) == len(folders) and self.may_recognise(origin):
+            last = f"{origin.url.rstrip('/')}/{years[-1].decode()}"
+            raise ConfigError(
+                f"{origin.url}: this folder holds years of Pascal VOC. Give one of them: {last}."
+            )
         return {_PICTURES[:-1], _NOTES[:-1]} <= folders and self.may_recognise(origin)
 
     def list(self, origin: Origin) -> VocFiles:
         """List the images and annotations. Raises as `list_folder` does, DatasetError for other
         folders, and ConfigError for a part that doesn't exist."""
         found = list_folder(origin)
-        years = {entry.name.partition(b"/")[0] for entry in found.entries}
         if not any(entry.name.startswith(_NOTES) for entry in found.entries):
-            inner = next((name.decode() for name in sorted(years) if _YEARS.fullmatch(name)), "")
             raise DatasetError(
-                f"{origin.url}: there is no folder Annotations with XML files"
-                + (f". Give {origin.url.rstrip('/')}/{inner}." if inner else ", as Pascal VOC has.")
+                f"{origin.url}: there is no folder Annotations with XML files. Give the folder of "
+                "one year of Pascal VOC, such as VOCdevkit/VOC2012."
             )
         return VocFiles(origin, found)
 

@@ -29,7 +29,7 @@ from penstock.cache.disk import CacheFolder
 from penstock.pipeline.cli import EXAMPLES, DatasetOptions, app, executor_on, main, pack_command
 from penstock.pipeline.cli import index as index_command
 from penstock.readers.fieldtypes import Boxes
-from tests import images, warm
+from tests import annotated_sets, files, images, warm
 from tests.conftest import SAMPLES, write_photographs
 from tests.files import files_below
 from tests.images import jpeg
@@ -95,6 +95,30 @@ def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
     assert list(report["fields"]) == ["image", "label"]
     assert report["fields"]["image"]["codecs"] == ["jpeg"]
     assert report["fields"]["label"]["bounds"] == [0, 6]
+
+
+def test_annotated_images_are_indexed_packed_and_warmed(tmp_path: Path) -> None:
+    coco = annotated_sets.coco_set(tmp_path / "coco", annotated_sets.instances())
+    described = annotated_sets.yolo_set(
+        tmp_path / "pets",
+        {"a": "0 0.5 0.5 0.25 0.25", "b": None},
+        "val: images/train\nnames: [cat]\n",
+    )
+    manifest = ("--manifest", "annotations/instances_train2017.json")
+    for url, options, samples, kind in ((coco, manifest, 12, "coco"), (described, (), 2, "yolo")):
+        assert (
+            json.loads(run_penstock("index", url, *options, "--json").stdout)["samples"] == samples
+        )
+        assert json.loads(run_penstock("inspect", url, *options, "--json").stdout)["kind"] == kind
+        packed = tmp_path / f"{kind}-pack"
+        run_penstock("pack", url, packed, *options)
+        fields = json.loads(run_penstock("inspect", packed, "--json").stdout)["fields"]
+        assert {"image", "boxes", "labels", "image_id", "original_size"} <= {*fields}
+    with files.uploaded(coco.parent) as remote:
+        cache = ("--cache", tmp_path / "cache", "--max-bytes", "1GiB", "--json")
+        done = json.loads(run_penstock("warm", f"{remote}/train2017", *manifest, *cache).stdout)
+    assert not done["failed"]
+    assert done["bytes"] > 0
 
 
 def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def test_images_and_semantic_masks_are_paired_by_their_folders(tmp_path: Path) -
 
 
 def test_another_folder_is_refused_with_advice(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"Give .*VOC2008"):
+    with pytest.raises(ConfigError, match=r"years of Pascal VOC. Give one of them: .*VOC2008"):
+        opened(root.parent)
+    with pytest.raises(DatasetError, match="no folder Annotations"):
         opened(root.parent, format="voc", index=tmp_path)
     with pytest.raises(ConfigError, match="files name no parts"):
         opened(images.class_folder(tmp_path / "photos", samples=3), split="train")

@@ -35,7 +35,6 @@ MASK = images.encoded(images.picture(2, mode="L"), "PNG")
             {
                 "JPEGImages/1.jpg": JPEG,
                 "SegmentationClass/1.png": PNG,
-                "Annotations/1.xml": b"<x/>",
                 "ImageSets/Main/train.txt": b"1",
             },
             r'"image": "JPEGImages", "mask": "SegmentationClass"',
@@ -52,7 +51,10 @@ MASK = images.encoded(images.picture(2, mode="L"), "PNG")
             {"left/1.jpg": JPEG, "right/1.jpg": JPEG, "disp/1.npy": b"x"},
             r'"left": "left", "right": "right", "array": "disp"',
         ),
-        ({"images/1.jpg": JPEG, "annotations/1.json": b"{}"}, "annotations"),
+        (
+            {"images/1.jpg": JPEG, "annotations/1.json": b"{}"},
+            'For annotations as in COCO add manifest="annotations/1.json"',
+        ),
         ({"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG}, "parts of a dataset"),
         (
             {"train2017/1.jpg": JPEG, "val2017/2.jpg": JPEG, "annotations/a.json": b"{}"},

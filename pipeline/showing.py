@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.readers import Scaling
 
-_MOST = 256
+_MOST, _MOST_IN_ROW = 256, 16
 _TOLERANCE = 0.02  # of values that an operation rounded or a filter overshot
 
 
@@ -72,14 +72,17 @@ def show(
         by_shape=by_shape,
         displayed=_displayed(samples, normalize),
     )
-    pictures = [picture for sample in samples for picture in pictures_of(sample, how)]
+    each = [pictures_of(sample, how) for sample in samples]
+    pictures = [picture for some in each for picture in some]
     if not pictures:
         fields = dict.fromkeys(name for sample in samples for name in sample)
         raise ConfigError(
             f"show: found no images among the fields {list(fields)}. An image is a tensor of shape "
             "(3, height, width), or 1 for grey; a batch has one more dimension, or a list of them."
         )
-    return contact_sheet(pictures, width=width)
+    views = set(map(len, each))  # a row for each sample, if all have as many pictures
+    columns = max(views) if len(views) == 1 < len(each) and 1 < max(views) <= _MOST_IN_ROW else None
+    return contact_sheet(pictures, width=width, columns=columns)
 
 
 def _samples(what: Any, dataset: Source | None) -> tuple[list[Mapping[str, Any]], bool]:

@@ -80,12 +80,15 @@ def class_color(number: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def contact_sheet(pictures: Sequence[Picture], *, width: int = 1200) -> Image.Image:
+def contact_sheet(
+    pictures: Sequence[Picture], *, width: int = 1200, columns: int | None = None
+) -> Image.Image:
     """Draw pictures in rows on a white sheet, the smaller the more there are. width: of the sheet
-    in pixels, roughly; few pictures may need less."""
+    in pixels, roughly; few pictures may need less. columns: pictures of a row; None: about as many
+    as rows."""
     from PIL import Image, ImageDraw
 
-    columns = max(1, min(len(pictures), math.ceil(math.sqrt(1.4 * len(pictures)))))
+    columns = columns or max(1, min(len(pictures), math.ceil(math.sqrt(1.4 * len(pictures)))))
     cell = max(_SMALLEST_CELL, min(_LARGEST_CELL, width // columns - _GAP))
     drawn = [_drawn(each, cell) for each in pictures]
     font = _font(max(11, min(16, cell // 18)))

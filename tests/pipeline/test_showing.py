@@ -103,6 +103,14 @@ def test_boxes_of_ragged_batches_and_of_torchvision_are_the_same() -> None:
     assert colors(ours) > 500
 
 
+def test_several_views_of_a_sample_are_a_row() -> None:
+    batch = {"global": torch.zeros(5, 2, 3, 32, 32), "local": torch.zeros(5, 6, 3, 16, 16)}
+    sheet = penstock.show(batch, width=960)
+    columns = (np.asarray(sheet) == 0).all(-1).any(0)
+    rows = (np.asarray(sheet) == 0).all(-1)[:, 10]
+    assert [int(np.diff(line.astype(int)).clip(min=0).sum()) for line in (columns, rows)] == [8, 5]
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [

@@ -44,7 +44,8 @@ class Batch:
     finish:
         output: what the user gets; None before.
     augment:
-        ready: the event of the stream that made the output, if it isn't the loop's.
+        ready: the event of the stream that made the output, if it isn't the loop's. augment_s: time
+        that the loop's thread spent in the stage.
     """
 
     step: Step
@@ -63,6 +64,7 @@ class Batch:
     decode_wait_s: float = 0.0
     output: Output | None = None
     ready: Any = None
+    augment_s: float = 0.0
 
     @property
     def epoch(self) -> int:

@@ -331,7 +331,9 @@ class PipelineRunner:
         self._next = None  # if an interrupt comes from here on, the next call starts again
         device = self._pipeline.on_device
         if device is not None:
+            is_ahead = self._made is not None
             batch = self._made_here(device)
+            began += 0.0 if is_ahead else batch.augment_s
         elif self._decodes_ahead:
             batch = self._decoded_ahead()
         else:

@@ -61,7 +61,9 @@ class Statistics(Traffic):
     samples: int = _count("samples delivered to the training loop")
     batches: int = _count("batches delivered to the training loop")
     first_batch_s: float = _row("wait for the first batch; no other field includes it")
-    step_s: float = _count("time outside the loader between two batches, which is the model's")
+    step_s: float = _count(
+        "time outside the loader between two batches, which is the model's, and in device_augment="
+    )
     wait_s: float = _count("time in the loader, waiting for a batch")
     wait_share: float = _row("wait_s / (step_s + wait_s)", of=LoaderFacts)
     wait_p50_s: float = _row("median of the wait for one batch, over the latest 4,096")

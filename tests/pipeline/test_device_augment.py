@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,6 +211,23 @@ def test_what_isnt_such_a_function_is_refused_at_once(
 def test_a_torch_dataset_is_refused() -> None:
     with pytest.raises(ConfigError, match="device_augment= works on native datasets"):
         DataLoader(Squares(4), device_augment=noisy)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_time_of_the_function_is_no_wait_for_data(arrays: Path, ahead: bool) -> None:
+    def slow(batch: dict[str, Any], _: torch.Generator) -> dict[str, Any]:
+        end = time.perf_counter() + 0.02
+        while time.perf_counter() < end:
+            pass
+        return batch
+
+    with loader(arrays, slow) as job:
+        if ahead:
+            Ahead(job)
+        assert len([*job, *job, *job]) == 12
+        statistics = job.statistics()
+    assert statistics.step_s > 12 * 0.02
+    assert statistics.wait_s < statistics.step_s
 
 
 class Ahead:

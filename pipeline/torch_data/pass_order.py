@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -51,13 +52,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.options import LoaderOptions
-    from penstock.pipeline.plan import MixtureSettings
+    from penstock.pipeline.plan import MixtureSettings, RankSlots, Step
     from penstock.pipeline.torch_data.augmenter import Augmenter
     from penstock.readers import Contents, Source
 
     Ints = NDArray[np.int64]
 
 _DONE: Any = object()
+_ORDERED_TOGETHER = 4096  # samples over all ranks: 0.2 ms before the first batch of a pass
 
 
 class PassRequests:
@@ -480,8 +482,7 @@ class _PlannedRequests(PassRequests):
 
     def __iter__(self) -> Iterator[WorkerRequest]:
         order, job, mark = self._order, self._order.job, self.mark
-        for step in job.walk.steps(mark.cursor, endless=False):
-            slots = order.ranks.slots(step)
+        for step, slots in self._slots():
             ids = job.source.ids(slots.rows).tolist()
             self._sent.append(({"position": step.start.position + step.size}, slots.valid))
             epochs = slots.samples.epochs
@@ -489,6 +490,16 @@ class _PlannedRequests(PassRequests):
                 index=ids if order.options.is_batched else ids[0],
                 epoch=mark.epoch if epochs is None else epochs,
             )
+
+    def _slots(self) -> Iterator[tuple[Step, RankSlots]]:
+        """Yield the pass's steps, with the samples of this rank. Those of small batches are found
+        by one computation for several of them."""
+        job, ranks = self._order.job, self._order.ranks
+        steps = job.walk.steps(self.mark.cursor, endless=False)
+        together = max(1, _ORDERED_TOGETHER // job.walk.schedule.size)
+        while some := [*islice(steps, together)]:
+            found = ranks.slots_together(some) if len(some) > 1 else None
+            yield from zip(some, found[0] if found else map(ranks.slots, some), strict=True)
 
 
 def order_of(

@@ -10,6 +10,8 @@ reported: draws for batches between which other code drew from the same generato
 from __future__ import annotations
 
 import base64
+import ctypes
+import functools
 import random
 import zlib
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORDS = 624  # of a Mersenne twister's state; the position among them follows
+_TWISTER_BYTES = 4 * (_WORDS + 1)
+_numpy: Any = np.random  # its types lack two functions
 NAMES = {
     "rng": "torch's default generator",
     "python_rng": "python's `random`",
@@ -106,26 +110,82 @@ class _Python:
         return (3, (*map(int, words), place), None)
 
 
+@functools.cache
+def _is_in_memory() -> bool:
+    """Return True if numpy keeps the words and the position of a twister one after the other."""
+    twister: Any = np.random.MT19937(0)
+    return ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES) == _state_of(twister)
+
+
+def _state_of(twister: Any) -> bytes:
+    state = twister.state["state"]
+    words: bytes = state["key"].tobytes()
+    return words + np.uint32(state["pos"]).tobytes()
+
+
+def _numpy_state() -> bytes | None:
+    """Return the words and the position of numpy's global generator; None for another kind.
+
+    numpy's functions return and set a state word by word, in 50 us; a copy takes 1 us.
+    """
+    twister = _numpy.get_bit_generator()
+    if type(twister) is not np.random.MT19937:
+        return None
+    if not _is_in_memory():
+        return _state_of(twister)
+    return ctypes.string_at(twister.ctypes.state_address, _TWISTER_BYTES)
+
+
+def _set_numpy_state(state: bytes, *, ahead: float | None = None) -> None:
+    """Set the state of numpy's global generator. ahead: the normal value that it drew ahead."""
+    twister = _numpy.get_bit_generator()
+    if ahead is None and type(twister) is np.random.MT19937 and _is_in_memory():
+        _numpy.set_bit_generator(twister)  # drops a normal value that it drew ahead
+        ctypes.memmove(twister.ctypes.state_address, state, _TWISTER_BYTES)
+        return
+    words, has_ahead = np.frombuffer(state, np.uint32), int(ahead is not None)
+    np.random.set_state(("MT19937", words[:-1], int(words[-1]), has_ahead, ahead or 0.0))
+
+
 class _Numpy:
     """numpy's global generator; its state is None if the program has replaced it by another
     kind."""
 
     def get(self) -> Any:
-        state: Any = np.random.get_state(legacy=False)
-        if state["bit_generator"] != "MT19937":
-            return None
-        return state["state"]["key"].tobytes(), int(state["state"]["pos"])
+        return _numpy_state()
 
     def set(self, state: Any) -> None:
         if state is not None:
-            np.random.set_state(("MT19937", np.frombuffer(state[0], np.uint32), state[1], 0, 0.0))
+            _set_numpy_state(state)
 
     def freeze(self, state: Any) -> str:
-        return _text(state[0] + np.uint32(state[1]).tobytes())
+        return _text(state)
 
-    def thaw(self, text: str) -> Any:
+    def thaw(self, text: str) -> bytes:
         words, place = _twister(text)
-        return words.tobytes(), place
+        return bytes(words.tobytes() + np.uint32(place).tobytes())
+
+
+class MainDraws:
+    """The exact states of the three generators, which the training loop draws from.
+
+    restore() must follow: the constructor may move numpy's generator.
+    """
+
+    def __init__(self) -> None:
+        self._torch, self._python = torch.get_rng_state(), random.getstate()
+        self._numpy, self._ahead = _numpy_state(), None
+        if self._numpy is not None:
+            # Only this shows a value that was drawn ahead; if there is none, it moves the state.
+            value = np.random.standard_normal()
+            self._ahead = value if _numpy_state() == self._numpy else None
+
+    def restore(self) -> None:
+        """Set the three generators to these states."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            _set_numpy_state(self._numpy, ahead=self._ahead)
 
 
 KINDS: dict[str, Any] = {"rng": _Torch(), "python_rng": _Python(), "numpy_rng": _Numpy()}

@@ -45,7 +45,7 @@ from penstock.pipeline.torch_data.mark import (
     iterator_at,
     state_of,
 )
-from penstock.pipeline.torch_data.random_states import StreamDraws
+from penstock.pipeline.torch_data.random_states import MainDraws, StreamDraws
 from penstock.pipeline.torch_private import numpy_seed, set_worker_info
 
 if TYPE_CHECKING:
@@ -230,18 +230,14 @@ class MapSource(torch.utils.data.Dataset[WorkerMessage]):
         if request.void:
             return WorkerMessage(worker=worker, void=True)
         in_main = torch.utils.data.get_worker_info() is None
-        before: Any = None  # states of the generators, which the training loop uses
-        if in_main and self.seed is not None:
-            before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        before = MainDraws() if in_main and self.seed is not None else None
         try:
             read, batch = self._fetch(request)
         except TooManyBadSamplesError as error:  # torch would raise it without its sample_ids
             return WorkerMessage(worker=worker, error=error)
         finally:
             if before is not None:
-                random.setstate(before[0])
-                np.random.set_state(before[1])
-                torch.set_rng_state(before[2])
+                before.restore()
         # Each time, unlike for a stream: samples between two states couldn't be read again.
         has_position = self._has_state and not in_main
         return WorkerMessage(

@@ -133,6 +133,32 @@ def test_resumed_at_every_step(kind: str) -> None:
         assert before == (random.getstate(), str(np.random.get_state()))  # the training loop's
 
 
+class Noisy(Squares):
+    """Draws from all generators, an odd number of normal values from numpy's."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(1) + random.random() + np.random.standard_normal(3).sum()
+
+
+@pytest.mark.parametrize("ahead", [0, 1], ids=["nothing ahead", "a normal value ahead"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_seeded_pass_in_the_main_process_leaves_the_loops_generators(
+    ahead: int, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The state of numpy's generator is copied in memory, or through numpy's functions.
+    module = "penstock.pipeline.torch_data.random_states"
+    monkeypatch.setattr(f"{module}._is_in_memory", lambda: in_memory)
+    seed(5)
+    np.random.standard_normal(ahead)  # two are drawn at once
+    expected = [random.random(), *np.random.standard_normal(5).tolist(), torch.rand(1).item()]
+    seed(5)
+    np.random.standard_normal(ahead)
+    for _ in DataLoader(Noisy(SAMPLES, "int"), batch_size=4, shuffle=True, seed=7):
+        pass
+    found = [random.random(), *np.random.standard_normal(5).tolist(), torch.rand(1).item()]
+    assert found == expected
+
+
 @pytest.mark.parametrize("kind", ["python", "eager", "lazy"])
 @pytest.mark.parametrize("live", [False, True])
 def test_a_state_from_the_start_states_what_will_come(kind: str, live: bool) -> None:

@@ -161,7 +161,12 @@ def remedy_for(name: bytes) -> str:
             "To read token ids (nanoGPT's train.bin), describe them: "
             'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md).'
         )
-    return _store_advice(name) or (REMEDY if found in ("json", "xml") else "")
+    if found == "json":
+        return (
+            "To read annotations as in COCO, give the folder of their images as the URL, and this "
+            f"file as manifest=. {REMEDY}"
+        )
+    return _store_advice(name) or (REMEDY if found == "xml" else "")
 
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:

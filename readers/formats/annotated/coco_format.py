@@ -51,6 +51,7 @@ BESIDE = b"_annotations.coco.json"
 """The name of a file of annotations that lies beside its images, as Roboflow exports them."""
 
 AREA, CROWD, ANNOTATION_IDS, CAPTIONS = "area", "iscrowd", "annotation_ids", "captions"
+_MAX_BYTES = 2**34  # Objects365 has 2.5 GB, LVIS 1.1 GB
 _PANOPTIC = "segments_info"
 _SIDES = {"left": "right", "right": "left", "L": "R", "R": "L", "l": "r", "r": "l"}
 
@@ -67,7 +68,7 @@ class CocoFormat(AnnotatedFormat):
     def list(self, origin: Origin) -> CocoFiles:
         """List the images. Raises as `list_folder` does, and DatasetError without annotations."""
         if origin.arrangement.manifest:
-            place, entry = manifest_entry(origin)
+            place, entry = manifest_entry(origin, max_bytes=_MAX_BYTES)
         else:
             beside = origin.entry(BESIDE)
             if beside is None:

@@ -168,8 +168,8 @@ def read_whole(origin: Origin, files: Sequence[Entry], *, workers: int) -> list[
     return read_file_parts(origin, [(f, 0, f.size_bytes) for f in files], workers=workers)
 
 
-def manifest_entry(origin: Origin) -> tuple[Origin, Entry]:
-    """Return the file that lists the samples, and the origin that reads it.
+def manifest_entry(origin: Origin, *, max_bytes: int = MAX_TABLE_BYTES) -> tuple[Origin, Entry]:
+    """Return the file that lists the samples, and the origin that reads it. max_bytes: of the file.
 
     It lies below the dataset's root, else next to the root, or it is any file of this machine,
     whose name is then its absolute path. Raises ConfigError, FetchError.
@@ -190,10 +190,10 @@ def manifest_entry(origin: Origin) -> tuple[Origin, Entry]:
             else f" in or next to {origin.url}. For a file of this machine give its full path"
         )
         raise ConfigError(f"manifest: there is no file {printable(os.fsencode(manifest))}{where}.")
-    if entry.size_bytes > MAX_TABLE_BYTES:
+    if entry.size_bytes > max_bytes:
         raise ConfigError(
             f"manifest: {printable(name)} has {entry.size_bytes:,} bytes, wanted at most "
-            f"{MAX_TABLE_BYTES:,}. Split the dataset, or put the values into tar files."
+            f"{max_bytes:,}. Split the dataset, or put the values into tar files."
         )
     return place, entry
 

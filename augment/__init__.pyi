@@ -32,7 +32,7 @@ from .field_recipes import FieldLists as FieldLists
 from .field_recipes import Recipes as Recipes, by_field as by_field, check_recipes as check_recipes
 from .geometric_operations import CenterCrop as CenterCrop, FixedCrop as FixedCrop
 from .geometric_operations import Letterbox as Letterbox, LongestSide as LongestSide
-from .geometric_operations import ScaleJitter as ScaleJitter
+from .geometric_operations import RandomIoUCrop as RandomIoUCrop, ScaleJitter as ScaleJitter
 from .geometric_operations import RESIZED_CROP_ATTEMPTS as RESIZED_CROP_ATTEMPTS
 from .geometric_operations import RandomCrop as RandomCrop
 from .geometric_operations import RandomHorizontalFlip as RandomHorizontalFlip

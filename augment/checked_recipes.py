@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from penstock.readers.fieldtypes import ColumnCrop, DenseColumn, ListColumn, Rag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.augment.draw_keys import Bools, Ints
     from penstock.augment.field_operations import ColumnOperation, SanitizeBoxes
@@ -69,6 +71,19 @@ class FieldRecipes:
     def mixed(self) -> str | None:
         """The name of the image field whose samples are mixed with one another."""
         return next((name for name, recipe in self.images.items() if recipe.mixing), None)
+
+    def boxes_of(
+        self, image: str, columns: Mapping[str, Column], dims: NDArray[np.int32]
+    ) -> tuple[NDArray[Any], Ints]:
+        """Return the boxes of the images of a field as x1, y1, x2, y2 in pixels, (k, 4), and the
+        row of each one's image. dims: heights and widths of the images, (n, 2)."""
+        found = [
+            follower.type.in_pixels(columns[name], dims.T)  # type: ignore[attr-defined]
+            for name, follower in self.followers.items()
+            if follower.of == image and follower.type.is_boxes
+        ]
+        boxes, owners = zip(*found, strict=True)
+        return np.concatenate(boxes), np.concatenate(owners)
 
     def follow(
         self, moves: Mapping[str, ImageMoves], columns: Mapping[str, Column]

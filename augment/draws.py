@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.augment.draw_keys import Uniform, draw_base, view_salts
 from penstock.augment.geometric_operations import FlipOperation
-from penstock.augment.image_moves import CropMove, FlipMove, ImageMoves, ScaleMove
+from penstock.augment.image_moves import BoxedCropMove, CropMove, FlipMove, ImageMoves, ScaleMove
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,6 +97,7 @@ def draw_with_moves(
     occurrences: NDArray[np.int64] | None = None,
     batch: tuple[int, int] = (0, 0),
     missing: NDArray[np.bool_] | None = None,
+    boxes: tuple[NDArray[Any], Ints] | None = None,
 ) -> tuple[Draws, ImageMoves]:
     """Return the graph's argument inputs for one batch, and the moves of the images' masks, boxes
     and points by the same numbers; a pure function of each sample, and of `batch`.
@@ -104,13 +105,14 @@ def draw_with_moves(
     ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2). epoch,
     occurrences: as in `draw_base`. batch: epoch and first position of the global batch, the key of
     what is drawn once for all its images. missing: True for samples without an image, whose result
-    is empty unless all images have one size.
+    is empty unless all images have one size. boxes: for operations that need them: x1, y1, x2, y2
+    in pixels of the stored images, (k, 4), and the row of each one's image.
     """
     keys = _Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
     if recipe.random:
         keys = _Keys.of(recipe, seed, ids, epoch, occurrences, batch)
-    moves: list[ImageMove] = []
     images = np.ascontiguousarray(dims.T, np.int64)
+    moves = _Moves(images, boxes)
     view = _View.whole(images, {})
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
@@ -238,8 +240,23 @@ class _Keys:
         return Uniform(self.batch if op.per == "batch" else self.samples, index)
 
 
+class _Moves(list["ImageMove"]):
+    """The moves so far. boxes: of the stored images, with the row of each one's image, or None."""
+
+    def __init__(self, images: Ints, boxes: tuple[NDArray[Any], Ints] | None) -> None:
+        super().__init__()
+        self._images, self.boxes = images, boxes
+
+    def moved_boxes(self, sizes: Ints) -> tuple[Floats, Ints]:
+        """Return the boxes where they are now. sizes: of the images now."""
+        assert self.boxes is not None
+        size, (boxes, owner) = (self._images[0], self._images[1]), self.boxes
+        moves = ImageMoves(size=size, moves=tuple(self), sizes=sizes, canvas=None)
+        return moves.move_boxes(boxes, owner).astype(np.float64), owner
+
+
 def _apply_windows(
-    view: _View, windows: tuple[PlacedWindow, ...], keys: _Keys, moves: list[ImageMove]
+    view: _View, windows: tuple[PlacedWindow, ...], keys: _Keys, moves: _Moves
 ) -> None:
     move: CropMove | FlipMove
     for index, op in windows:
@@ -247,6 +264,11 @@ def _apply_windows(
         uniform = keys.uniform(index, op)
         if isinstance(op, FlipOperation):
             move = FlipMove(size=size, on=op.draw(uniform)["on"], axis=op.axis)
+        elif op.needs_boxes and moves.boxes is not None:
+            places, owner = moves.moved_boxes(size)
+            window = np.array(op.boxed_window(size[0], size[1], uniform, places, owner))
+            on = (window[2:] != size).any(axis=0)
+            move = BoxedCropMove(size=size, start=window[:2], length=window[2:], on=on)
         else:
             window = np.array(op.window(size[0], size[1], uniform))
             move = CropMove(size=size, start=window[:2], length=window[2:])

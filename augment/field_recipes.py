@@ -113,6 +113,13 @@ def check_recipes(
     _warn_of_untyped_fields(lists, selected, names)
     followers = _followers(lists, schema, selected, images, ranges)
     fields = _with_views(fields, images)
+    for name, recipe in images.items():
+        boxed = {each.of for each in followers.values() if each.type.is_boxes}
+        if recipe.needs_boxes and name not in boxed:
+            raise RecipeError(
+                f'RandomIoUCrop needs the boxes of "{name}", and none are selected: add the field '
+                f'of Boxes(of="{name}") to fields=, or leave RandomIoUCrop out.'
+            )
     columns: dict[str, ColumnOperation] = {}
     delivered = {**selected, **{name: each.type for name, each in followers.items()}}
     for op in _each(lists, ColumnOperation):

@@ -119,6 +119,22 @@ class CropMove(AxisMove):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BoxedCropMove(CropMove):
+    """A crop after which boxes are empty whose middle isn't in the window. on: of images that have
+    such a window, bool, (n,)."""
+
+    on: Bools
+
+    def places(self, places: Floats, owner: Ints) -> None:
+        middle = places.mean(axis=1)
+        start = self.start[::-1, owner].T
+        inside = ((start < middle) & (middle < start + self.length[::-1, owner].T)).all(axis=1)
+        CropMove.places(self, places, owner)
+        if places.shape[1] == 2:  # boxes
+            places[~inside & self.on[owner]] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScaleMove(AxisMove):
     """A resize of each image. to: heights and widths after it, int64, (2, n)."""
 

@@ -26,7 +26,7 @@ from penstock.cache import RecipeError, explain_arguments
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.draw_keys import Ints, Uniform
+    from penstock.augment.draw_keys import Floats, Ints, Uniform
     from penstock.readers import ImageRange
     from penstock.readers.fieldtypes import FieldType
 
@@ -186,6 +186,16 @@ class GeometricOperation(Operation):
             return np.full_like(height, size[0]), np.full_like(width, size[1])
         short = np.minimum(height, width)
         return size * height // short, size * width // short
+
+    def boxed_window(
+        self, height: Ints, width: Ints, uniform: Uniform, _boxes: Floats, _owner: Ints, /
+    ) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return the windows as `window`, of an operation that needs the boxes of the images.
+
+        _boxes: x1, y1, x2, y2 in the images that it gets, float64, (k, 4). _owner: the image of
+        each, int64, (k,).
+        """
+        return self.window(height, width, uniform)
 
     def is_even(self, before: bool, after: ImageRange, /) -> bool:
         """Return True if all images of a batch have one size after it, although that may be

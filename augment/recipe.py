@@ -287,6 +287,11 @@ class CheckedRecipe:
         return sum(field.count * field.recipe.values for field in self.views)
 
     @property
+    def needs_boxes(self) -> bool:
+        """True if its windows depend on the boxes of the images."""
+        return any(isinstance(op, GeometricOperation) and op.needs_boxes for op in self.ops)
+
+    @property
     def decodes_window(self) -> bool:
         """True if decoding a part of each image is enough."""
         if self.views:

@@ -12,6 +12,7 @@ from .augment.geometric_operations import (
     CenterCrop as CenterCrop,
     RandomCrop as RandomCrop,
     RandomHorizontalFlip as RandomHorizontalFlip,
+    RandomIoUCrop as RandomIoUCrop,
     Letterbox as Letterbox,
     LongestSide as LongestSide,
     RandomResizedCrop as RandomResizedCrop,

@@ -100,6 +100,8 @@ class ImageDecoding:
                 "batch": key,
                 "missing": missing,
             }
+            if recipe.needs_boxes:
+                samples["boxes"] = recipes.boxes_of(field, content.columns, dims)
             if recipe.views:
                 draws[field] = draw(recipe, **samples)
             else:

@@ -138,14 +138,23 @@ class Boxes(_Points):
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> RaggedColumn:
         """Return boxes as x1, y1, x2, y2 in pixels, float32."""
-        stored, owner, offsets = self._rows(column)
-        boxes = to_xyxy(stored, self.format)
-        if self.is_normalised:
-            sides = np.array(size if moves is None else moves.size, np.float32).T[..., _CORNERS]
-            boxes *= sides if moves is None else sides[owner]
+        _, _, offsets = self._rows(column)
+        boxes, owner = self.in_pixels(column, size if moves is None else moves.size)
         if moves is not None:
             boxes = moves.move_boxes(boxes, owner)
         return RaggedColumn(boxes, offsets)
+
+    def in_pixels(
+        self, column: Column, sizes: Any
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return stored boxes as x1, y1, x2, y2 in pixels, (k, 4), and the row of each one's image.
+        sizes: heights and widths of the images, (2, n), or of all, (2,), if they are needed."""
+        stored, owner, _ = self._rows(column)
+        boxes = to_xyxy(stored, self.format)
+        if self.is_normalised:
+            sides = np.array(sizes, np.float32).T[..., _CORNERS]
+            boxes *= sides if sides.ndim == 1 else sides[owner]
+        return boxes, owner
 
     def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
         """Yield what is wrong with boxes: not finite, not normalised, inverted, or wholly outside

@@ -25,13 +25,17 @@ from penstock.augment import (
     Graph,
     GraphPlan,
     ImageMoves,
+    Letterbox,
+    LongestSide,
     Normalize,
+    Pad,
     RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
     Resize,
+    ScaleJitter,
     ScaleMove,
     check_recipe,
     cifar_train,
@@ -385,7 +389,7 @@ def moves_of(
 ) -> tuple[dict[str, NDArray[Any]], ImageMoves]:
     dims = np.asarray(dims, np.int32).reshape(-1, 2)
     ids = np.arange(len(dims)) if ids is None else np.asarray(ids)
-    checked = check_recipe(recipe, images=MOVED_SIZES)
+    checked = check_recipe(recipe, images=MOVED_SIZES, lists=True)
     return draw_with_moves(checked, ids=ids, dims=dims, seed=seed, epoch=epoch)
 
 
@@ -395,6 +399,7 @@ def masks_of(dims: Any) -> list[NDArray[np.int32]]:
 
 
 KINDS = ("resize", "short", "center", "random", "padded", "window", "flip", "turn")
+SIZED = ("shorter", "longest", "letterbox", "jitter", "filled")
 
 
 @st.composite
@@ -402,17 +407,13 @@ def recipes(draw: st.DrawFn) -> tuple[Any, ...]:
     """Crops, resizes and flips in any order that fits images of 5 pixels and more."""
     ops: list[Any] = []
     known: tuple[int, int] | None = None  # height and width, once they are the same for all
-    is_padded = False
+    is_padded = is_thin = False  # thin: an image may have fewer pixels than a crop
     for _ in range(draw(st.integers(0, 6))):
         height, width = (max(side, 4) for side in known or (5, 5))
         # Not less than 4 pixels: torchvision counts in float32, and enlarges its rounding.
         size = draw(st.integers(4, height)), draw(st.integers(4, width))
         other = draw(st.integers(5, 60)), draw(st.integers(5, 60))
-        kind = draw(
-            st.sampled_from(
-                ["resize", "short", "center", "random", "padded", "window", "flip", "turn"]
-            )
-        )
+        kind = draw(st.sampled_from([*KINDS, *SIZED]))
         if kind == "resize":
             ops.append(Resize(other))
             known = other
@@ -422,18 +423,32 @@ def recipes(draw: st.DrawFn) -> tuple[Any, ...]:
         elif kind == "window":
             ops.append(RandomResizedCrop(other))
             known = other
-        elif kind in ("center", "random"):
+        elif kind in ("center", "random") and not is_thin:
             ops.append(CenterCrop(size) if kind == "center" else RandomCrop(size))
             known = size
-        elif kind == "padded" and not is_padded:
+        elif kind == "padded" and not is_padded and not is_thin:
             padding = draw(st.integers(1, 9))
             known = size[0] + 2 * padding - 1, size[1] + padding
             ops.append(RandomCrop(known, padding=padding))
             is_padded = True
-        else:
+        elif kind in ("flip", "turn"):
             flip = RandomHorizontalFlip if kind == "flip" else RandomVerticalFlip
             ops.append(flip(draw(st.sampled_from([0.5, 1.0]))))
-    return tuple(ops) if known else (*ops, Resize(draw(sides)))
+        elif kind in ("shorter", "longest", "jitter"):
+            made = {
+                "shorter": Resize(shorter=sorted({*other}), max_size=max(other) + 9),
+                "longest": LongestSide(sorted({*other})),
+                "jitter": ScaleJitter(other, (0.5, 1.5)),
+            }
+            ops.append(made[kind])
+            known, is_thin = None, True
+            continue
+        elif kind in ("letterbox", "filled") and not is_padded:
+            filled = RandomCrop(other, pad_if_needed=True)
+            ops.append(Letterbox(other) if kind == "letterbox" else filled)
+            known, is_padded = other, True
+        is_thin = is_thin and known is None
+    return (*ops, *draw(st.sampled_from([(), (Pad(to_multiple=8),)])))
 
 
 any_images = st.lists(sides, min_size=1, max_size=6)
@@ -490,7 +505,8 @@ def _as_torchvision_moves(recipe: Any, dims: list[tuple[int, int]], seed: int) -
         )
         wanted = [_by_torchvision(reference, value, moves, row) for value in values]
         wanted[1] = reference.clamp_bounding_boxes(wanted[1])  # where nothing has cropped
-        np.testing.assert_array_equal(found[0][row], wanted[0].numpy())
+        sides = tuple(map(slice, moves.sizes[:, row]))  # without padding
+        np.testing.assert_array_equal(found[0][row][sides], wanted[0].numpy())
         for ours, theirs in zip(found[1:], wanted[1:], strict=True):
             np.testing.assert_allclose(ours[row], theirs.numpy(), atol=1e-3, rtol=1e-6)
 
@@ -588,3 +604,35 @@ def test_masks_keep_their_numbers(dtype: Any) -> None:
     assert found.dtype == dtype
     assert (found[0] == np.iinfo(dtype).max).all()
     assert moves.move_masks(masks[1:] * 2, dtype=np.int64).dtype == np.int64
+
+
+def _sizes_after(op: Any, dims: list[tuple[int, int]]) -> list[list[int]]:
+    sizes: list[list[int]] = moves_of([op], dims)[1].sizes.T.tolist()
+    return sizes
+
+
+@given(dims=any_images, short=st.integers(1, 60), more=st.integers(0, 40))
+def test_sizes_are_those_of_torchvision(dims: list[tuple[int, int]], short: int, more: int) -> None:
+    most = short + more
+    for (height, width), size in zip(dims, _sizes_after(LongestSide(most), dims), strict=True):
+        long = max(height, width)
+        assert size == [max(1, most * height // long), max(1, most * width // long)]
+    resized = _sizes_after(Resize(short, max_size=most), dims)
+    for (height, width), size in zip(dims, resized, strict=True):
+        low, high = min(height, width), max(height, width)
+        sides = [short, short * high // low]
+        if sides[1] > most:
+            sides = [max(1, most * short // sides[1]), most]
+        assert size == (sides if height <= width else sides[::-1])
+
+
+def test_each_of_several_sizes_is_drawn() -> None:
+    dims = [(50, 50)] * 300
+    for op in (Resize(shorter=(20, 30, 40)), LongestSide((20, 30, 40)), Letterbox([20, 30, 40])):
+        sides = np.array(_sizes_after(op, dims))[:, 0]
+        assert {*sides.tolist()} == {20, 30, 40}
+        assert (np.bincount(sides)[[20, 30, 40]] > 70).all()
+    scaled = np.array(_sizes_after(ScaleJitter((100, 200), (0.1, 2.0)), dims))
+    assert (scaled[:, 0] == scaled[:, 1]).all()
+    assert scaled.min() < 20
+    assert scaled.max() > 190

@@ -20,13 +20,16 @@ from penstock.augment import (
     Pad,
     RandomErasing,
     RandomHorizontalFlip,
+    RandomIoUCrop,
     RandomRotation,
     Resize,
     SanitizeBoxes,
+    check_recipe,
+    draw_with_moves,
 )
 from penstock.cache import ConfigError, RecipeError
 from penstock.pipeline import DataLoader, World
-from penstock.readers import Dataset, ImageFacts
+from penstock.readers import ANY_SIZE, Dataset, ImageFacts
 from penstock.readers.fieldtypes import Boxes, Mask
 from tests import tars
 from tests.conftest import photograph
@@ -244,3 +247,58 @@ def test_sizes_need_their_image(pictures: Path) -> None:
     for fields in (("image.size", "id"), ("boxes", "boxes.size")):
         with pytest.raises(ConfigError, match="in addition to selected images"):
             batches(pictures, None, fields=fields, batch_size=2)
+
+
+def test_a_window_overlaps_with_a_box_as_much_as_is_wanted(pictures: Path) -> None:
+    fields = ("image", "boxes", "image.size", "id")
+    recipe = [RandomHorizontalFlip(), RandomIoUCrop(sampler_options=(0.6,)), RandomHorizontalFlip()]
+    alone: dict[int, Any] = {}
+    for batch in batches(pictures, recipe, fields=fields, batch_size=1):
+        (number,), size = batch["id"].tolist(), batch["image.size"][0].tolist()
+        height, width = SIZES[number]
+        alone[number] = batch["image"][0]
+        assert 0.3 * height - 1 < size[0] <= height
+        assert 0.3 * width - 1 < size[1] <= width
+        assert 0.5 <= size[1] / size[0] <= 2
+        x1, y1, x2, y2 = batch["boxes"][0][0].tolist()
+        assert 0 <= x1 <= x2 <= size[1]
+        assert 0 <= y1 <= y2 <= size[0]
+        shared = (x2 - x1) * (y2 - y1)
+        box = (width - 6) * (height - 8)
+        assert shared / (size[0] * size[1] + box - shared) > 0.6 - 1e-5
+    assert len({each.shape for each in alone.values()}) > N // 2
+    for batch in batches(pictures, recipe, fields=fields, batch_size=7):
+        for number, image in zip(batch["id"].tolist(), batch["image"], strict=True):
+            assert torch.equal(image, alone[number])
+
+
+def test_boxes_outside_a_window_go_and_images_without_boxes_stay() -> None:
+    crop = RandomIoUCrop(min_scale=0.4, max_scale=0.6, sampler_options=(0.0,))
+    boxes = np.array([[0, 0, 10, 10], [70, 70, 100, 100], [0, 0, 10, 10]], np.float32)
+    checked = check_recipe([crop], images=ANY_SIZE)
+    dims = np.full((40, 2), 100, np.int32)
+    owner = np.array([0, 0, 1])
+    kept = []
+    for epoch in range(20):
+        _, moves = draw_with_moves(
+            checked, ids=np.arange(40), dims=dims, seed=1, epoch=epoch, boxes=(boxes, owner)
+        )
+        moved = moves.move_boxes(boxes, owner)
+        assert (moves.sizes[:, 2:] == 100).all()
+        assert (moves.sizes[:, :2] >= 40).all()
+        assert (moves.sizes[:, :2] <= 60).all()
+        kept.append((moved[:2, 2:] > moved[:2, :2]).all(axis=1).tolist())
+        assert any(kept[-1])
+    assert [True, False] in kept
+    assert [False, True] in kept
+    unchanged = check_recipe([RandomIoUCrop(sampler_options=(1.0,))], images=ANY_SIZE)
+    _, moves = draw_with_moves(
+        unchanged, ids=np.arange(40), dims=dims, seed=1, epoch=0, boxes=(boxes, owner)
+    )
+    assert (moves.sizes == 100).all()
+    np.testing.assert_array_equal(moves.move_boxes(boxes, owner), boxes)
+
+
+def test_a_crop_by_boxes_needs_boxes(pictures: Path) -> None:
+    with pytest.raises(RecipeError, match="RandomIoUCrop needs the boxes"):
+        batches(pictures, [RandomIoUCrop()], fields=("image", "id"), batch_size=2)

@@ -17,7 +17,7 @@ from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import ClassLabels, Image, Schema, column_of
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import Candidates, left_out_sentences
-from penstock.readers.formats.folder import FolderFormat, read_whole
+from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat, read_whole
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.origin import QuarantineEntry
 
@@ -73,7 +73,7 @@ class AnnotatedFiles(SpanListing):
     ) -> None:
         self.described, self.place = described, place
         if found.directories:  # to notice that one was edited
-            times = {entry.name: entry.mtime_ns for entry in described}
+            times = {entry.name: entry.mtime_ns for entry in described[:MAX_TIMED_FILES]}
             found = replace(found, directories={**found.directories, **times})
         known = {entry.name for entry in found.entries}
         others = [entry for entry in described if entry.name not in known]

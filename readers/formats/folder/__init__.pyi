@@ -1,3 +1,4 @@
+from .folder_listing import MAX_TIMED_FILES as MAX_TIMED_FILES
 from .folder_listing import manifest_entry as manifest_entry, read_whole as read_whole
 from .folder_listing import with_masks as with_masks
 from .folder_format import FolderFormat as FolderFormat, list_folder as list_folder

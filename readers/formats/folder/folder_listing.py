@@ -54,9 +54,10 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.origin import Entry, Origin
 
-# An index records the modification times of at most this many tables, JSON files and texts. They
-# are compared each time the index is opened, to detect changes.
-_MAX_TIMED_FILES = 2**14
+MAX_TIMED_FILES = 2**14
+"""An index records the modification times of at most this many tables, JSON files, texts and
+annotations. They are compared each time the index is opened, to detect changes."""
+
 _EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
@@ -86,7 +87,7 @@ class FolderFiles(SpanListing):
         if origin.arrangement.manifest is None and self._metadata:
             return self._metadata
         edited = (file for file in files if file.name.endswith(_EDITED))
-        return list(itertools.islice(edited, _MAX_TIMED_FILES))
+        return list(itertools.islice(edited, MAX_TIMED_FILES))
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return all samples. Reads tables and JSON files."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from penstock.augment import LongestSide, Pad
 from penstock.cache import ConfigError, PlanError, ResumeError
 from penstock.pipeline import DataLoader, Order, World
 from penstock.pipeline.feed import warm
@@ -122,3 +123,17 @@ def test_the_command_takes_a_state_of_json(
     assert (code, json.loads(out)["objects"]) == (0, count)
     code, _, err = run(capsys, *options, "--seed", "7")
     assert (code, "together with a state" in " ".join(err.split())) == (2, True)
+
+
+def test_batches_of_similar_shapes_are_warmed_too(pack: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "bucket_by": "aspect"}
+    with dataset_of(pack, tmp_path / "first") as dataset:
+        dataset = dataset.select("image", "id")
+        recipe = [LongestSide(16), Pad(to_multiple=1)]
+        with DataLoader(dataset, augment=recipe, drop_last=True, **options) as loader:
+            loader.skip(2)
+            state = loader.state_dict()
+    with dataset_of(pack, tmp_path / "second") as dataset:
+        result = warm(dataset, state=state)
+        assert not result.failed
+        assert result.objects > 0

@@ -102,6 +102,7 @@ class PartSummary:
         return (
             self.name,
             f"{self.weight:.4g}",
+            f"{self.share:,}",
             f"{self.samples:,}",
             f"{self.size:,}",
             f"{self.epochs:.3g}",
@@ -125,7 +126,10 @@ class MixtureSummary:
     bytes: int
     parts: tuple[PartSummary, ...]
 
-    HEADS = ("part", "weight", "samples", "of", "own epochs", "each sample", "tokens", "bytes")
+    HEADS = (
+        *("part", "weight", "share", "samples", "of"),
+        *("own epochs", "each sample", "tokens", "bytes"),
+    )
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Yield the columns of each part, and of all of them, for people; `HEADS` names them."""
@@ -134,7 +138,8 @@ class MixtureSummary:
         exact = all(part.tokens_are_exact for part in self.parts)
         size = sum(part.size for part in self.parts)
         total = f"{self.samples:,}", f"{size:,}", "", "", _tokens(self.tokens, exact)
-        yield ("all", "1", *total, format_size(self.bytes))
+        shares = f"{sum(part.share for part in self.parts):,}"
+        yield ("all", "1", shares, *total, format_size(self.bytes))
 
     def values(self) -> dict[str, Any]:
         """Return all figures as JSON types."""

@@ -198,8 +198,11 @@ class WarpMove(ImageMove):
         return out
 
     def of_image(self, image: int, masks: NDArray[Any]) -> NDArray[Any]:
-        places, inside = self._places(image, masks.shape[1:])
-        return np.stack([mask.take(places) * inside for mask in masks])
+        from penstock.readers.fieldtypes import warp_masks  # needs numba, as these masks do
+
+        out = np.zeros_like(masks, order="C")
+        warp_masks(masks, self.matrix[image], out)
+        return out
 
     def _places(self, image: int, shape: tuple[int, ...]) -> tuple[Ints, Bools]:
         """Return the nearest pixel of an image for each of the result, by its place in the flat

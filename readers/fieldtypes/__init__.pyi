@@ -29,6 +29,7 @@ from .field_type import from_json as from_json, is_field_name as is_field_name
 from .field_type import is_number as is_number, named_type as named_type
 from .field_type import number_name as number_name
 from .instance_masks import InstanceMasks as InstanceMasks, Segmentations as Segmentations
+from .mask_warps import warp_masks as warp_masks
 from .masks import Mask as Mask, is_mask_name as is_mask_name
 from .masks import (
     common_dtype as common_dtype,

@@ -40,12 +40,15 @@ _MIDDLE = 2  # the fifth of a column after which it is crossed
 _TEXT_ZERO, _TEXT_END, _TEXT_DIGITS = 48, 112, 12
 
 
-def compiled(signature: str) -> Callable[[Any], Any]:
+def compiled(*signatures: str) -> Callable[[Any], Any]:
+    """Compile a function for these signatures when its module is imported; numba keeps the result
+    for later processes."""
+
     def compile_it(function: Any) -> Any:
         try:
-            return njit(signature, nogil=True, cache=True, error_model="numpy")(function)
+            return njit([*signatures], nogil=True, cache=True, error_model="numpy")(function)
         except RuntimeError:  # no writable folder: each process compiles
-            return njit(signature, nogil=True, error_model="numpy")(function)
+            return njit([*signatures], nogil=True, error_model="numpy")(function)
 
     return compile_it
 

@@ -93,7 +93,8 @@ def measure_ceilings(
         there = [row for row, image in enumerate(columns.encoded(field).encoded) if len(image)]
         if there:
             bare = check_recipe(
-                without_augmenting(recipe.ops), images=dataset.contents.images[field]
+                without_augmenting(recipe.ops, has_one_size=recipe.sizes.fixed is not None),
+                images=dataset.contents.images[field],
             )
             batch, share = columns.take(there).encoded(field), len(there) / len(some)
             fields.append(stages.measure(batch, recipe, bare, share=share))
@@ -448,16 +449,21 @@ def _twins(batch: EncodedBatch, rows: Sequence[int]) -> tuple[EncodedBatch, Enco
 
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
+_TINY = 40
 
 
-def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
+def without_augmenting(ops: tuple[Operation, ...], *, has_one_size: bool = True) -> list[Operation]:
     """Return the recipe's decoding and windows with tiny output sizes, and no later operation; of
-    images with views, one small view of the full image."""
+    images with views, one small view of the full image. has_one_size: False if images differ in
+    size."""
     bare: list[Operation] = []
     is_behind = False
     for op in ops:
         changed: Any = op
-        if isinstance(op, GeometricOperation) and op.resize is not None:
+        if isinstance(op, GeometricOperation) and op.gives_lists:  # full images are decoded for it
+            changed = Resize((_TINY, _TINY), antialias=False)
+            is_behind = True
+        elif isinstance(op, GeometricOperation) and op.resize is not None:
             changed = replace(changed, size=_smaller(changed.size), antialias=False)
             is_behind = True
         elif isinstance(op, FixedCrop) and is_behind:
@@ -468,6 +474,8 @@ def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
         elif not isinstance(op, FixedCrop) and op.stage is not Stage.DECODE:
             continue
         bare.append(changed)
+    if not has_one_size and not is_behind:
+        bare.append(Resize((_TINY, _TINY), antialias=False))
     return bare
 
 

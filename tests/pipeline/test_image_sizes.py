@@ -302,3 +302,32 @@ def test_boxes_outside_a_window_go_and_images_without_boxes_stay() -> None:
 def test_a_crop_by_boxes_needs_boxes(pictures: Path) -> None:
     with pytest.raises(RecipeError, match="RandomIoUCrop needs the boxes"):
         batches(pictures, [RandomIoUCrop()], fields=("image", "id"), batch_size=2)
+
+
+def test_a_job_with_sizes_of_batches_resumes_and_keeps_images_in_memory(pictures: Path) -> None:
+    def loader(recipe: Any, **options: Any) -> DataLoader:
+        dataset = Dataset(pictures, fields=FIELDS, schema=SCHEMA)
+        return DataLoader(
+            dataset, batch_size=5, shuffle=True, seed=3, as_dict=True, augment=recipe, **options
+        )
+
+    for recipe in (
+        [Letterbox([16, 24, 32], per="batch"), RandomHorizontalFlip()],
+        [*RECIPE, Pad(to_multiple=8)],
+        RECIPE,
+    ):
+        with loader(recipe) as whole, loader(recipe, resident=True) as resident:
+            found = [list(whole) for _ in range(2)]
+            kept = [list(resident) for _ in range(2)]
+        with loader(recipe) as first:
+            batches = iter(first)
+            next(batches)
+            state = first.state_dict()
+        with loader(recipe) as second:
+            second.load_state_dict(state)
+            rest = list(second)
+        pairs = [*zip(found[0] + found[1], kept[0] + kept[1], strict=True)]
+        for one, other in (*pairs, *zip(found[0][1:], rest, strict=True)):
+            assert one["id"].tolist() == other["id"].tolist()
+            same = zip(one["image"], other["image"], strict=True)
+            assert all(torch.equal(ours, theirs) for ours, theirs in same)

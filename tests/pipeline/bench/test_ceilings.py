@@ -11,8 +11,11 @@ from penstock.augment import (
     CenterCrop,
     ColorJitter,
     Decode,
+    Letterbox,
+    LongestSide,
     Normalize,
     Operation,
+    Pad,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
@@ -58,6 +61,21 @@ def test_decoding_alone_keeps_the_windows_and_drops_the_rest(
     found = without_augmenting(checked.ops)
     assert found == bare
     assert check_recipe(found, images=IMAGES).dtype == "uint8"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        [LongestSide(64), Pad(to_multiple=32)],
+        [Letterbox(64), RandomHorizontalFlip()],
+        [RandomHorizontalFlip(), Pad(to_multiple=32)],
+    ],
+)
+def test_images_of_different_sizes_become_tiny(recipe: list[Operation]) -> None:
+    checked = check_recipe(recipe, images=IMAGES, lists=True)
+    has_one_size = checked.sizes.fixed is not None
+    found = without_augmenting(checked.ops, has_one_size=has_one_size)
+    assert check_recipe(found, images=IMAGES).shape == (3, 40, 40)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pack"])

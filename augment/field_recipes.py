@@ -96,7 +96,7 @@ def check_recipes(
         for name in op.fields or ():
             _claim({}, op, name, "image or array", known)
     images: dict[str, CheckedRecipe] = {}
-    followed = {type.reference for type in selected.values() if type.follows}
+    followed = {_image_of(type, schema) for type in selected.values() if type.follows}
     for name in names:
         ops = lists.get(name, ())
         try:
@@ -272,7 +272,7 @@ def _followers(
         if of is None:
             continue
         if type.refers_to == "boxes":
-            boxes, of = of, schema[of].reference or ""
+            boxes, of = of, _image_of(type, schema)
             if boxes not in selected and drops_boxes:
                 raise RecipeError(
                     f'SanitizeBoxes drops boxes of "{boxes}", which isn\'t selected, and "{name}" '
@@ -292,6 +292,12 @@ def _followers(
             boxes=boxes if sanitize else None,
         )
     return found
+
+
+def _image_of(type: FieldType, schema: Types) -> str:
+    """Return the image to which a field belongs, by way of its boxes if it has a row for each."""
+    of = type.reference or ""
+    return (schema[of].reference or "") if type.refers_to == "boxes" else of
 
 
 def _sanitizers(lists: Lists, selected: Types) -> dict[str, SanitizeBoxes]:

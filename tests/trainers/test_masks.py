@@ -3,14 +3,21 @@ bit."""
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.detection import make_set
+from penstock import DataLoader, Dataset, Normalize
 from penstock.augment import CropMove, FlipMove, ImageMoves, ScaleMove
 from penstock.readers.fieldtypes import InstanceMasks, Segmentations
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [
     pytest.mark.trainers,
@@ -132,3 +139,19 @@ def test_masks_follow_a_thousand_recipes_as_those_of_torchvision_do() -> None:
             size=None,
         )
         assert np.array_equal(found.sample(0), wanted.numpy()), (size, moves)
+
+
+def test_a_dataset_of_annotations_has_the_masks_of_cocos_own_tool(tmp_path: Path) -> None:
+    coco_api = pytest.importorskip("pycocotools.coco")
+    annotations = make_set(tmp_path, images=24)
+    with redirect_stdout(io.StringIO()):
+        coco = coco_api.COCO(str(annotations))
+    fields = ("image_id", "image", "annotation_ids", "masks")
+    dataset = Dataset(annotations.parent / "images", manifest=annotations, fields=fields)
+    with DataLoader(dataset, 8, augment=[Normalize()]) as loader:
+        for image_ids, images, ids, masks in loader:
+            for image_id, image, own, found in zip(image_ids, images, ids, masks, strict=True):
+                wanted = [coco.annToMask(each) for each in coco.loadAnns(own.tolist())]
+                assert own.tolist() == coco.getAnnIds(imgIds=[int(image_id)])
+                assert found.shape[1:] == image.shape[1:]
+                assert np.array_equal(found.numpy(), wanted)

@@ -150,6 +150,20 @@ def test_masks_may_be_padded_to_one_tensor() -> None:
     assert first["masks"].shape == (5, 4, 33, 20)
 
 
+def test_masks_of_images_of_different_sizes_need_no_boxes_beside_them() -> None:
+    images = [np.zeros((20 + i, 30, 3), np.uint8) for i in range(N)]
+    values = [[[[2, 2, 9, 2, 9, 9 + i]], None] for i in range(N)]
+    columns = {"image": images, "masks": [json.dumps(each).encode() for each in values]}
+    types = {name: TYPES[name] for name in ("image", "boxes", "masks")}
+    columns["boxes"] = [np.ones((2, 4), np.float32)] * N
+    source = Memory(types, columns, fields=("image", "masks"))
+    with DataLoader(source, batch_size=N) as loader:
+        ((images, masks),) = loader
+    assert [each.shape for each in masks] == [(2, *image.shape[1:]) for image in images]
+    for each, value in zip(masks, values, strict=True):
+        assert each[0].tolist() == decoded(value[0], *each.shape[1:]).tolist()
+
+
 def test_masks_alone_need_neither_image_nor_boxes() -> None:
     for each in batches(None, "id", "masks"):
         for sample_id, found in zip(each["id"].tolist(), each["masks"], strict=True):

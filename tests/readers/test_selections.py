@@ -143,10 +143,10 @@ def test_a_sample_that_was_not_selected_has_no_row() -> None:
         some.subset([2])
 
 
-def test_indexing_is_an_error_that_names_subset() -> None:
+def test_indexing_by_several_is_an_error_that_names_subset() -> None:
     for source in (Values([3]), Values([3]).subset([0])):
         with pytest.raises(ConfigError, match=r"dataset\.subset\(ids\)"):
-            source[0]
+            source[0:2]  # type: ignore[index]
 
 
 def test_repr_and_pickle() -> None:

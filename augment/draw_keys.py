@@ -49,7 +49,7 @@ def draw_base(
     id; 0 adds nothing, and None means zeros.
     """
     base = keyed_hash(seed, epoch, ids)
-    if np.any(salt):
+    if salt.any() if isinstance(salt, np.ndarray) else salt:
         base = splitmix64(base ^ np.asarray(salt, np.uint64))
     if occurrences is not None and occurrences.any():
         again = splitmix64(
@@ -104,7 +104,7 @@ class Uniform:
         """Return the draws of these numbers, shape (numbers, n). Row k is
         unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k])) if salt and occurrence are
         0."""
-        keys = np.array(numbers, np.uint64)[:, None] + np.uint64(self.index << 32)
+        keys = np.array([(self.index << 32) + number for number in numbers], np.uint64)[:, None]
         return unit(splitmix64(self.base ^ keys))
 
 

@@ -108,9 +108,10 @@ def draw_with_moves(
     is empty unless all images have one size. boxes: for operations that need them: x1, y1, x2, y2
     in pixels of the stored images, (k, 4), and the row of each one's image.
     """
-    keys = _Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+    base = np.zeros(0, np.uint64)
     if recipe.random:
-        keys = _Keys.of(recipe, seed, ids, epoch, occurrences, batch)
+        base = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
+    keys = _Keys(base, seed, recipe.salt, batch)
     images = np.ascontiguousarray(dims.T, np.int64)
     moves = _Moves(images, boxes)
     view = _View.whole(images, {})
@@ -215,29 +216,21 @@ _BATCH = np.uint64(0x6261746368)  # keeps keys of batches apart from those of sa
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The keys of all draws, uint64, (n,) each: of each sample, and of the batch."""
+    """The keys of all draws. samples: of each sample, uint64, (n,). seed, salt, batch: of the key
+    that all samples of the batch share."""
 
     samples: NDArray[np.uint64]
-    batch: NDArray[np.uint64]
-
-    @classmethod
-    def of(
-        cls,
-        recipe: CheckedRecipe,
-        seed: int,
-        ids: Ints,
-        epoch: int | Ints,
-        occurrences: Ints | None,
-        batch: tuple[int, int],
-    ) -> _Keys:
-        samples = draw_base(seed, epoch, ids, salt=recipe.salt, occurrences=occurrences)
-        first = np.full(1, batch[1], np.int64)
-        same = draw_base(seed, batch[0], first, salt=np.asarray(recipe.salt, np.uint64) ^ _BATCH)
-        return cls(samples, np.broadcast_to(same, samples.shape))
+    seed: int
+    salt: int | NDArray[np.uint64]
+    batch: tuple[int, int]
 
     def uniform(self, index: int, op: GeometricOperation) -> Uniform:
         """Return the draws of an operation at a place of the recipe."""
-        return Uniform(self.batch if op.per == "batch" else self.samples, index)
+        if op.per != "batch":
+            return Uniform(self.samples, index)
+        (epoch, first), salt = self.batch, np.asarray(self.salt, np.uint64) ^ _BATCH
+        same = draw_base(self.seed, epoch, np.full(1, first, np.int64), salt=salt)
+        return Uniform(np.broadcast_to(same, self.samples.shape), index)
 
 
 class _Moves(list["ImageMove"]):

@@ -25,6 +25,9 @@ _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd
 _STEPS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
+# The same as numpy's scalars, which take longer to make than a small array takes to be shifted.
+_ARRAY_GAMMA, _ARRAY_LAST_SHIFT = np.uint64(_GAMMA), np.uint64(_LAST_SHIFT)
+_ARRAY_STEPS = tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in _STEPS)
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -35,13 +38,13 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """
     z = np.asarray(x, dtype=np.uint64)
     # Ufuncs with out= wrap silently and keep 0-d arrays arrays; numpy's scalars would warn.
-    z = np.add(z, np.uint64(_GAMMA), out=np.empty_like(z))
+    z = np.add(z, _ARRAY_GAMMA, out=np.empty_like(z))
     shifted = np.empty_like(z)
-    for shift, factor in _STEPS:
-        np.right_shift(z, np.uint64(shift), out=shifted)
+    for shift, factor in _ARRAY_STEPS:
+        np.right_shift(z, shift, out=shifted)
         np.bitwise_xor(z, shifted, out=z)
-        np.multiply(z, np.uint64(factor), out=z)
-    np.right_shift(z, np.uint64(_LAST_SHIFT), out=shifted)
+        np.multiply(z, factor, out=z)
+    np.right_shift(z, _ARRAY_LAST_SHIFT, out=shifted)
     return np.bitwise_xor(z, shifted, out=z)
 
 

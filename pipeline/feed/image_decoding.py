@@ -106,7 +106,8 @@ class ImageDecoding:
                 draws[field] = draw(recipe, **samples)
             else:
                 draws[field], moves[field] = draw_with_moves(recipe, **samples)
-        content = content.with_columns(_companions(recipes.fields, content, moves))
+        if companions := _companions(recipes.fields, content, moves):
+            content = content.with_columns(companions)
         if not recipes.followers:
             return draws, content
         for name, follower in recipes.followers.items():

@@ -155,11 +155,13 @@ def draw_with_moves(
             inputs["start"], inputs["shape"] = _rows(start, np.int32), _rows(length, np.int32)
     for axis, on in view.flips.items():
         inputs[FLIPS[axis]] = on.astype(np.int32)
-    sizes = view.length
+    sizes, shape = view.length, recipe.image
+    if recipe.is_even and len(ids):  # another size in another batch
+        shape = replace(shape, height=int(sizes[0, 0]), width=int(sizes[1, 0]))
     for placed in (*recipe.pixels, *recipe.erasing):
-        values = placed.values(keys.samples, recipe.image)
+        values = placed.values(keys.samples, shape)
         inputs |= values
-        moves += placed.moves(values, recipe.image, sizes)
+        moves += placed.moves(values, shape, sizes)
     if missing is not None and not recipe.is_fixed:
         sizes = np.where(missing, 0, sizes)
     canvas = recipe.canvas(sizes)

@@ -228,9 +228,9 @@ class CheckedRecipe:
     recipe's Normalize, if any. pixels: operations between the geometry stages and the last pass.
     erasing: operations after that pass. mixing: operations on whole batches, which the graph
     doesn't do. sizes: of the images before `pad`, the operation that pads them to one size. form:
-    of a batch. salt: part of the key of its draws, of all samples or of each. views: the fields
-    that a batch has in place of the image, if it has views; all but ops, decode and salt then
-    describe the largest view.
+    of a batch. is_even: all images of a batch have one size before `pad`. salt: part of the key of
+    its draws, of all samples or of each. views: the fields that a batch has in place of the image,
+    if it has views; all but ops, decode and salt then describe the largest view.
     """
 
     ops: tuple[Operation, ...]
@@ -244,6 +244,7 @@ class CheckedRecipe:
     mixing: tuple[Any, ...] = ()
     sizes: ImageRange
     form: Form = "fixed"
+    is_even: bool = True
     pad: Pad | None = None
     salt: int | NDArray[np.uint64] = 0
     views: tuple[ViewField, ...] = ()
@@ -347,6 +348,7 @@ def check_recipe(
         mixing=tuple(op for _, op in stages[Stage.MIX]),
         sizes=sizes,
         form=form,
+        is_even=is_even,
         pad=pad,
     )
     _check_needs_of_size(checked)
@@ -361,7 +363,12 @@ def _check_needs_of_size(recipe: CheckedRecipe) -> None:
     others = () if recipe.form == "fixed" else recipe.mixing
     if recipe.sizes.fixed is None:
         pixels = [placed.op for placed in (*recipe.pixels, *recipe.erasing)]
-        needy = [op for op in pixels if isinstance(op, ImageOperation) and op.needs_size]
+        needy = [
+            op
+            for op in pixels
+            if isinstance(op, ImageOperation) and op.needs_size
+            if op.is_foreign or not recipe.is_even
+        ]
         others = (*needy, *others)
     if others:
         raise RecipeError(

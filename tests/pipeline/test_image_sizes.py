@@ -176,6 +176,20 @@ def test_a_size_for_each_batch_is_the_same_on_all_ranks(pictures: Path) -> None:
         assert torch.equal(batch["id"], torch.cat([part["id"] for part in parts]))
 
 
+def test_images_of_a_size_for_each_batch_are_rotated(pictures: Path) -> None:
+    sizes = [16, 24, 32, 40]
+    recipe = [Letterbox(sizes, per="batch"), RandomRotation((90, 90)), Pad(to_multiple=20)]
+    still = [recipe[0], recipe[2]]
+    rotated, plain = (batches(pictures, ops, batch_size=4) for ops in (recipe, still))
+    assert len({batch["image"].shape for batch in rotated}) > 1
+    for one, other in zip(rotated, plain, strict=True):
+        side = int(other["image.mask"].any(1).any(0).nonzero().amax()) + 1
+        side = min(size for size in sizes if size >= side)
+        for name in ("image", "mask"):
+            turned = torch.rot90(other[name][..., :side, :side], dims=(-2, -1))
+            assert torch.equal(one[name][..., :side, :side], turned)
+
+
 @pytest.mark.parametrize("pad", [[], [Pad(to_multiple=8)]])
 def test_bad_and_missing_images_change_no_other(tmp_path: Path, pictures: Path, pad: Any) -> None:
     (tmp_path / "some.tar").write_bytes(tars.archive(files_of(without=(3, 4), damaged=(BAD,))))

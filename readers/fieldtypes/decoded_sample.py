@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.columns import EncodedColumn
-from penstock.readers.fieldtypes.field_type import PRESENT, is_number
-from penstock.readers.fieldtypes.schema import stored_fields
+from penstock.readers.fieldtypes.field_type import MASK, PRESENT, is_number
+from penstock.readers.fieldtypes.schema import base_name, stored_fields
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -51,11 +51,16 @@ def decoded_sample(
         if is_number(name, schema):
             values[name] = content.ids[0]
             continue
-        present = content.present.get(name.removesuffix(PRESENT))
-        if name.endswith(PRESENT) and name not in schema:
+        base = base_name(name, schema)
+        present = content.present.get(base)
+        if base != name and name.endswith(PRESENT):
             values[name] = np.bool_(present is None or present[0])
         elif present is not None and not present[0]:
             values[name] = None
+        elif base != name:
+            image = _decoded(base, content, schema, max_pixels=max_pixels)
+            size = image.shape[1:]
+            values[name] = np.ones(size, np.bool_) if name.endswith(MASK) else np.array(size)
         else:
             values[name] = _decoded(name, content, schema, max_pixels=max_pixels)
     return values

@@ -113,7 +113,7 @@ SETS: dict[str, Callable[[Path], dict[str, Any]]] = {
 def test_annotations_are_those_of_a_batch(kind: str, tmp_path: Path) -> None:
     arguments = SETS[kind](tmp_path)
     with Dataset(**arguments) as whole:
-        dataset = whole.select(*whole.schema, "id")
+        dataset = whole.select(*whole.schema, "image.size", "image.mask", "id")
         with dataset, DataLoader(dataset, batch_size=1, as_dict=True) as loader:
             rows = [{name: column[0] for name, column in batch.items()} for batch in loader]
             samples = [dataset[number] for number in range(len(dataset))]

@@ -247,6 +247,9 @@ def measure(
 ) -> Path:
     """Play both loaders in both cases, print a line for each and write the result. Returns its
     path."""
+    import torch
+
+    torch.set_num_threads(1)  # its threads would spin beside a loader without workers
     annotations, workers = make_set(work, images=images), usable_cores()
     cases: dict[str, Any] = {}
     for case in CASES:

@@ -107,8 +107,12 @@ class Segmentations(Sequence[Any]):
         if len(sizes) > 1:
             shown = " and ".join(f"{h} x {w}" for h, w in [*sizes][:2])
             raise ValueError(f"runs of several sizes ({shown}, height x width) for one image")
+        try:
+            flat = np.array(numbers, np.float64)
+        except OverflowError:
+            raise ValueError(f"a number of more than {_MOST:.0f}: {_WANTED}") from None
         found = cls(
-            np.array(numbers, np.float64),
+            flat,
             np.frombuffer(bytearray().join(texts), np.uint8),  # writable, as numba expects
             np.array(parts, np.int64).reshape(-1, 4),
             box,

@@ -304,6 +304,16 @@ class Letterbox(_SizedOperation):
     antialias: bool = argument(arg.boolean, default=True)
     per: Per = argument(_PER, default="sample")
 
+    def __post_init__(self) -> None:
+        _SizedOperation.__post_init__(self)
+        height, width = self.size[0]
+        if self.per == "batch" and len(self.size) == 1 and height != width:
+            raise RecipeError(
+                f'Letterbox: got size=({height}, {width}) and per="batch", but a pair of numbers '
+                "is one size, (height, width), and nothing is drawn. For two squares pass "
+                f"[({height}, {height}), ({width}, {width})]; for one size leave per= out."
+            )
+
     @property
     def parts(self) -> tuple[GeometricOperation, ...]:
         return self, _Frame(self)

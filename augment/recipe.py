@@ -319,7 +319,10 @@ def check_recipe(
     stages = _by_stage(ops, field)
     (decode,), geometric = (op for _, op in stages[Stage.DECODE]), stages[Stage.GEOMETRY]
     geometries, sizes, is_even = plan_geometries(geometric, images)
-    pad = next((op for op in ops if isinstance(op, Pad) and op.pads_image(field)), None)
+    pads = [op for op in ops if isinstance(op, Pad) and op.pads_image(field)]
+    if len(pads) > 1:
+        raise RecipeError(f"{pads[0]} and {pads[1]} both pad the images. Keep one of them.")
+    pad = pads[0] if pads else None
     form: Form = "list"
     if sizes.fixed is not None or (pad is not None and pad.to is not None):
         form = "fixed"

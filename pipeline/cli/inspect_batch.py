@@ -147,7 +147,7 @@ def _value(batch: Mapping[str, Any], schema: Schema, field: str, row: int) -> st
         return _line(str(value))
     if value.numel() <= _NUMBERS and value.dim() <= 1:
         return " ".join(f"{each:.4g}" for each in value.reshape(-1).tolist()) or "empty"
-    return " x ".join(map(str, value.shape))
+    return f"{len(value)} numbers" if value.dim() == 1 else " x ".join(map(str, value.shape))
 
 
 def _line(text: str) -> str:

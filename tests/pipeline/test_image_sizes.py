@@ -239,6 +239,8 @@ REFUSED: Any = {
     "wanted a short side": lambda: Resize((10, 20), max_size=30),
     "got size=None and shorter=None": lambda: Resize(max_size=30),
     "different ones": lambda: LongestSide((5, 5)),
+    "both pad the images": [Pad(to_multiple=8), Pad(to=64)],
+    "a pair of numbers is one size": lambda: Letterbox([16, 24], per="batch"),
 }
 
 

@@ -112,6 +112,15 @@ def test_images_of_different_sizes_are_shown_without_a_recipe(
     assert "sizes differ" in report["augment"]
 
 
+def test_many_numbers_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for count in (3, 5):
+        np.save(tmp_path / "rows.npy", np.arange(2 * count).reshape(2, count))
+        assert main(["inspect", str(tmp_path / "rows.npy"), "--batch", "1", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        shown = "0 1 2" if count == 3 else "5 numbers"
+        assert report["samples"][0]["values"] == {"array": shown}
+
+
 @pytest.mark.parametrize("command", ["", "pack", "index", "inspect", "warm", "cache", "doctor"])
 def test_short_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     from penstock.pipeline.cli import main

@@ -529,34 +529,34 @@ class MixturePlan(JobPlan):
 
     def _resolve(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
         """Return the samples in slots [low, high) of some batches, end to end."""
-        begin = np.array([position for position, *_ in cuts])
-        sizes = np.array([self._count(*cut) for cut in cuts])
+        begin, size, low, high = np.array(cuts).T
+        sizes = np.minimum(size, self.samples - begin)
+        wrong = (begin < 0) | (size < 1) | (low < 0) | (low > high) | (high > sizes)
+        if len(cuts) == 1 or wrong.any():
+            sizes = np.array([self._count(*cut) for cut in cuts])  # which says what is wrong
         samples = self._batches(epoch, begin, sizes)
         order = samples.key.argsort(kind="stable")
-        first = np.cumsum(sizes) - sizes
-        low, high = (first + [cut[place] for cut in cuts] for place in (2, 3))
         if (high - low != sizes).any():
-            order = np.concatenate([order[a:b] for a, b in zip(low, high, strict=True)])
+            first = np.cumsum(sizes) - sizes
+            both = zip(first + low, first + high, strict=True)
+            order = np.concatenate([order[a:b] for a, b in both])
         part, offset = samples.part[order], samples.offset[order]
-        epochs, lane = (
-            each if isinstance(each, int) else each[order] for each in (samples.epoch, samples.lane)
-        )
-        rows = np.empty((len(part), 2), np.int64)
-        occurrences: Ints | None = None
+        lane = samples.lane if isinstance(samples.lane, int) else samples.lane[order]
+        epochs = samples.part_epoch[part] if samples.epoch is None else samples.epoch[order]
+        found, places = list[SlotSamples](), list[Any]()
         for number, some in _groups(part):
-            for own_epoch, at in _of_epochs(epochs, some):
+            if samples.epoch is None:
+                pieces = [(int(samples.part_epoch[number]), some)]
+            else:
+                pieces = [*_of_epochs(epochs, some)]
+            for own_epoch, at in pieces:
                 plan, at_offset = self._parts[number], np.array(offset[at])
                 at_lane = np.zeros_like(at_offset) if isinstance(lane, int) else np.array(lane[at])
                 own = plan.samples_at(own_epoch, at_lane, at_offset)
                 own.rows[:, 0] += self._first_shard[number]
-                rows[at] = own.rows
-                if own.occurrences is not None:
-                    if occurrences is None:
-                        occurrences = np.zeros(len(part), np.int64)
-                    occurrences[at] = own.occurrences
-        if isinstance(epochs, int):
-            epochs = np.full(len(part), epochs)
-        return SlotSamples(rows=rows, epochs=epochs, occurrences=occurrences)
+                found.append(own)
+                places.append(np.arange(len(part)) if isinstance(at, slice) else at)
+        return replace(_in_places(found, places), epochs=epochs)
 
     def _batches(self, epoch: int, begin: Ints, sizes: Ints) -> _Samples:
         """Return the samples of batches, batch by batch and in these part by part."""
@@ -569,33 +569,41 @@ class MixturePlan(JobPlan):
             before, after = self._stream.counts_at(borders)[places.reshape(2, -1)]
         before = before.reshape(-1)
         counts = after.reshape(-1) - before
-        group = np.repeat(np.arange(len(counts)), counts)
-        part = group % parts
-        own = np.tile(self._samples, len(begin))
-        first_epoch, first_position = np.divmod(before, own)  # of a part's samples in a batch
+        groups = np.flatnonzero(counts)  # the samples of a part in a batch
+        counts, batch, part_of = counts[groups], groups // parts, groups % parts
+        own = self._samples[part_of]
+        first_epoch, first_position = np.divmod(before[groups], own)
+        part = np.repeat(part_of, counts)
         begin_of = np.cumsum(counts) - counts
         # A part's samples of a batch, sorted by lane, have even distances among all of it.
-        place = np.arange(len(group)) - begin_of[group]
-        position, some = place + first_position[group], first_epoch[counts > 0]
+        index = np.arange(len(part))
+        place = index - np.repeat(begin_of, counts)
+        position = index + np.repeat(first_position - begin_of, counts)
         ends_none = bool((first_position + counts <= own).all())
-        latest = int(some.max(initial=0))
-        epochs: Ints | int = latest
-        if not ends_none or int(some.min(initial=latest)) != latest:
-            epochs = first_epoch[group]
+        part_epoch = np.zeros(parts, np.int64)
+        part_epoch[part_of] = first_epoch
+        epochs: Ints | None = None
+        if not ends_none or (part_epoch[part_of] != first_epoch).any():
+            epochs = np.repeat(first_epoch, counts)
             if not ends_none:
                 more, position = np.divmod(position, self._samples[part])
                 epochs += more
         offset, lane = position, cast("Ints | int", 0)
         if (most := int(self._lanes.max())) > 1:
             offset, lane = np.divmod(position, self._lanes[part])
-            by_lane = (group * most + lane).argsort(kind="stable")
-            place[by_lane] = np.arange(len(group)) - begin_of[group]
+            by_lane = (np.repeat(np.arange(len(counts)) * most, counts) + lane).argsort(
+                kind="stable"
+            )
+            sorted_places, place = place, np.empty_like(place)
+            place[by_lane] = sorted_places
         turn = first // np.maximum(1, sizes) * _GOLDEN % 1.0
-        phase = ((turn[:, None] + self._phase) % 1.0 * 2.0**_KEY_BITS).astype(np.int64).reshape(-1)
-        key = ((place << _KEY_BITS) + phase[group]) // counts[group]
+        phase = ((turn[batch] + self._phase[part_of]) % 1.0 * 2.0**_KEY_BITS).astype(np.int64)
+        key = place << _KEY_BITS
+        key += np.repeat(phase, counts)
+        key //= np.repeat(counts, counts)
         if len(begin) > 1:
-            key += (group // parts) << _KEY_BITS
-        return _Samples(part, epochs, lane, offset, key)
+            key += np.repeat(batch << _KEY_BITS, counts)
+        return _Samples(part, part_epoch, epochs, lane, offset, key)
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the partners of slots [low, high): the other of two neighbours in a
@@ -686,13 +694,35 @@ _VARIATION, _LANE_VARIATION = 2.0, 0.25  # samples, lanes
 
 class _Samples(NamedTuple):
     """Some samples of a stream: their parts, the parts' epochs, their places in these, and sort
-    keys. All of shape (n,); epoch and lane may be a number that all samples have."""
+    keys. All of shape (n,), but part_epoch: the epoch of each part, shape (parts,). epoch: None if
+    these hold for all samples. lane: may be a number that all samples have."""
 
     part: Ints
-    epoch: Ints | int
+    part_epoch: Ints
+    epoch: Ints | None
     lane: Ints | int
     offset: Ints
     key: NDArray[Any]
+
+
+def _in_places(parts: Sequence[SlotSamples], places: Sequence[Ints]) -> SlotSamples:
+    """Return the samples of parts, at these places of a batch, without epochs."""
+    given = [part.occurrences for part in parts]
+    if any(each is not None for each in given):
+        parts = [
+            part if each is not None else replace(part, occurrences=np.zeros(len(at), np.int64))
+            for part, each, at in zip(parts, given, places, strict=True)
+        ]
+    if not parts:
+        return SlotSamples(rows=np.empty((0, 2), np.int64))
+    joined = SlotSamples.end_to_end(parts)
+    order = np.concatenate(places)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return SlotSamples(
+        rows=joined.rows.take(back, axis=0),  # takes a tenth of the time of an index
+        occurrences=None if joined.occurrences is None else joined.occurrences[back],
+    )
 
 
 def _groups(values: Ints) -> Iterator[tuple[int, Ints | slice]]:
@@ -708,11 +738,8 @@ def _groups(values: Ints) -> Iterator[tuple[int, Ints | slice]]:
         yield from ((value, order[end[value] - counts[value] : end[value]]) for value in found)
 
 
-def _of_epochs(epochs: Ints | int, some: Ints | slice) -> Iterator[tuple[int, Ints | slice]]:
+def _of_epochs(epochs: Ints, some: Ints | slice) -> Iterator[tuple[int, Ints | slice]]:
     """Yield each epoch of some samples, with the indices of its samples."""
-    if isinstance(epochs, int):
-        yield epochs, some
-        return
     own = epochs[some]
     least = int(own.min())
     for later, same in _groups(own - least):

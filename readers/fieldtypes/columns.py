@@ -190,10 +190,12 @@ def _places(count: int, rows: Rows) -> Ints:
 class PartLoads(NamedTuple):
     """Reads of samples of the parts of a mixture. parts: their numbers, int64, shape (reads,).
     amounts: of each read the samples, the bytes and the seconds of wall-clock time, waits for a
-    store included, float64, shape (reads, 3)."""
+    store included, float64, shape (reads, 3). share: of the amounts, those of a batch that was read
+    together with others."""
 
     parts: Ints
     amounts: NDArray[np.float64]
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -247,7 +249,7 @@ class SampleBatch:
             columns={name: column.take(rows) for name, column in self.columns.items()},
             present={name: values[rows] for name, values in self.present.items()},
             bytes_read=self.bytes_read if bytes_read is None else bytes_read,
-            loads=self.loads and PartLoads(self.loads.parts, self.loads.amounts * share),
+            loads=self.loads and self.loads._replace(share=self.loads.share * share),
         )
 
     def parts(self, bounds: Sequence[int]) -> list[SampleBatch]:
@@ -296,7 +298,10 @@ def interleaved(batches: Sequence[SampleBatch], places: Sequence[Ints]) -> Sampl
 def _joined_loads(loads: Sequence[PartLoads]) -> PartLoads | None:
     if not loads:
         return None
-    return PartLoads(*(np.concatenate(each) for each in zip(*loads, strict=True)))
+    return PartLoads(
+        np.concatenate([each.parts for each in loads]),
+        np.concatenate([each.amounts * each.share for each in loads]),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -40,6 +40,12 @@ class Augmenter:
                 "MixUp and CutMix work on native datasets, but this is a torch dataset. Mix the "
                 "batch in your training step, or read the files with penstock.Dataset."
             )
+        if once := [op for op in self.recipe.ops if getattr(op, "per", "sample") == "batch"]:
+            raise ConfigError(
+                f'{once[0]}: per="batch" works on native datasets, but this is a torch dataset, '
+                "whose batches have no place in a global order. Leave per= out, or read the files "
+                "with penstock.Dataset."
+            )
         self.seed = seed
         self.threads = options.world.threads(usable_cores())
         self._options = options

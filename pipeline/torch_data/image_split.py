@@ -62,10 +62,16 @@ class SplitBatch:
         """The number of images of each sample."""
         return max(1, len(self.keys))
 
-    def joined(self, images: torch.Tensor) -> Any:
-        """Return the batch with images of shape (n, c, h, w) in their places."""
-        parts = images.unbind()
-        if self.batched:
+    def joined(self, images: torch.Tensor | list[torch.Tensor]) -> Any:
+        """Return the batch with its images in their places: of shape (n, c, h, w), or a list of
+        images of different sizes."""
+        parts: Sequence[Any]
+        if not self.batched:
+            parts = list(images)
+        elif isinstance(images, list):
+            size = len(images) // self.images
+            parts = [[*images[at : at + size]] for at in range(0, len(images), size)]
+        else:
             parts = images.reshape(self.images, -1, *images.shape[1:]).unbind()
         if not self.keys:
             return parts[0]

@@ -10,13 +10,25 @@ import torch
 from PIL import Image as Picture
 
 from penstock import DataLoader
-from penstock.augment import Resize
+from penstock.augment import LongestSide, Resize
 from penstock.cache import ConfigError
 
 
 class Pair(NamedTuple):
     label: int
     image: Any
+
+
+class Grown(torch.utils.data.Dataset[Any]):
+    """Two images a sample, each higher than the one before."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        shapes = (20 + index, 10, 3), (40 + index, 10, 3)
+        pictures = [Picture.fromarray(np.full(shape, index, np.uint8)) for shape in shapes]
+        return {"image": pictures[0], "other": pictures[1], "y": index}
 
 
 class Samples(torch.utils.data.Dataset[Any]):
@@ -59,6 +71,26 @@ def test_a_collate_function_of_the_users_gives_what_it_wants() -> None:
     found = first_batch(pair, batch_size=2, collate_fn=lambda rest: [rest, rest])
     assert type(found) is list
     assert found[1].shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_images_of_different_sizes_come_as_lists(seed: int | None) -> None:
+    options: Any = {} if seed is None else {"seed": seed}
+    with DataLoader(Grown(), 2, augment=[Resize(shorter=5, max_size=99)], **options) as loader:
+        for batch in loader:
+            for name, least in (("image", 20), ("other", 40)):
+                found = batch[name]
+                wanted = [(3, (least + y) // 2, 5) for y in batch["y"].tolist()]
+                assert type(found) is list
+                assert [tuple(image.shape) for image in found] == wanted
+                assert [image.unique().tolist() for image in found] == batch["y"][:, None].tolist()
+    with DataLoader(Grown(), batch_size=None, augment=[LongestSide(20)]) as loader:
+        assert next(iter(loader))["other"].shape == (3, 20, 5)
+
+
+def test_a_size_for_each_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="works on native datasets"):
+        DataLoader(Grown(), 2, augment=[LongestSide((8, 16), per="batch")])
 
 
 def test_a_dict_keeps_the_order_of_its_keys() -> None:

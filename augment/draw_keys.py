@@ -141,7 +141,7 @@ def keyed_uniform(
     array. Raises ConfigError for other arguments.
     """
     if not isinstance(n, Integral) or isinstance(n, bool) or n < 0:
-        raise ConfigError(f"keyed_uniform: got n={n!r}, wanted the numbers of each sample, ≥ 0.")
+        raise ConfigError(f"keyed_uniform: got n={n!r}, wanted a number of draws a sample, ≥ 0.")
     if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise ConfigError(f"keyed_uniform: got seed={seed!r}, wanted an integer.")
     torch = sys.modules.get("torch")  # a tensor exists only if it is loaded

@@ -65,7 +65,7 @@ _PER: Any = arg.one_of("sample", "batch")
 
 
 class _SizedOperation(GeometricOperation, metaclass=ABCMeta):
-    """Base class of resizes that keep the aspect of images, to one of several sizes by a draw.
+    """Base class of resizes that keep the aspect ratio, to one size or to one drawn from several.
 
     antialias: filter when shrinking, as in `Resize`.
     """
@@ -174,7 +174,7 @@ class Resize(_SizedOperation):
 
     @property
     def gives_lists(self) -> bool:  # type: ignore[override]  # by its arguments
-        """False for Resize(256), before which a crop was forgotten more likely."""
+        """False for Resize(256) alone, whose user has more likely forgotten a crop."""
         return self.shorter is not None or self.max_size is not None
 
     @property
@@ -236,7 +236,7 @@ class LongestSide(_SizedOperation):
 
 @operation
 class ScaleJitter(_SizedOperation):
-    """Resize images by a random factor, and keep their aspect, as torchvision does.
+    """Resize images by a random factor, and keep their aspect ratio, as torchvision does.
 
     target_size: (height, width) in pixels; an int is a square. scale_range: range of the factor; at
     1 the image is as large as fits into target_size. antialias: as in `Resize`. A crop such as
@@ -288,7 +288,7 @@ _letterbox_sizes = arg.expect(
 
 @operation
 class Letterbox(_SizedOperation):
-    """Resize images as large as fits into `size`, keep their aspect, and pad them on both sides.
+    """Resize images, with their aspect ratio, to fill `size` as far as it fits; pad both sides.
 
     size: an int is a square, a pair is (height, width), in pixels; a list or a tuple of more, or of
     pairs, has several sizes of which one is drawn. fill: value of added pixels, 0..255, for all
@@ -636,7 +636,7 @@ _OVERLAPS = arg.expect(
 
 @operation
 class RandomIoUCrop(GeometricOperation):
-    """Crop a window that overlaps with at least one box as much as drawn, as torchvision does.
+    """Crop a window that overlaps a box by at least a drawn amount, as torchvision does.
 
     It needs the boxes of the image. min_scale, max_scale: range of the shares of height and width.
     min_aspect_ratio, max_aspect_ratio: range of width / height of the window. sampler_options: the

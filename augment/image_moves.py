@@ -120,8 +120,8 @@ class CropMove(AxisMove):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoxedCropMove(CropMove):
-    """A crop after which boxes are empty whose middle isn't in the window. on: of images that have
-    such a window, bool, (n,)."""
+    """A crop that makes boxes empty if their middle isn't in the window. on: True for images that
+    have such a window, bool, (n,)."""
 
     on: Bools
 

@@ -7,8 +7,8 @@
 Without `--data` it draws a small set in COCO's layout: pictures of discs, squares and triangles, of
 different sizes. The model has the interface of torchvision's detectors: `model(images, targets)`
 returns losses in training, and `model(images)` a dict of boxes, labels and scores for each image in
-evaluation, so that one of torchvision's can take its place. Images keep their aspect; a batch is
-one tensor, padded to the largest image of the batch. Each epoch prints the loss and the average
+evaluation, so that one of torchvision's can take its place. Images keep their aspect ratio; a batch
+is one tensor, padded to the largest image of the batch. Each epoch prints the loss and the average
 precision at an overlap of 0.5. `--out` writes the detections in COCO's format of results, with
 COCO's own image and category ids, which pycocotools' COCOeval reads.
 """
@@ -43,7 +43,7 @@ STRIDE = 8
 
 
 def draw_scene(number: int) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """Return a picture with up to four things, and their annotations."""
+    """Return a picture with up to four objects, and their annotations."""
     rng = np.random.default_rng(number)
     width, height = (int(side) for side in rng.integers(70, 130, 2))
     noise = rng.normal(120, 25, (height, width, 3)).clip(0, 255).astype(np.uint8)
@@ -97,8 +97,8 @@ def write_scenes(root: Path) -> Path:
 
 
 class Detector(nn.Module):
-    """Finds things by their centres: each cell of 8 x 8 pixels scores the classes, and measures the
-    distances from its middle to the four sides of the box."""
+    """Finds objects by their centres: each cell of 8 x 8 pixels scores the classes, and measures
+    the distances from its middle to the four sides of the box."""
 
     def __init__(self, classes: int, width: int = 16) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
-"""Train a student on the views of images that a teacher sees in full, without labels, as DINO does.
+"""Train a network without labels on several views of each image, as DINO does.
 
     python examples/dino.py
     python examples/dino.py --steps 2000 --folder photos --global-size 224 --local-size 96
 
 Each image is decoded once and becomes two global views, of different recipes, and several small
-local ones. The teacher sees the global views, the student all of them; it learns to give each view
-the distribution that the teacher gives to another view of that image. The teacher is a slow average
-of the student. Without --folder, it draws coloured patterns. The table shows the loss, and how
-often the teacher's outputs match the two global views of an image among those of a batch.
+local ones. A student network sees all views, and a teacher network only the global ones. The
+student learns to give each view the distribution that the teacher gives to another view of that
+image. The teacher is a slow average of the student. Without --folder, it draws coloured patterns.
+The table shows the loss, and how often the teacher's outputs match the two global views of an image
+among those of a batch.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 Without `--data` it draws a small set: pictures of a meadow, a lake and a path, and for each a mask
 with a class number for each pixel; 255 is a pixel that nobody labelled. Crops and flips move a mask
-with its image. What a crop shows outside of the image has the ignored number, too. Colours are
-changed on the device, by `device_augment=`: whole batches, with random numbers that a resumed job
-repeats. Each epoch prints the loss and the mean intersection over union of the classes.
+with its image. What a crop shows outside of the image has the ignored number, too. A function for
+`device_augment=` changes the colours of whole batches on the device, with random numbers that a
+resumed job repeats. Each epoch prints the loss and the mean intersection over union of the classes.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def show(
     - width: of the sheet, roughly, in pixels.
 
     Returns an image of Pillow. Raises ConfigError for something else, and for anything without
-    images; and what reading a dataset's samples raises.
+    images, and what reading a dataset's samples raises.
     """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST:
         raise ConfigError(f"show: got count={count!r}, wanted 1 to {_MOST} samples.")
@@ -99,7 +99,7 @@ def _samples(what: Any, dataset: Source | None) -> tuple[list[Mapping[str, Any]]
             return [*_rows(_named(what, dataset), count)], dataset is None
     raise ConfigError(
         f"show: got {type(what).__name__}, wanted a batch with images (a dict, or a tuple), a "
-        "dataset, a sample such as dataset[0], or a list of samples. Of a loader, pass a batch: "
+        "dataset, a sample such as dataset[0], or a list of samples. For a loader, pass a batch: "
         "penstock.show(next(iter(loader)))."
     )
 

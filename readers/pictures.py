@@ -50,7 +50,7 @@ class Picture:
     """One image of one sample, ready to be drawn.
 
     pixels: uint8, shape (height, width, 3 or 1). masks: class numbers of the pixels, shape (height,
-    width) each; 0 is transparent. instances: masks of single things, not 0 inside, shape (k,
+    width) each; 0 is transparent. instances: masks of single objects, nonzero inside, shape (k,
     height, width); the k-th has the colour of the k-th box. boxes: x1, y1, x2, y2 in pixels, shape
     (k, 4). classes: the class of each box, for its colour. names: the text of each box. points: x,
     y in pixels, shape (k, 2), or (k, points, 2) of the k-th box; hidden ones aren't finite.
@@ -66,13 +66,13 @@ class Picture:
     points: Sequence[NDArray[Any]] = ()
 
     def color_of(self, number: int) -> tuple[int, int, int]:
-        """Return the colour of the n-th box and of what belongs to it: that of its class."""
+        """Return the colour of the n-th box, its mask and its points: the colour of its class."""
         return class_color(1 + (self.classes[number] if number < len(self.classes) else number))
 
 
 def class_color(number: int) -> tuple[int, int, int]:
-    """Return the colour of a class or of the n-th thing: black for 0, else a bright one; neighbours
-    get distant colours."""
+    """Return the colour of a class, or of the n-th object: black for 0, else a bright colour.
+    Neighbouring numbers get distant colours."""
     if number <= 0:
         return 0, 0, 0
     level = 1.0 - 0.14 * ((number - 1) // 8 % 3)
@@ -83,9 +83,9 @@ def class_color(number: int) -> tuple[int, int, int]:
 def contact_sheet(
     pictures: Sequence[Picture], *, width: int = 1200, columns: int | None = None
 ) -> Image.Image:
-    """Draw pictures in rows on a white sheet, the smaller the more there are. width: of the sheet
-    in pixels, roughly; few pictures may need less. columns: pictures of a row; None: about as many
-    as rows."""
+    """Draw pictures in rows on a white sheet: the more pictures, the smaller each is. width: of
+    the sheet in pixels, roughly; few pictures may need less. columns: pictures in a row; None:
+    about as many as there are rows."""
     from PIL import Image, ImageDraw
 
     columns = columns or max(1, min(len(pictures), math.ceil(math.sqrt(1.4 * len(pictures)))))
@@ -276,7 +276,7 @@ class Reading:
 
     schema: types of fields, as far as they are known. classes: names of classes by number, if no
     field's type has some. displayed: converts the pixels of an image, (channels, height, width), to
-    uint8. by_shape: names say nothing, so that shapes alone decide.
+    uint8. by_shape: ignore the names of fields, and decide by shapes alone.
     """
 
     schema: Schema | Mapping[str, FieldType] = field(default_factory=dict)
@@ -406,7 +406,7 @@ def _has(name: str, words: Sequence[str]) -> bool:
 
 
 def _visible(points: NDArray[Any]) -> NDArray[Any]:
-    """Return points as x, y; hidden ones, whose third number is 0, aren't finite."""
+    """Return points as x, y; points that aren't labelled (visibility 0) become NaN."""
     if points.shape[-1] == 2:
         return points
     places: NDArray[Any] = np.where(points[..., 2:] > 0, points[..., :2], np.nan)
@@ -441,7 +441,7 @@ def _is_number(values: Mapping[str, Any], name: str) -> bool:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return at most so many places, from the first to the last of `count`, evenly spread."""
+    """Return at most `most` indices in [0, count), evenly spread from the first to the last."""
     places = np.unique(np.linspace(0, count - 1, min(count, most)).round())
     return list(map(int, places))
 
@@ -450,7 +450,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def sheet_html(sheet: Image.Image, *, alt: str) -> str:
-    """Return an HTML image that holds a sheet itself."""
+    """Return an HTML image element with the sheet embedded as a JPEG."""
     buffer = io.BytesIO()
     sheet.save(buffer, "JPEG", quality=88)
     data = base64.b64encode(buffer.getvalue()).decode()
@@ -459,7 +459,7 @@ def sheet_html(sheet: Image.Image, *, alt: str) -> str:
 
 
 def table_html(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table without a head. rows: texts of the cells."""
+    """Return an HTML table without a header. rows: texts of the cells."""
     cell = '<td style="text-align:left;padding:1px 10px 1px 0">{}</td>'
     lines = ("".join(cell.format(html.escape(text)) for text in row) for row in rows)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

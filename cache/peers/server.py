@@ -5,9 +5,9 @@ It ends when no process of its node uses it any more. It loads neither torch nor
 30 MB.
 
 The main thread accepts connections, ends those that exceed a time limit, and serves them as long as
-nothing must be waited for: with a thread for each connection, threads that compete for the GIL take
-twice the CPU time of ranges of 100 KB, on both sides. Another thread continues with blocking system
-calls where something may be waited for other than the client: TLS handshakes, ranges that aren't in
+no call blocks: with a thread for each connection, threads that compete for the GIL take twice the
+CPU time for ranges of 100 KB, on both sides. Another thread continues with blocking system calls
+where the server may wait for something other than the client: TLS handshakes, ranges that aren't in
 the page cache, lists, requests outside the protocol. It also encrypts large bodies, in parallel to
 others. Plain bodies go from the file to the socket with sendfile. No request of a connection is
 read while one is being answered, and only a small part of a body is in memory.

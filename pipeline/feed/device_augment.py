@@ -1,10 +1,10 @@
 """Copy batches to the device if the CPU decoded them, and run the user's function on them there.
 
-On CUDA both work on a stream of their own, one batch ahead: they run beside the training step
-before. That stream first waits for everything that the loop's stream was given so far, so the
-function sees all that the program wrote, and memory of delivered batches is free when it is used
-again. At the delivery the loop's stream waits for the function. On the CPU the function runs in the
-loop when its batch is due.
+On CUDA both work on a stream of their own, one batch ahead, while the device computes the training
+step of the batch before. That stream first waits for all work that is already queued on the loop's
+stream, so the function sees all that the program wrote, and the memory of delivered batches is free
+when it is used again. At the delivery the loop's stream waits for the function. On the CPU the
+function runs in the loop when its batch is due.
 
 The function runs in the training loop's thread, because torchvision's and Kornia's operations draw
 from torch's global random state, which all threads share. It is seeded for the call and restored

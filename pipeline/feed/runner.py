@@ -357,7 +357,7 @@ class PipelineRunner:
         return output
 
     def _made_here(self, device: DeviceAugment) -> Batch:
-        """Return the next batch, for the device and augmented there, perhaps ahead."""
+        """Return the next batch on the device, augmented there; it may have been made ahead."""
         made, self._made = self._made, None
         if made is None:
             made = self._decoded_ahead() if self._decodes_ahead else None

@@ -654,9 +654,9 @@ class MixturePlan(JobPlan):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ahead:
-    """The samples of the next steps after a cut, with as many slots of as many.
+    """The samples of the steps that follow a cut, which have batches and slots of the same size.
 
-    steps: of which samples are known, by `samples`.
+    steps: how many of them `samples` holds.
     """
 
     epoch: int = -1

@@ -33,8 +33,8 @@ _LIST = 0x6C697374  # keeps the seeds of lists apart from other hashes
 def sampler_lists(sampler: Any, *, samples: int) -> EpochLists:
     """Return the lists of a sampler's epochs over a dataset with a number of samples.
 
-    Raises ConfigError for an object without a length, and for a sampler that shares its samples out
-    by rank. Lists raise ConfigError for positions that the dataset lacks, for another number of
+    Raises ConfigError for an object without a length, and for a sampler that divides its samples
+    among ranks. Lists raise ConfigError for positions that the dataset lacks, for another number of
     them than the sampler's length, and if the first list draws from a global generator.
     """
     name, count = type(sampler).__name__, length_of(sampler)
@@ -52,9 +52,9 @@ def sampler_lists(sampler: Any, *, samples: int) -> EpochLists:
         raise ConfigError(f"sampler: {name} lists no samples, wanted at least one.")
     if shards_by_rank(sampler):
         raise ConfigError(
-            f"sampler: {name} shares its samples out by rank, and Penstock does so with a native "
-            "dataset. Pass a sampler that lists the samples of all ranks, or drop it and pass "
-            "shuffle= and seed=. If you didn't pass it, a framework rebuilt this loader: see "
+            f"sampler: {name} divides its samples among ranks, which Penstock already does for a "
+            "native dataset. Pass a sampler that lists the samples of all ranks, or drop it and "
+            "pass shuffle= and seed=. If you didn't pass it, a framework rebuilt this loader: see "
             "docs/trainers.md."
         )
 
@@ -73,8 +73,8 @@ def sampler_lists(sampler: Any, *, samples: int) -> EpochLists:
         _restore(before)
         if not is_pure or (again != found).any():
             raise ConfigError(
-                f"sampler: {name} lists other positions each time, or draws from a generator of "
-                "the whole process, from which the training loop draws, too: no state could repeat "
+                f"sampler: {name} lists different positions each time, or draws from a generator "
+                "of the whole process, which the training loop uses, too, so no state could repeat "
                 "its order. Let it draw from its attribute `generator`, a torch.Generator, which "
                 "Penstock seeds for each epoch; or by the number that set_epoch(epoch) gets."
             )
@@ -97,7 +97,7 @@ def _listed(sampler: Any, epoch: int, key: int, *, count: int, samples: int) -> 
         found = np.fromiter(map(operator.index, listed), np.int64)
     except TypeError as error:
         raise ConfigError(
-            f"sampler: {name} lists something else than positions ({error}). Let it return whole "
+            f"sampler: {name} lists something other than positions ({error}). Let it return whole "
             "numbers; batches are cut by batch_size=."
         ) from error
     if len(found) != count:

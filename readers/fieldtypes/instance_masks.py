@@ -207,7 +207,7 @@ _NONE = Segmentations(np.zeros(0), np.zeros(0, np.uint8), np.zeros((0, 4), np.in
 
 
 def _scanned(payload: Encoded, max_pixels: int) -> Segmentations | None:
-    """Parse a sample without the GIL; None if it isn't JSON of the usual form, or is wrong.
+    """Parse a sample without the GIL; return None if it is wrong or isn't JSON of the usual form.
 
     json.loads and lists of numbers hold the GIL for 105 µs a sample of 7 polygons (2.4 kB); this
     takes 10.
@@ -335,11 +335,11 @@ class InstanceMasks(FieldType):
         return self._checked(self._parsed(payload, max_pixels) if found is None else found)
 
     def _parsed(self, payload: Encoded, max_pixels: int) -> Segmentations:
-        """Parse what `_scanned` doesn't, with the reason against it."""
+        """Parse a sample that `_scanned` doesn't. Raises ValueError if it is wrong."""
         try:
             values = json.loads(payload.tobytes())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"no JSON ({str(error)[:80]}): {_WANTED}") from None
+            raise ValueError(f"isn't JSON ({str(error)[:80]}): {_WANTED}") from None
         if not isinstance(values, list):
             raise ValueError(f"{shorten(values)} isn't a list: {_WANTED}")
         return Segmentations.of(values, max_pixels=max_pixels)
@@ -349,7 +349,7 @@ class InstanceMasks(FieldType):
         if self.format == "norm":
             numbers = found.numbers
             if found.size is not None:
-                raise ValueError('runs in a field of format="norm", which is of polygons alone')
+                raise ValueError('run-length codes and format="norm": wanted only polygons')
             if len(numbers) and not -TOLERANCE <= numbers.min() <= numbers.max() <= 1 + TOLERANCE:
                 raise ValueError(
                     f"coordinates {numbers.min():g} to {numbers.max():g} aren't normalised: wanted "
@@ -365,7 +365,7 @@ class InstanceMasks(FieldType):
         return len(self.decode(payload))
 
     def check_values(self, values: NDArray[Any], size: Any = None) -> Rejection | None:
-        """Return why the bytes of a sample are no masks of an image of this size, or None. size:
+        """Return why the bytes of a sample aren't masks of an image of this size, or None. size:
         height and width; None if they are unknown."""
         try:
             own = self.decode(values).size
@@ -467,8 +467,8 @@ class InstanceMasks(FieldType):
 
 
 class _InstanceIds(InstanceMasks):
-    """Instance masks that are delivered as one map of numbers: int32, (height, width) a sample, 0
-    where no instance is, else the place of its box + 1, of the last one where several overlap."""
+    """Instance masks that are delivered as one map of numbers: int32, (height, width) a sample. A
+    pixel is 0 without an instance, else 1 + the row of its box: the last one if several overlap."""
 
     __slots__ = ()
 

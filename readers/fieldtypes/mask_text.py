@@ -2,9 +2,9 @@
 
 Python's own parser makes an object of each number, and holds the GIL for longer than drawing the
 masks takes. This one reads what COCO's annotations have: lists of plain numbers, and objects with a
-size and counts. Everything else, and everything that is wrong, it leaves to the caller, who has
-reasons for it. A number of at most 15 digits, divided by a power of ten, is the float64 that is
-nearest to the text, as Python's is.
+size and counts. It rejects everything else; the caller then parses the text with `json`, and finds
+the reason if it is wrong. A number of at most 15 digits, divided by a power of ten, is the float64
+that is nearest to the text, as Python's is.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _is_at(text: Any, place: Any, word: Any) -> Any:
 
 @_helper
 def _number(text: Any, place: Any) -> Any:
-    """Return the number at a place and the place behind it, or 0 if it isn't a plain number."""
+    """Return the number at a place and the place after it, or 0 if it isn't a plain number."""
     sign, digits, decimals = 1.0, 0, 0
     if text[place] == _MINUS:
         sign, place = -1.0, place + 1
@@ -81,8 +81,8 @@ def _number(text: Any, place: Any) -> Any:
 
 @_helper
 def _list(text: Any, place: Any, out: Any, count: Any) -> Any:
-    """Write the numbers of a list behind the first count ones. place: behind its bracket. Returns
-    how many there are then, and the place behind the list, or 0."""
+    """Write the numbers of a list after the first count ones. place: after its bracket. Returns
+    how many there are then, and the place after the list, or 0."""
     while True:
         value, place = _number(text, _skip(text, place))
         if place == 0 or abs(value) > MOST or count == len(out):
@@ -98,7 +98,7 @@ def _list(text: Any, place: Any, out: Any, count: Any) -> Any:
 
 @_helper
 def _string(text: Any, place: Any, out: Any, count: Any) -> Any:
-    """Write the characters of a text behind the first count ones, as `_list` does."""
+    """Write the characters of a text after the first count ones, as `_list` does."""
     while text[place] != _QUOTE:
         if text[place] == _ESCAPE:  # a code may have the character that JSON escapes
             place += 1
@@ -114,7 +114,7 @@ def _string(text: Any, place: Any, out: Any, count: Any) -> Any:
 def _polygons(
     text: Any, place: Any, box: Any, numbers: Any, parts: Any, count: Any, rows: Any
 ) -> Any:
-    """Write the polygons of a box. Returns the numbers and the rows then, and the place behind the
+    """Write the polygons of a box. Returns the numbers and the rows then, and the place after the
     list, or 0."""
     while True:
         place = _skip(text, place)
@@ -148,7 +148,7 @@ def _runs(
     text: Any, place: Any, box: Any, max_pixels: Any, numbers: Any, texts: Any, row: Any, found: Any
 ) -> Any:
     """Write the part of the runs of a box, whose size must be that of the others. found: as of
-    `scan`. Returns the place behind the object, or 0."""
+    `scan`. Returns the place after the object, or 0."""
     size = np.zeros(2)
     row[INSTANCE], row[KIND] = box, -1
     for member in range(2):

@@ -89,7 +89,7 @@ class _RowAddresses(NamedTuple):
 
 
 class _Tries:
-    """Decides when rows that weren't plain are tried again: ever more seldom."""
+    """Decides when rows that weren't plain are tried again: less and less often."""
 
     def __init__(self) -> None:
         self._skipped, self._to_skip = 0, 1

@@ -213,14 +213,14 @@ class TestBadInput:
             (Endless(), "Endless has no length"),
             (Short(), "has the length 2, and listed only 1"),
             (FromPython(), "draws from a generator of the whole process"),
-            (Own(), "lists other positions each time"),
+            (Own(), "lists different positions each time"),
             ([1, COUNT], f"lists position {COUNT}, and the dataset has {COUNT} samples"),
             ([-1], "lists position -1"),
-            ([[1, 2]], "something else than positions"),
+            ([[1, 2]], "something other than positions"),
             ([], "lists no samples"),
             ("random", "wanted a torch sampler"),
             (5, "wanted a torch sampler"),
-            (DistributedSampler(range(9), 2, 0), "shares its samples out by rank.*trainers.md"),
+            (DistributedSampler(range(9), 2, 0), "divides its samples among ranks.*trainers.md"),
         ],
     )
     def test_samplers(self, numbers, sampler, message):

@@ -40,7 +40,7 @@ class AnnotatedFormat(FolderFormat):
     """The base of formats whose files describe the objects in images."""
 
     def has_default_names(self, origin: Origin) -> bool:
-        """Return True: the fields have no other places."""
+        """Return True: the formats fix the names of the fields."""
         del origin
         return True
 
@@ -171,8 +171,8 @@ class AnnotatedFiles(SpanListing):
 
 
 def check_split(origin: Origin, parts: Mapping[str, T], *, where: str) -> T | None:
-    """Return the part of a dataset that the user chose by `split=`. Without it, this is the part
-    "train", the only one, or None, if there are none.
+    """Return the part of a dataset that the user chose by `split=`. The default is "train", or the
+    only part, or None if there are no parts.
 
     parts: by name. where: they are named. Raises ConfigError.
     """
@@ -202,7 +202,7 @@ def _stored_as(type_: FieldType) -> tuple[Any, ...]:
 
 
 def _cell(type: FieldType, value: Any) -> Any:
-    """Return a value as `column_of` wants it."""
+    """Convert a value to the form that `column_of` takes."""
     form = type.stored
     if form is None or value is None:
         return value

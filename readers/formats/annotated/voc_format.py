@@ -59,7 +59,8 @@ class VocFormat(AnnotatedFormat):
         if years and len(years) == len(folders) and self.may_recognise(origin):
             last = f"{origin.url.rstrip('/')}/{years[-1].decode()}"
             raise ConfigError(
-                f"{origin.url}: this folder holds years of Pascal VOC. Give one of them: {last}."
+                f"{origin.url}: this folder holds several years of Pascal VOC. Give one of them: "
+                f"{last}."
             )
         return {_PICTURES[:-1], _NOTES[:-1]} <= folders and self.may_recognise(origin)
 
@@ -155,8 +156,8 @@ class VocFiles(AnnotatedFiles):
 
 
 def _list_of(origin: Origin, files: Sequence[Entry]) -> Entry | None:
-    """Return the list of the images of the part that the user chose. Without one, this is that of
-    `train`, or None, if there are no lists. Raises ConfigError."""
+    """Return the image list of the part that the user chose. By default this is the list of
+    `train`, or None if there are no lists. Raises ConfigError."""
     lists = {
         printable(stem(entry.name.removeprefix(_LISTS))): entry
         for entry in files

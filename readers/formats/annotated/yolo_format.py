@@ -180,7 +180,7 @@ class Description:
         except ValueError:
             raise ValueError(f"{' '.join(words)!r:.60} isn't a list of numbers") from None
         if label != int(label) or not 0 <= label < (len(self.names) or 2**31):
-            raise ValueError(f"{words[0]!r} is no class from 0 to {len(self.names) - 1}")
+            raise ValueError(f"{words[0]!r} isn't a class from 0 to {len(self.names) - 1}")
         if self.points:
             count, width = self.points
             if len(numbers) != 4 + count * width:
@@ -263,8 +263,8 @@ class YoloFiles(AnnotatedFiles):
         if not found:
             places = description.parts.get(origin.arrangement.split or "train", ())
             raise DatasetError(
-                f"{origin.url}: {description.source} names {', '.join(places) or 'no folder'}, and "
-                "there are no images. Give the folder that contains them as the URL, and the file "
+                f"{origin.url}: {description.source} names {', '.join(places) or 'no folder'}, but "
+                "no images are there. Give the folder that contains them as the URL, and the file "
                 "as manifest=."
             )
         named = {entry.name for entry in found if entry not in lists}

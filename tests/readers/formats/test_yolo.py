@@ -159,7 +159,7 @@ def test_poses_are_keypoints(tmp_path: Path, width: int) -> None:
 def test_wrong_labels_are_left_out_with_reasons(tmp_path: Path) -> None:
     wrong = {
         "pixels": ("0 32 20 10 10", "isn't normalised"),
-        "class": ("2 0.5 0.5 0.1 0.1", "line 1: '2' is no class from 0 to 1"),
+        "class": ("2 0.5 0.5 0.1 0.1", "line 1: '2' isn't a class from 0 to 1"),
         "text": ("0 0.5 0.5 0.1 x", "isn't a list of numbers"),
         "short": ("\n0 0.5 0.5 0.1", "line 2: 4 numbers, wanted a class and a box"),
         "negative": ("0 0.5 0.5 -0.1 0.1", "box 0 isn't normalised"),
@@ -184,7 +184,7 @@ def test_wrong_labels_are_left_out_with_reasons(tmp_path: Path) -> None:
             "train: images/train\nnames: [a]\nkpt_shape: [3, 2]\nflip_idx: [0, 0, 1]\n",
             "wanted each keypoint's number once",
         ),
-        ("train: elsewhere\nnames: [a]\n", "names elsewhere, and there are no images"),
+        ("train: elsewhere\nnames: [a]\n", "names elsewhere, but no images are there"),
         ("train: images/train\nnames: [a", "can't be parsed"),
     ],
 )

@@ -148,7 +148,8 @@ class AnnotatedFiles(SpanListing):
                     f'schema["{name}"]: got {type_!r}, but {self.origin.url} stores {own!r}. Give '
                     "a type that differs only in how values are delivered, or in names of classes."
                 )
-            types[name] = type_
+            if name != LABELS or not getattr(own, "ids", ()):  # `classes_of` has the given names
+                types[name] = type_
         return types
 
     def classes_of(self, names: Sequence[str], ids: Sequence[int] = ()) -> ClassLabels:

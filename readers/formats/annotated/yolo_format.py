@@ -144,6 +144,11 @@ class Description:
         points: Any = found.get("kpt_shape") or ()
         mirrored: Any = found.get("flip_idx") or ()
         names = _class_names(found.get("names"))
+        if names is None and "names" in found:
+            raise DatasetError(
+                f"{source}: got names: {found['names']!r:.80}, wanted the name of each class: a "
+                "list, or a mapping of all numbers from 0 on."
+            )
         if names is None or not any(parts.values()):
             raise DatasetError(
                 f"{source}: got the keys {[*found][:12]}, wanted YOLO's: names (of the classes, a "
@@ -157,6 +162,12 @@ class Description:
         if not _are_numbers(mirrored) or (mirrored and sorted(mirrored) != [*range(points[0])]):
             raise DatasetError(
                 f"{source}: got flip_idx: {mirrored!r:.60}, wanted each keypoint's number once."
+            )
+        count = found.get("nc", len(names))
+        if count != len(names):
+            raise DatasetError(
+                f"{source}: got nc: {count!r:.20} and the names of {len(names)} classes. Correct "
+                "one of them."
             )
         return cls(
             source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,6 +158,9 @@ def test_a_list_of_classes_gives_their_numbers(root: Path) -> None:
         found = {int(s["image_id"]): s["labels"].tolist() for s in samples_of(dataset)}
     number_of = {90: 0, 1: 2, 18: 3}
     assert found == {i: [number_of[a["category_id"]] for a in own] for i, own in expected().items()}
+    ordered = ClassLabels(("toothbrush", "dog", "person"), of="boxes")
+    with opened(root, schema={"labels": ordered}) as dataset:
+        assert dataset.schema["labels"] == replace(ordered, ids=(90, 18, 1))
     with pytest.raises(ConfigError, match="has the class 'dog'"):
         opened(root, schema={"labels": ClassLabels(("person", "toothbrush"), of="boxes")})
     with pytest.raises(ConfigError, match="stores Boxes"):

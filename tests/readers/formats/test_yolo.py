@@ -178,7 +178,8 @@ def test_wrong_labels_are_left_out_with_reasons(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("names: [cat]\n", r"got the keys \['names'\], wanted YOLO's"),
-        ("train: images/train\nnames: {1: cat}\n", "or by number from 0"),
+        ("train: images/train\nnames: {1: cat}\n", "all numbers from 0 on"),
+        ("train: images/train\nnc: 3\nnames: [a, b]\n", "got nc: 3 and the names of 2 classes"),
         ("train: images/train\nnames: [a]\nkpt_shape: [3, 4]\n", r"got kpt_shape: \[3, 4\]"),
         (
             "train: images/train\nnames: [a]\nkpt_shape: [3, 2]\nflip_idx: [0, 0, 1]\n",

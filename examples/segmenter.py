@@ -1,7 +1,7 @@
 """Train a small segmenter on images and their masks, and evaluate it by the overlap of classes.
 
     python examples/segmenter.py
-    python examples/segmenter.py --data street --size 512 --epochs 40    # your own: images/, masks/
+    python examples/segmenter.py --data street --size 512 --epochs 40    # your own images
 
 Without `--data` it draws a small set: pictures of a meadow, a lake and a path, and for each a mask
 with a class number for each pixel; 255 is a pixel that nobody labelled. Crops and flips move a mask

@@ -102,12 +102,13 @@ class JoinedReader:
 
     @staticmethod
     def can_join(readers: Sequence[SampleReader]) -> bool:
-        """Return True if datasets are local, their fields are spans and numbers of tables, and
-        their tables have the same columns."""
-        first = readers[0].choice
+        """Return True if datasets are local and of one format, so that their bytes are read alike,
+        their fields are spans and numbers of tables, and their tables have the same columns."""
+        first, kind = readers[0].choice, readers[0].index.manifest.about.kind
         layout = first.fields, first.spans, first.values_of, first.columns, first.are_never_empty
         return bool(first.spans) and all(
             reader.index.remote is None
+            and reader.index.manifest.about.kind == kind
             and not (reader.choice.dense or reader.choice.rows or reader.choice.lacks_some)
             and (
                 reader.choice.fields,

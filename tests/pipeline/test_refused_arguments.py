@@ -80,8 +80,8 @@ def test_a_native_dataset_in_another_states_what_to_do(kind: str, pack: Path) ->
 
 
 def test_samples_by_index_name_the_loader(pack: Path) -> None:
-    with pytest.raises(ConfigError, match=r"through Penstock's DataLoader only: loop over"):
-        Dataset(str(pack))[3]
+    with pytest.raises(ConfigError, match=r"through Penstock's DataLoader: loop over"):
+        Dataset(str(pack)).__getitems__([3])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.cache import JobStore, Outcome
 
 _IN_USE, _CLOSED = "here", "left"
-_OTHER_END_S = 2.0
+_OTHER_END_S = 10.0
 """Seconds that a process waits for its listening connection to end after a request has failed."""
 _STATE, _LISTENERS = "first-says", "first-listeners"
 

@@ -65,7 +65,7 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(TRAINERS); }
 	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-trainers.txt \
-		-e '.[dali,dev,trainers]'
+		-e '.[dali,demo,dev,trainers]'
 	# The usual torchvision is built for torch's CUDA build; beside a CPU build it breaks whoever imports it.
 	$(TRAINERS)/bin/python -c 'import torchvision' 2>/dev/null || \
 		$(TRAINERS)/bin/python -m pip uninstall --quiet --yes torchvision

@@ -63,6 +63,7 @@ def test_instances_are_those_of_pycocotools(root: Path) -> None:
         assert sample["original_size"].tolist() == [info["height"], info["width"]]
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
 def test_masks_are_those_of_pycocotools(root: Path) -> None:
     coco_api = pytest.importorskip("pycocotools.coco")
     with redirect_stdout(io.StringIO()):

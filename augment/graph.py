@@ -157,7 +157,7 @@ class ViewTensors:
 Images: TypeAlias = "torch.Tensor | ImageList"
 """The images of a batch: one tensor, or a list of tensors of different sizes."""
 Decoded: TypeAlias = "Images | ViewTensors"
-"""What a graph makes of the images of a batch: images, or views of them."""
+"""The output of a graph for a batch: its images, or several views of each image."""
 
 
 class DaliPipeline(EncodedPipeline):

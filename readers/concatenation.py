@@ -119,8 +119,8 @@ class Concatenation(View):
 
     @cached_property
     def _joined(self) -> JoinedRows | JoinedReader | None:
-        """What reads the samples of all parts at once; None if they aren't local datasets whose
-        samples are stored in the same way."""
+        """The reader that reads the samples of all parts by one call; None unless all parts are
+        local datasets whose samples are stored in the same way."""
         readers = [found for part in self.bases if (found := part._whole_reader) is not None]
         if len(readers) < max(2, len(self.bases)):
             return None

@@ -197,8 +197,8 @@ class NodeServer:
 
 
 _READABLE, _WRITABLE, _THREAD = selectors.EVENT_READ, selectors.EVENT_WRITE, 0
-"""What a connection waits for: the client's next bytes, room for an answer, or a thread, as the
-next call may wait."""
+"""The event for which a connection waits: bytes from the client, room in the socket's buffer, or a
+thread, because its next call may block."""
 
 
 class ServerConnection:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _POLYGON, _COUNTS, _TEXT = 0, 1, 2  # as in `mask_kernels`, which needs numba
 _LEAST_NUMBERS = 6
-_MOST = 2.0**26  # of a coordinate, in pixels, or of a run; as in `mask_kernels`
+_MOST = 2.0**26  # of a coordinate, in pixels, or of a run
 TOLERANCE = 0.01  # as for boxes: normalised numbers are rounded
 _WANTED = (
     "wanted a list with one COCO segmentation for each box: polygons, [[x1, y1, x2, y2, …], …],"
@@ -206,24 +206,6 @@ class Segmentations(Sequence[Any]):
 _NONE = Segmentations(np.zeros(0), np.zeros(0, np.uint8), np.zeros((0, 4), np.int64), 0)
 
 
-def _scanned(payload: Encoded, max_pixels: int) -> Segmentations | None:
-    """Parse a sample without the GIL; return None if it is wrong or isn't JSON of the usual form.
-
-    json.loads and lists of numbers hold the GIL for 105 µs a sample of 7 polygons (2.4 kB); this
-    takes 10.
-    """
-    size, parser = len(payload), _compiled("mask_text")
-    text = np.zeros(size + parser.SPARE, np.uint8)
-    text[:size] = payload
-    numbers, texts = np.empty(size // 2 + 1), np.empty(size + 1, np.uint8)
-    parts, found = np.empty((size // 8 + 1, 4), np.int64), np.zeros(6, np.int64)
-    if not parser.scan(text, max_pixels, numbers, texts, parts, found):
-        return None
-    boxes, count, length, rows, height, width = found.tolist()
-    sides = (height, width) if height else None
-    return Segmentations(numbers[:count], texts[:length], parts[:rows], boxes, sides)
-
-
 def misfit(own: Size, size: Size) -> str:
     """Return the reason against masks of another size, (height, width), than their image."""
     shown = " and its image ".join(
@@ -330,19 +312,14 @@ class InstanceMasks(FieldType):
         return Facts.of(data, shape=(len(found), *(found.size or (0, 0))), codec=self.codec)
 
     def decode(self, payload: Encoded, *, max_pixels: int = MAX_PIXELS) -> Segmentations:
-        """Decode the segmentations of a sample."""
-        found = _scanned(payload, max_pixels)
-        return self._checked(self._parsed(payload, max_pixels) if found is None else found)
-
-    def _parsed(self, payload: Encoded, max_pixels: int) -> Segmentations:
-        """Parse a sample that `_scanned` doesn't. Raises ValueError if it is wrong."""
+        """Decode the segmentations of a sample. Raises ValueError if they are wrong."""
         try:
             values = json.loads(payload.tobytes())
         except (ValueError, RecursionError) as error:
             raise ValueError(f"isn't JSON ({str(error)[:80]}): {_WANTED}") from None
         if not isinstance(values, list):
             raise ValueError(f"{shorten(values)} isn't a list: {_WANTED}")
-        return Segmentations.of(values, max_pixels=max_pixels)
+        return self._checked(Segmentations.of(values, max_pixels=max_pixels))
 
     def _checked(self, found: Segmentations) -> Segmentations:
         """Return segmentations of this format. Raises ValueError for others."""

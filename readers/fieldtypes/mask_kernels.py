@@ -32,9 +32,6 @@ INSTANCE, BEGIN, END, KIND = 0, 1, 2, 3
 """The columns of the table of parts, int64, (parts, 4): row of the instance, and where the part
 begins and ends in the numbers (POLYGON, COUNTS) or in the texts (TEXT)."""
 
-MOST = 2.0**26
-"""The largest coordinate, in pixels, and the largest length of a run."""
-
 _FINE = 5  # points of a polygon are rounded to a fifth of a pixel
 _MIDDLE = 2  # the fifth of a column after which it is crossed
 _TEXT_ZERO, _TEXT_END, _TEXT_DIGITS = 48, 112, 12

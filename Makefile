@@ -10,10 +10,11 @@ DATA ?=
 # Hundreds of short processes import the same modules, which are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test suite quick check figures verify trainers bench clean
+.PHONY: help setup demo test suite quick check docs figures verify trainers bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
+	@echo "make docs     the site of docs/ in site/: open site/index.html"
 	@echo "make quick    a third of it, under another Python: make quick PYTHON=python3.13 VENV=.venv-3.13"
 	@echo "make figures  size and shape of the code: lines, files, imports, names that stand for two things (nothing fails by it)"
 	@echo "make verify   the long grids, planted bottlenecks, plays of other loaders, memory over 50 epochs (a quiet machine)"
@@ -25,7 +26,7 @@ $(READY): pyproject.toml constraints.txt benchmarks/loaders/pyproject.toml
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
 	# What is imported is compiled then; compiling all of every package takes as long as installing them.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-		-e '.[dali,demo,dev]' -e benchmarks/loaders
+		-e '.[dali,demo,dev,docs]' -e benchmarks/loaders
 	touch $(READY)
 
 setup: $(READY)
@@ -37,6 +38,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/zensical build --strict --clean
 
 figures: $(READY)
 	$(BIN)/python -m benchmarks.figures
@@ -90,4 +94,4 @@ bench: $(LOADERS)/.ready
 	$(LOADERS)/bin/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(LOADERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(LOADERS) demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis

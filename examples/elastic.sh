@@ -10,7 +10,7 @@
 # The global batches stay what they were on any number of nodes.
 #
 # The rendezvous numbers nodes as they come, another way each time; which node reads what follows
-# what lies in its cache (docs/cluster.md). NODE=0 to NODES' larger number - 1, another on each node,
+# what lies in its cache (docs/howto/cluster.md). NODE=0 to NODES' larger number - 1, another on each node,
 # fetches a share before the first start. A node is reached by its first address; if it has several
 # networks, PEER_NETWORK=10.1. takes the first that begins so. CACHE, PEER_PORT, CHECKPOINT, …: as in torchrun.sh.
 set -euo pipefail

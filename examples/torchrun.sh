@@ -10,7 +10,7 @@
 # numbered. Local data are read where they lie.
 # NODE_RANK is given, not found by a rendezvous: so each node reads what it warmed.
 #
-# PEER_PORT=7077, with CACHE: nodes ask one another's caches before the remote (docs/sharing.md;
+# PEER_PORT=7077, with CACHE: nodes ask one another's caches before the remote (docs/howto/sharing.md;
 # needs penstock[cluster] for TLS). A node's address is its first one; if it has several networks,
 # PEER_NETWORK=10.1. takes the first that begins so. PEER_TOKEN_FILE is optional.
 # CHECKPOINT: on a file system that all nodes see. METRICS_PORT=9400: see examples/prometheus.yaml.

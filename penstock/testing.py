@@ -17,7 +17,8 @@ format's name and write a small dataset. Each test method then runs on it:
         def samples(self):
             return {"deck-0/3": {"image": png_bytes, "suit": 2, "title": "three of clubs"}, ...}
 
-`penstock.readers.formats.format` defines a format; docs/formats.md describes how to register one.
+`penstock.readers.formats.format` defines a format; docs/reference/formats.md describes how to
+register one.
 """
 
 from __future__ import annotations

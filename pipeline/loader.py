@@ -175,8 +175,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, as torch's DataLoader yields them, resumable exactly at any position.
 
     Arguments up to in_order are torch's. snapshot_every_n_steps is torchdata's and changes nothing:
-    states are exact at every step. The rest are Penstock's. docs/datasets.md describes each with
-    native and with torch datasets.
+    states are exact at every step. The rest are Penstock's. docs/howto/datasets.md describes each
+    with native and with torch datasets.
 
     dataset: a `penstock.Dataset` (native: DALI decodes and augments it), a part of one (`subset`,
         `split`), several end to end (`concat`) or several in shares (`mix`); or any torch dataset,
@@ -186,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     shuffle: draw the order from the seed; otherwise samples come in index order.
     sampler: native: an object with a length that lists positions in the dataset, such as torch's
         WeightedRandomSampler, or a list. It gives the order of all ranks together, which take
-        slices of it (docs/datasets.md).
+        slices of it (docs/howto/datasets.md).
     num_workers: native: decode threads of this rank; 0 is this rank's share of the usable cores.
         torch datasets: worker processes; 0 reads in this process.
     drop_last, pad: the end of an epoch. Several ranks need one of them. pad="mask" fills the last
@@ -198,7 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ranks need the same seed, so they must pass one. torch datasets: None leaves order and
         randomness to torch; with a seed, Penstock orders the samples and shares them out.
     augment: operations, such as `imagenet_train(224)`, or such a list by field or tuple of fields
-        (docs/augment.md). None returns uint8 images unchanged, if all are of one size.
+        (docs/howto/augment.md). None returns uint8 images unchanged, if all are of one size.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there, and every tensor is on it.
     world: rank and size. None reads torch's process group, else the launcher's environment; it is
         read again at each pass until one has begun, because a trainer may start the group later.
@@ -208,27 +208,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         every rank stops; None is 0.001. With a map-style dataset, None makes each one an error.
     deterministic: bit-exact pixels on CUDA too; slower.
     order: `Order(lanes=, window=, reshuffle=, slots=)`: settings of the order that replace those
-        chosen from the dataset and the batch (docs/order.md).
+        chosen from the dataset and the batch (docs/explanation/order.md).
     resident: native: keep decoded images in memory, on the device; each is read, checked and
-        decoded once per job. True, False, or "auto": if they are small (docs/datasets.md).
+        decoded once per job. True, False, or "auto": if they are small (docs/howto/datasets.md).
     as_dict: native: batches are dicts by field instead of tuples.
     weights: native: how often each sample is expected in an epoch: an array with a number for each
         sample in the order of ids, the name of a field of numbers, "balanced" (each class equally
-        often; the sum is the number of samples), or a file of scores (docs/mixtures.md). An epoch
-        has as many samples as their sum, rounded. A sample is delivered as often as its weight,
-        rounded down or up, with other random draws each time. It needs shuffle=True.
+        often; the sum is the number of samples), or a file of scores (docs/howto/mixtures.md). An
+        epoch has as many samples as their sum, rounded. A sample is delivered as often as its
+        weight, rounded down or up, with other random draws each time. It needs shuffle=True.
     batch_tokens: native, instead of batch_size: the most tokens of this rank's batch, of samples of
-        similar length (docs/batches.md); {"tokens": 8192} names the field whose lengths count.
+        similar length (docs/reference/batches.md); {"tokens": 8192} names the field whose lengths
+        count.
     bucket_by: native: "aspect" puts images of similar height / width into the same batches, so that
-        they need little padding (docs/detection.md).
+        they need little padding (docs/howto/detection.md).
     device_augment: native: a function (batch, generator) that gets each whole batch, a dict by
         field on its device, and a torch.Generator. What it returns is what the loop gets
-        (docs/augment.md).
-    read: how a sample's bytes are read from its file: "copy", "pread" or "mmap" (docs/cache.md).
+        (docs/howto/augment.md).
+    read: how a sample's bytes are read from its file: "copy", "pread" or "mmap"
+    (docs/explanation/cache.md).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`, or dicts with
-    as_dict=True; docs/batches.md describes the value of each type. For a torch dataset it yields
-    what torch yields. A batch belongs to the user; no buffer is reused.
+    as_dict=True; docs/reference/batches.md describes the value of each type. For a torch dataset
+    it yields what torch yields. A batch belongs to the user; no buffer is reused.
 
     Raises ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; torch's own errors for torch's arguments with a torch dataset;

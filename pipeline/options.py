@@ -168,7 +168,7 @@ def refuse_torch_arguments(arguments: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}. "
                 "If you didn't pass it, a framework rebuilt this loader (Lightning's predict() "
-                "does): see docs/trainers.md."
+                "does): see docs/howto/trainers.md."
             )
 
 
@@ -309,7 +309,8 @@ SlotsMode = Literal["data", "rank"]
 class Order:
     """Settings of the order in which a job reads its samples, for `DataLoader(order=…)` and `warm`.
 
-    Neither a default nor a state overrides a setting (docs/order.md explains the order).
+    Neither a default nor a state overrides a setting (docs/explanation/order.md explains the
+    order).
 
     lanes: the fixed shares of the shards that every global batch reads from, at least 1; None
         follows the dataset and the batch.
@@ -317,7 +318,7 @@ class Order:
         consist of several); None follows the dataset and the batch.
     reshuffle: the share of the shards, between 0 and 1, that change places in each epoch.
     slots: how ranks are assigned to parts of a global batch: "data" follows the contents of the
-        nodes' caches, "rank" the ranks' numbers (docs/cluster.md). A warm-up ignores it.
+        nodes' caches, "rank" the ranks' numbers (docs/howto/cluster.md). A warm-up ignores it.
 
     Raises ConfigError for values that no order can have.
     """

@@ -125,7 +125,7 @@ PART_KEYS: Mapping[str, _Kind] = {
     "index": _TEXT,
     "storage_options": _ANY_MAPPING,
     "manifest": _Kind("a path, or false", (str, bool)),
-    "schema": _Kind("the type of each field (docs/fields.md)", (dict,), (dict,)),
+    "schema": _Kind("the type of each field (docs/reference/fields.md)", (dict,), (dict,)),
     "sample": _WINDOW,
     "stride": _WINDOW,
     "dtype": _TEXT,

@@ -733,8 +733,8 @@ class Source(ABC):
             "by shards, through Penstock's DataLoader: loop over DataLoader(dataset, ...), and "
             "for a part of it use dataset.subset(ids) or dataset.split(0.9, 0.1, seed=0). If a "
             "framework requested them, it has replaced that loader by torch's own, which would "
-            "shard again and skip decoding: docs/trainers.md lists what to switch off, such as "
-            "`ignore_data_skip=True` in the HF Trainer."
+            "shard again and skip decoding: docs/howto/trainers.md lists what to switch off, "
+            "such as `ignore_data_skip=True` in the HF Trainer."
         )
 
     # -- in notebooks

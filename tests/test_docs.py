@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +12,11 @@ import penstock
 from tests.layers import ROOT, all_sources
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 SOURCES: dict[str, list[Path]] = {}
 for _path in all_sources():
     SOURCES.setdefault(_path.name, []).append(_path)
@@ -21,6 +24,10 @@ TOPS = (
     *("augment", "benchmarks", "cache", "docs", "examples"),
     *("penstock", "pipeline", "readers", "tests"),
 )
+
+
+def shown(document: Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
 def named(document: Path) -> list[str]:
@@ -34,6 +41,8 @@ def is_there(name: str) -> bool:
     them."""
     if re.fullmatch(r"[a-z_][\w/]*\.py", name):
         return (ROOT / name).exists() or ("/" not in name and name in SOURCES) or _ends_a_path(name)
+    if re.fullmatch(r"(benchmarks|docs|examples)/[\w/.-]+", name):
+        return (ROOT / name).exists()
     if re.fullmatch(r"[a-z_][\w/]*/", name) and name.split("/")[0] in TOPS:
         return (ROOT / name).is_dir()
     if found := re.fullmatch(r"penstock\.([A-Z]\w+)", name):
@@ -51,7 +60,7 @@ def _ends_a_path(name: str) -> bool:
     return any(str(path).endswith(f"/{name}") for path in places)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_what_a_document_names_is_there(document: Path) -> None:
     assert [name for name in named(document) if not is_there(name)] == []
 
@@ -64,26 +73,47 @@ def test_what_is_gone_is_found(name: str) -> None:
     assert not is_there(name)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=shown)
 def test_links_lead_somewhere(document: Path) -> None:
-    """Check links within the repository only."""
+    """Check links within the repository; a page of the site links to nothing outside of docs/."""
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
         if re.match(r"[a-z]+:", target):
             continue
         file, _, place = target.partition("#")
         found = (document.parent / file).resolve() if file else document
         assert found.exists(), target
-        if place and found.suffix == ".md":
-            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.M)
-            anchors = {
-                re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings
-            }
-            assert place in anchors, target
+        assert document not in PAGES or found.is_relative_to(ROOT / "docs"), target
+        assert not place or found.suffix != ".md" or place in anchors(found), target
 
 
-def anchor(heading: str) -> str:
-    """Return the anchor of a heading, as code hosts generate it."""
-    return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings, as code hosts and the site generate them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
+
+
+def test_the_site_lists_every_page_once() -> None:
+    def paths(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for inner in (
+            entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ()
+        ):
+            yield from paths(inner)
+
+    listed = list(paths(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    assert sorted(listed) == [str(page.relative_to(ROOT / "docs")) for page in PAGES]
+
+
+def test_the_pages_that_messages_and_docstrings_name_are_there() -> None:
+    """Check the pages, and their sections, that code, examples and the changelog name."""
+    named_page = r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?"
+    places = [*all_sources(), ROOT / "CHANGELOG.md"]
+    places += [path for path in (ROOT / "examples").rglob("*") if path.is_file()]
+    for path in places:
+        for page, section in re.findall(named_page, path.read_text()):
+            assert (ROOT / page).exists(), f"{path}: {page}"
+            assert not section or section in anchors(ROOT / page), f"{path}: {page}#{section}"
 
 
 def test_the_page_on_mixtures_runs(
@@ -93,9 +123,9 @@ def test_the_page_on_mixtures_runs(
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code in re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs" / "mixtures.md").read_text(), re.M | re.S
+        r"^```python\n(.*?)^```", (ROOT / "docs" / "howto" / "mixtures.md").read_text(), re.M | re.S
     ):
-        exec(compile(code, "docs/mixtures.md", "exec"), names)
+        exec(compile(code, "docs/howto/mixtures.md", "exec"), names)
         printed = " ".join(capsys.readouterr().out.split())
         for shown in re.findall(r"^\s*print\(.*\) +# (.*)", code, re.M):
             assert shown in printed
@@ -107,13 +137,13 @@ def test_the_conversations_of_the_page_on_tokens_are_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "tokens.md").read_text()
+    text = (ROOT / "docs" / "howto" / "tokens.md").read_text()
     code = re.search(
         r"^```python\n(.*?)^```", text[text.index("\n## Conversations") :], re.M | re.S
     )
     assert code is not None
     names: dict[str, Any] = {}
-    exec(compile(code[1], "docs/tokens.md", "exec"), names)
+    exec(compile(code[1], "docs/howto/tokens.md", "exec"), names)
     assert names["packed"].shape[1] == 128
     assert names["packed"].shape == names["loss"].shape == names["position"].shape
     answers = [chr(token - 4) for token in names["packed"][names["loss"]].tolist() if token > 3]
@@ -128,7 +158,7 @@ def test_parts_of_a_dataset_are_taken_as_the_document_states(
 ) -> None:
     (tmp_path / "photos").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "datasets.md").read_text()
+    text = (ROOT / "docs" / "howto" / "datasets.md").read_text()
     section = text[text.index("\n## Parts of a dataset") :]
     code = re.search(r"^```python\n(.*?)^```", section, re.M | re.S)
     assert code is not None

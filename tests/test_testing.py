@@ -267,7 +267,7 @@ def test_extents_that_are_off_by_one_byte_are_noticed(
 def test_the_documented_format_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = (ROOT / "docs" / "formats.md").read_text()
+    text = (ROOT / "docs" / "reference" / "formats.md").read_text()
     module = types.ModuleType("documented_cifar")
     exec(text.split("```python\n", 1)[1].split("```", 1)[0], module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -39,7 +39,8 @@ On = Annotated[
     str | None,
     Option(
         help="Run one task per shard on other workers: dask://HOST:PORT, "
-        "dask-scheduler-file:FILE, ray://HOST:PORT, ray (the local one) or mpi (docs/packs.md). "
+        "dask-scheduler-file:FILE, ray://HOST:PORT, ray (the local one) or mpi "
+        "(docs/howto/packs.md). "
         "All workers must reach the source and the destination."
     ),
 ]
@@ -190,7 +191,8 @@ def parse_schema(text: str | None) -> dict[str, FieldType] | None:
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"--schema: got {text[:200]!r} ({error}), wanted a JSON object, or a file with one, "
-            'that has the type of each field (docs/fields.md): {"label": {"kind": "class_label"}}.'
+            "that has the type of each field (docs/reference/fields.md): "
+            '{"label": {"kind": "class_label"}}.'
         ) from None
 
 

@@ -203,7 +203,7 @@ def pack(
     seed: Seed of that shuffle.
     shard_bytes: Size of a shard, the unit that is fetched and cached.
     for_nodes: Choose the shard size for a job on this many nodes, at most 64MiB, instead of
-        --shard-bytes (docs/sizing.md).
+        --shard-bytes (docs/howto/sizes.md).
     for_batch: With --for-nodes: the job's global batch; by default 2,048 per node.
     short_side: Shrink larger images to this short side, in pixels, and write them as upright
         baseline JPEGs, with their masks, boxes and keypoints. Other images stay unchanged.

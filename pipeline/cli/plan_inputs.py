@@ -162,7 +162,7 @@ class SetupChoice:
             hedged = "default: hedged past the 97th percentile"
             self._note("slowest request over mean", f"{TAIL:g}", hedged)
         left_out = "label correlation, decoded chunks, other jobs on the cache, indexes, start-up "
-        self._note("not counted", f"{left_out}of processes", "docs/sizing.md")
+        self._note("not counted", f"{left_out}of processes", "docs/howto/sizes.md")
         return ClusterSetup(
             **data,
             shards=shards,

@@ -415,9 +415,9 @@ def warm(
     process: (number, count) if several processes of a node divide its shards. workers: shards at a
     time. dry_run: fetch nothing. progress: called from several threads. stop: ends the warm-up
     early; the result then covers the time before.
-    executor: its workers warm their machines, `nodes` of them (docs/packs.md). World is then that
-    of any rank, the result is the sum over all nodes, progress is called after each node, and stop
-    doesn't reach the workers.
+    executor: its workers warm their machines, `nodes` of them (docs/howto/packs.md). World is then
+    that of any rank, the result is the sum over all nodes, progress is called after each node, and
+    stop doesn't reach the workers.
 
     Raises ConfigError for a local dataset, one without cache=, and a limit below two open windows;
     PlanError for a global batch smaller than the world; ResumeError for a state of another dataset;

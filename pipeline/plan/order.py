@@ -549,8 +549,8 @@ def default_window(
     at least 64, so that small datasets are mixed as a whole, and 4 a lane, so that a rank with one
     lane mixes several. If the correlation of labels inside a shard is known (icc, 0 to 1), there
     are at least 100·global_batch·icc, which keeps `label_spread` within 1 %. Data that wasn't
-    shuffled counts as shuffled if √shards satisfies that. docs/order.md has the resulting mix and
-    its cost.
+    shuffled counts as shuffled if √shards satisfies that. docs/explanation/order.md has the
+    resulting mix and its cost.
 
     rows: mean rows of a shard. Windows that labels don't require open at most MOST_OPEN_ROWS, since
     a plan stores 4 bytes for each, and 8 after the first window: shards of token streams have some
@@ -625,7 +625,7 @@ WINDOW_BYTES = 4 * 2**30
 order is: a quarter of a small training node's memory, for all of its ranks."""
 
 LEAST_UNITS = 16
-"""Minimum of open units, however large they are: docs/order.md has the effect of fewer."""
+"""Minimum of open units, however large they are (docs/explanation/order.md: what fewer do)."""
 
 MIXED_BATCHES = 32
 """Global batches that the open units contain at least, if these are small enough."""

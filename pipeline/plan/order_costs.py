@@ -33,8 +33,8 @@ def readers_per_shard(lanes: int, nodes: int) -> float:
 
 def readers_of(shards: int, *, lanes: int, nodes: int) -> float:
     """Return the mean number of nodes that read a shard, including shards that extend over the
-    lanes of two nodes: each of a lane's two strands ends in one. docs/order.md compares it with
-    what plans read."""
+    lanes of two nodes: each of a lane's two strands ends in one. docs/explanation/order.md
+    compares it with what plans read."""
     ends = 2 * nodes / max(1, shards) if nodes > 1 else 0.0
     return min(float(nodes), readers_per_shard(lanes, nodes) + ends)
 

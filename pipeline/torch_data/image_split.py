@@ -155,7 +155,7 @@ def reject_rebuilt_loader(samples: Any) -> Any:
     called."""
     raise ConfigError(
         f"{len(samples)} samples were collated outside of Penstock's DataLoader, by a framework "
-        "that rebuilt it without augment=. See docs/trainers.md for the option to switch off."
+        "that rebuilt it without augment=. See docs/howto/trainers.md for the option to switch off."
     )
 
 

@@ -55,7 +55,7 @@ def sampler_lists(sampler: Any, *, samples: int) -> EpochLists:
             f"sampler: {name} divides its samples among ranks, which Penstock already does for a "
             "native dataset. Pass a sampler that lists the samples of all ranks, or drop it and "
             "pass shuffle= and seed=. If you didn't pass it, a framework rebuilt this loader: see "
-            "docs/trainers.md."
+            "docs/howto/trainers.md."
         )
 
     is_checked = False

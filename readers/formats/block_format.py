@@ -2,8 +2,8 @@
 records with all fields.
 
 A format gives two functions: `blocks` describes the blocks of a file from its metadata, and
-`decode` decodes one. docs/formats.md has a complete example. A block may be a whole file, so a
-folder of many small compressed files has this form too.
+`decode` decodes one. docs/reference/formats.md has a complete example. A block may be a whole
+file, so a folder of many small compressed files has this form too.
 """
 
 from __future__ import annotations

@@ -340,8 +340,8 @@ def open_index(
 
     verify: decodes images while the index is built; None means the installed decoder. workers:
     threads for building; None means all cores. executor: its workers check the samples, one shard
-    per task (docs/packs.md lists what they must see); verify must then be importable, or a name.
-    description: the other arguments that identify a dataset; see `DatasetDescription`.
+    per task (docs/howto/packs.md lists what they must see); verify must then be importable, or a
+    name. description: the other arguments that identify a dataset; see `DatasetDescription`.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError for a damaged manifest of a pack,
     DatasetError for a newer version, IndexChangedError if index= holds the index of another
@@ -389,7 +389,7 @@ def index(
     storage_options, filesystem: as for Dataset. fields: the place of each field. workers: threads;
     None means all usable cores. verify: decodes images; None means the installed decoder. progress:
     called as progress(done samples, total samples, done bytes). executor: its workers check the
-    samples, one shard per task (docs/packs.md lists what they must see); verify must then be
+    samples, one shard per task (docs/howto/packs.md lists what they must see); verify must then be
     importable, or a name.
 
     Raises ConfigError for invalid arguments and for a pack, which carries its index;

@@ -66,7 +66,7 @@ def _words(name: str) -> list[str]:
 
 REMEDY = (
     "To train on it, convert it to Parquet, Zarr or files, or read it in a torch dataset of your "
-    "own and pass that to Penstock's DataLoader (docs/datasets.md)."
+    "own and pass that to Penstock's DataLoader (docs/howto/datasets.md)."
 )
 
 # Other formats by the extensions of their files, and by the folders and names that show them.
@@ -131,7 +131,7 @@ def _store_advice(name: bytes) -> str:
         return ""
     remedy = REMEDY
     if stores[0] in _OF_FILES:
-        remedy = "Give the Parquet files of its current version as a list (docs/datasets.md)."
+        remedy = "Give the Parquet files of its current version as a list (docs/howto/datasets.md)."
     return f"{printable(name)} shows {stores[0]}. Penstock doesn't read it. {remedy}"
 
 
@@ -150,7 +150,10 @@ def remedy_for(name: bytes) -> str:
     """Return the advice for a file or folder of an unsupported kind; "" for any other."""
     found, kind = extension(name.rstrip(b"/")), kind_of(name)
     if kind in ("audio", "video"):
-        return f"Give its folder: {kind} is read as bytes, which a Map decodes (docs/fields.md)."
+        return (
+            f"Give its folder: {kind} is read as bytes, which a Map decodes "
+            "(docs/reference/fields.md)."
+        )
     if found in _LIST_TABLES:
         return (
             "Pass a table of files as manifest=, and the folder of its files as the URL. Write a "
@@ -159,7 +162,7 @@ def remedy_for(name: bytes) -> str:
     if found == "bin":
         return (
             "To read token ids (nanoGPT's train.bin), describe them: "
-            'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md).'
+            'format="tokens", dtype="uint16", sample=(2048,) (docs/howto/tokens.md).'
         )
     if found == "json":
         return (
@@ -265,8 +268,8 @@ def unread_files(names: Iterable[bytes], *, labelled: bool) -> tuple[Counter[str
         f"{listed}{' and others' if len(kinds) > _MOST_KINDS else ''} are left out (such as "
         f"{printable(first)}): images are read, and the files next to them with the same name "
         f"(.txt, .json, .npy); {labels}. Pass a table of samples as manifest=, and folders that "
-        "belong together as fields= (docs/datasets.md). To read other data, write a torch dataset "
-        "and pass it to Penstock's DataLoader."
+        "belong together as fields= (docs/howto/datasets.md). To read other data, write a torch "
+        "dataset and pass it to Penstock's DataLoader."
         for first in strange[:1]
     ]
 

@@ -324,8 +324,8 @@ def pack(
     images; None means the installed decoder. rank, size: this process's share of the shards; the
     process that finishes last writes the manifest. progress: called as progress(done samples, total
     samples, done bytes). storage_options, filesystem, cache: of src, as for Dataset; without a
-    cache nothing is kept. executor: its workers write one shard per task (docs/packs.md); then
-    workers are the threads of a task, None means 1, and verify must be importable or a name.
+    cache nothing is kept. executor: its workers write one shard per task (docs/howto/packs.md);
+    then workers are the threads of a task, None means 1, and verify must be importable or a name.
 
     Raises DestinationError if dst holds other data, which stays unchanged; ConfigError; WriteError
     if the disk is full or read-only; IndexChangedError if a file changes meanwhile; and the same

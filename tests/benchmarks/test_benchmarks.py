@@ -451,7 +451,7 @@ def test_memory_reports_a_slope(tmp_path: Path) -> None:
 def test_docs_tell_what_was_measured_of_resident_datasets() -> None:
     """Both texts quote the one recorded measurement."""
     kept = json.loads((RESULTS / "resident.json").read_text())["medians"]
-    table = (RESULTS.parents[1] / "docs" / "datasets.md").read_text()
+    table = (RESULTS.parents[1] / "docs" / "howto" / "datasets.md").read_text()
     times: dict[str, list[str]] = {"images_per_s_later": [], "cpu_s_per_1000_first": []}
     for what, digits in (("photographs", 2), ("small", 3)):
         cells = []
@@ -496,7 +496,7 @@ def test_docs_tell_what_was_measured_of_views() -> None:
     )
     readme = compare.README.read_text()
     assert f"take {torch_}, a DALI graph written by hand {dali} times Penstock's" in readme
-    page = (RESULTS.parents[1] / "docs" / "augment.md").read_text()
+    page = (RESULTS.parents[1] / "docs" / "howto" / "augment.md").read_text()
     assert f"takes {torch_} times the CPU time with torch and Pillow, and {dali} times" in page
 
 

@@ -1,4 +1,4 @@
-"""Each example of docs/datasets.md on folders works on the files that it shows."""
+"""Each example of docs/howto/datasets.md on folders works on the files that it shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = re.compile(r"^### (.+?)$\s+```text\n(.*?)```\s+```python\n(.*?)```", r
 
 def examples() -> list[tuple[str, str, str]]:
     """Return the heading, files and code of each example."""
-    text = (ROOT / "docs" / "datasets.md").read_text()
+    text = (ROOT / "docs" / "howto" / "datasets.md").read_text()
     section = text[text.index(SECTION) :].split("\n## ")[0]
     return [(found[1], found[2], found[3]) for found in EXAMPLE.finditer(section)]
 

@@ -1,7 +1,7 @@
 """Forecast times, utilisation, bytes and the limit of each kind of epoch, and what to change first.
 
 An epoch takes as long as its slowest tier (`traffic`), because fetching, reading, decoding and
-training run at the same time. Only the job's first batch adds its time. docs/sizing.md has the
+training run at the same time. Only the job's first batch adds its time. docs/howto/sizes.md has the
 formulas with their sources. The best change is found by a forecast for each possible one.
 """
 

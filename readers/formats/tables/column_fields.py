@@ -46,7 +46,7 @@ _log = logging.getLogger("penstock")
 
 FILES_BY_PATHS = (
     "list them in a CSV or JSONL table and give the folder that the paths are relative to: "
-    'Dataset(folder, manifest="list.csv") (docs/datasets.md)'
+    'Dataset(folder, manifest="list.csv") (docs/howto/datasets.md)'
 )
 PATHS_ALONE = (
     f"it holds paths of files without their bytes: write the bytes into it, or {FILES_BY_PATHS}"
@@ -460,7 +460,7 @@ def choose_columns(
         elif type is not None:
             raise ConfigError(
                 f'schema["{name}"]: {where}: {reason}. Name a type that it can become '
-                "(docs/parquet.md), or leave it out of schema=."
+                "(docs/howto/hub-parquet.md), or leave it out of schema=."
             )
         elif name in places:
             raise DatasetError(f'fields["{name}"]: {where}: {reason}.')

@@ -302,7 +302,7 @@ def _unread_members(passed_over: Mapping[str, int]) -> list[str]:
     more = " and others" if len(kinds) > _SHOWN_NAMES else ""
     return [
         f"{listed}{more} members are left out and were never opened: their kind is unknown. To "
-        f'read their bytes pass schema={{"{first}": Bytes()}} (docs/fields.md).'
+        f'read their bytes pass schema={{"{first}": Bytes()}} (docs/reference/fields.md).'
         for first in kinds[:1]
     ]
 

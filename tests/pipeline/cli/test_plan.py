@@ -223,7 +223,7 @@ def test_the_tables_of_the_docs_are_what_it_states(
     for epoch, which in (("first", "_first"), ("later", "")):
         report = duration(found[f"epoch_{epoch}_s"])
         row += f"| {report}, AU {found[f'au_{epoch}']:.0f} %, {found[f'limit{which}']} "
-    assert f"{row}|" in (ROOT / "docs" / "sizing.md").read_text()
+    assert f"{row}|" in (ROOT / "docs" / "howto" / "sizes.md").read_text()
 
 
 def test_an_epoch_of_one_step_has_no_au(capsys: pytest.CaptureFixture[str]) -> None:

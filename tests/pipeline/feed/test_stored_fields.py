@@ -170,7 +170,7 @@ def test_what_the_document_prints_runs(
         for member in source:
             if int(member.name[:3]) % 4 != 3:
                 target.addfile(member, source.extractfile(member))
-    text = (ROOT / "docs" / "batches.md").read_text()
+    text = (ROOT / "docs" / "reference" / "batches.md").read_text()
     code, *_ = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     names: dict[str, Any] = {}
     exec(code, names)

@@ -76,6 +76,8 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "corpus").mkdir()
     write_megatron(tmp_path / "corpus" / "a", draw_documents(30))
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tokens.md").read_text(), re.S)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "tokens.md").read_text(), re.S
+    )
     (example,) = [block for block in blocks if "scaled_dot_product_attention" in block]
-    exec(compile(example, "docs/tokens.md", "exec"), {})
+    exec(compile(example, "docs/howto/tokens.md", "exec"), {})

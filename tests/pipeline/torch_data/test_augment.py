@@ -161,7 +161,7 @@ def test_a_framework_that_rebuilds_the_loader_gets_an_error(folder: Path) -> Non
     rebuilt = torch.utils.data.DataLoader(
         loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
     )
-    with pytest.raises(ConfigError, match=r"docs/trainers\.md"):
+    with pytest.raises(ConfigError, match=r"docs/howto/trainers\.md"):
         next(iter(rebuilt))
 
 

@@ -268,8 +268,10 @@ def test_a_kind_must_be_new_and_installed() -> None:
 
 
 def documented() -> Any:
-    """Return the test class of the section in docs/fields.md."""
-    section = (ROOT / "docs" / "fields.md").read_text().split("## Your own field type")[1]
+    """Return the test class of the section in docs/reference/fields.md."""
+    section = (
+        (ROOT / "docs" / "reference" / "fields.md").read_text().split("## Your own field type")[1]
+    )
     module = sys.modules["documented_types"] = ModuleType("documented_types")
     vars(module)["png"] = images.png
     for code in re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.S):

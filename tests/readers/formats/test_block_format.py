@@ -84,7 +84,7 @@ FORMAT = Lines()
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = types.ModuleType("documented_zipped")
-    text = (ROOT / "docs" / "formats.md").read_text()
+    text = (ROOT / "docs" / "reference" / "formats.md").read_text()
     (source,) = (
         block.split("```")[0] for block in text.split("```python\n") if "(BlockFormat)" in block
     )

@@ -1,4 +1,4 @@
-"""The examples of docs/map.md run as printed."""
+"""The examples of docs/howto/map.md run as printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.layers import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAGE = ROOT / "docs" / "map.md"
+PAGE = ROOT / "docs" / "howto" / "map.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sample .* is bad", "ignore:Labels cluster")

@@ -19,7 +19,8 @@ from penstock.pipeline.plan.sizing import (
 )
 from tests.pipeline.plan.sizing.setups import setup
 
-# The table of docs/order.md, walked: by shards, then by nodes of 8 GPUs with 32 samples each.
+# The table of docs/explanation/order.md, walked: by shards, then by nodes of 8 GPUs with 32
+# samples each.
 WALKED = {
     2_000: {8: 1.01, 64: 1.06, 512: 2.5, 660: 2.9, 1024: 5.0, 4096: 20},
     10_000: {8: 1.00, 64: 1.01, 512: 1.10, 660: 1.38, 1024: 1.20, 4096: 2.8},

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -265,8 +266,8 @@ def corners_of(boxes: list[list[float]]) -> torch.Tensor:
     return corners
 
 
-class Job:
-    """A model, its batches and its optimizer. Three ways of training work on the same job."""
+class Job(trainers.Job):
+    """A detector, its batches and its optimizer, which train in one of three ways."""
 
     def __init__(self, root: Path, options: argparse.Namespace) -> None:
         notes = "annotations/instances_{}2017.json".format
@@ -281,8 +282,8 @@ class Job:
         self.loader = DataLoader(train, augment=recipe(size, trains=True), **order, **shared)
         self.val = DataLoader(val, augment=recipe(size, trains=False), pad="mask", **shared)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=4e-3)
-        steps = options.epochs * len(self.loader)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 4e-3, steps)
+        self.steps = options.epochs * len(self.loader)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 4e-3, self.steps)
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
         losses = self.model(batch["image"], targets_of(batch))
@@ -307,56 +308,7 @@ def train_plainly(job: Job) -> None:
         print(f"epoch {epoch}: loss {total:.3f}, AP50 {job.evaluate()[1]:.3f}", flush=True)
 
 
-def train_with_lightning(job: Job) -> None:
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = job.model
-
-        def training_step(self, batch: dict[str, Any], _: int) -> torch.Tensor:
-            return job.loss(batch)
-
-        def configure_optimizers(self) -> Any:
-            return [job.optimizer], [{"scheduler": job.schedule, "interval": "step"}]
-
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(
-        max_epochs=job.epochs, accelerator="cpu", enable_checkpointing=False, **quiet
-    )
-    trainer.fit(Module(), job.loader)
-
-
-def train_with_hugging_face(job: Job) -> None:
-    import transformers
-
-    class Trainer(transformers.Trainer):
-        def get_train_dataloader(self) -> DataLoader:
-            return job.loader
-
-        def compute_loss(self, model: nn.Module, inputs: dict[str, Any], **_: Any) -> torch.Tensor:
-            del model  # it is the job's
-            return job.loss(inputs)
-
-    with tempfile.TemporaryDirectory() as output:
-        arguments = transformers.TrainingArguments(
-            output_dir=output,
-            num_train_epochs=job.epochs,
-            save_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        own = {"train_dataset": job.loader.dataset, "optimizers": (job.optimizer, job.schedule)}
-        Trainer(job.model, arguments, **own).train()
-
-
-TRAINERS = {
-    "plain": train_plainly,
-    "lightning": train_with_lightning,
-    "hugging-face": train_with_hugging_face,
-}
+TRAINERS = {"plain": train_plainly, **trainers.TRAINERS}
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Train a network without labels on several views of each image, as DINO does.
 
     python examples/dino.py
+    python examples/dino.py --trainer lightning                          # or hugging-face
     python examples/dino.py --steps 2000 --folder photos --global-size 224 --local-size 96
 
 Each image is decoded once and becomes two global views, of different recipes, and several small
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import normalize
@@ -143,6 +145,61 @@ def matched(logits: torch.Tensor) -> float:
     return float(((one @ other.T).argmax(dim=1) == torch.arange(len(one))).float().mean())
 
 
+class Job(trainers.Job):
+    """A student, its teacher and their batches, which train in one of three ways."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.steps, self.done, self.hits = options.steps, 0, list[float]()
+        self.model = self.student = Network()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.optimizer = torch.optim.AdamW(self.student.parameters(), lr=5e-3)
+        self.center = torch.zeros(OUTPUTS)
+        self.loader = DataLoader(
+            Dataset(options.folder, fields=("image",)),
+            options.batch_size,
+            shuffle=True,
+            drop_last=True,
+            seed=options.seed,
+            augment=views(options.global_size, options.local_size, options.locals),
+            as_dict=True,
+        )
+
+    def loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        with torch.no_grad():
+            self.targets = every_view(self.teacher, batch["global"])
+        outputs = [every_view(self.student, batch[each]) for each in ("global", "local")]
+        loss = loss_of(torch.cat(outputs), self.targets, self.center)
+        self.last_loss = loss.item()
+        return loss
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Let the teacher follow the student, and print a row of the table after an eighth."""
+        self.center.lerp_(self.targets.mean(dim=(0, 1)), 0.1)
+        pairs = zip(self.teacher.parameters(), self.student.parameters(), strict=True)
+        for slow, fast in pairs:
+            slow.lerp_(fast, 0.02)
+        self.done += 1
+        self.hits.append(matched(self.targets))
+        if self.done % max(1, self.steps // 8) == 0:
+            print(f"{self.done:>8}   {self.last_loss:>4.2f}   {np.mean(self.hits):>7.0%}")
+            self.hits.clear()
+
+
+def train_plainly(job: Job) -> None:
+    while job.done < job.steps:
+        for batch in job.loader:
+            job.loss(batch).backward()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+            job.after_step()
+            if job.done == job.steps:
+                break
+
+
+TRAINERS = {"plain": train_plainly, **trainers.TRAINERS}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on views of images, without labels.")
     parser.add_argument("--steps", type=int, default=96)
@@ -152,51 +209,17 @@ def main() -> None:
     parser.add_argument("--locals", type=int, default=4, help="local views of an image")
     parser.add_argument("--folder", type=Path, help="of images by class; by default drawn ones")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trainer", choices=TRAINERS, default="plain")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     with tempfile.TemporaryDirectory() as temporary:
         if options.folder is None:
             options.folder = Path(temporary) / "pictures"
             write_pictures(options.folder)
-        train(options)
-
-
-def train(options: argparse.Namespace) -> None:
-    """Train for a number of steps, and print the table."""
-    student = Network()
-    teacher = copy.deepcopy(student).requires_grad_(False)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=5e-3)
-    center = torch.zeros(OUTPUTS)
-    print("    step   loss   matched")
-    hits: list[float] = []
-    loader: Any = DataLoader(
-        Dataset(str(options.folder), fields=("image",)),
-        batch_size=options.batch_size,
-        shuffle=True,
-        drop_last=True,
-        seed=options.seed,
-        augment=views(options.global_size, options.local_size, options.locals),
-    )
-    with loader:
-        while loader.step < options.steps:
-            for global_views, local_views in loader:
-                with torch.no_grad():
-                    targets = every_view(teacher, global_views)
-                outputs = [every_view(student, each) for each in (global_views, local_views)]
-                loss = loss_of(torch.cat(outputs), targets, center)
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                with torch.no_grad():
-                    center.lerp_(targets.mean(dim=(0, 1)), 0.1)
-                    for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-                        slow.lerp_(fast, 0.02)
-                hits.append(matched(targets))
-                if loader.step % max(1, options.steps // 8) == 0:
-                    print(f"{loader.step:>8}   {loss.item():>4.2f}   {np.mean(hits):>7.0%}")
-                    hits.clear()
-                if loader.step >= options.steps:
-                    break
+        job = Job(options)
+        with job.loader:
+            print("    step   loss   matched")
+            TRAINERS[options.trainer](job)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Train a small segmenter on images and their masks, and evaluate it by the overlap of classes.
 
     python examples/segmenter.py
+    python examples/segmenter.py --trainer lightning                     # or hugging-face
     python examples/segmenter.py --data street --size 512 --epochs 40    # your own images
 
 Without `--data` it draws a small set: pictures of a meadow, a lake and a path, and for each a mask
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import trainers  # the module next to this one
 from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
@@ -114,21 +116,15 @@ def mean_overlap(model: nn.Module, loader: DataLoader, classes: int) -> float:
     return float((both / (counts.sum(0) + counts.sum(1) - both).clamp(min=1)).mean())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="train/ and val/, each with images/ and masks/")
-    parser.add_argument("--classes", type=int, default=len(CLASSES))
-    parser.add_argument("--size", type=int, default=64, help="pixels of a crop's side")
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch-size", type=int, default=8)
-    options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    fields = {"image": "images", "mask": "masks"}
-    outside = {"pad_if_needed": True, "mask_fill": IGNORED}
-    with tempfile.TemporaryDirectory() as temporary:
-        root = options.data or write_scenes(Path(temporary))
-        loader = DataLoader(
+class Job(trainers.Job):
+    """A segmenter, its batches and its optimizer, which train in one of three ways."""
+
+    def __init__(self, root: Path, options: argparse.Namespace) -> None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        fields = {"image": "images", "mask": "masks"}
+        outside = {"pad_if_needed": True, "mask_fill": IGNORED}
+        self.classes, self.epochs = options.classes, options.epochs
+        self.loader = DataLoader(
             Dataset(root / "train", fields=fields),
             options.batch_size,
             shuffle=True,
@@ -139,7 +135,7 @@ def main() -> None:
             device=device,
             as_dict=True,
         )
-        evaluation = DataLoader(
+        self.val = DataLoader(
             Dataset(root / "val", fields=fields),
             options.batch_size,
             pad="mask",
@@ -147,20 +143,48 @@ def main() -> None:
             device=device,
             as_dict=True,
         )
-        model = Segmenter(options.classes).to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        with loader, evaluation:
-            for epoch in range(options.epochs):
-                total = 0.0
-                for batch in loader:
-                    scores = model(batch["image"])
-                    loss = cross_entropy(scores, batch["mask"].long(), ignore_index=IGNORED)
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                    total += float(loss.detach()) / len(loader)
-                overlap = mean_overlap(model, evaluation, options.classes)
-                print(f"epoch {epoch}: loss {total:.3f}, mean IoU {overlap:.3f}", flush=True)
+        self.steps = options.epochs * len(self.loader)
+        self.model = Segmenter(options.classes).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-3)
+
+    def loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        scores = self.model(batch["image"])
+        return cross_entropy(scores, batch["mask"].long(), ignore_index=IGNORED)
+
+    def overlap(self) -> float:
+        return mean_overlap(self.model, self.val, self.classes)
+
+
+def train_plainly(job: Job) -> None:
+    for epoch in range(job.epochs):
+        total = 0.0
+        for batch in job.loader:
+            loss = job.loss(batch)
+            job.optimizer.zero_grad()
+            loss.backward()
+            job.optimizer.step()
+            total += float(loss.detach()) / len(job.loader)
+        print(f"epoch {epoch}: loss {total:.3f}, mean IoU {job.overlap():.3f}", flush=True)
+
+
+TRAINERS = {"plain": train_plainly, **trainers.TRAINERS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="train/ and val/, each with images/ and masks/")
+    parser.add_argument("--classes", type=int, default=len(CLASSES))
+    parser.add_argument("--size", type=int, default=64, help="pixels of a crop's side")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--trainer", choices=TRAINERS, default="plain")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as temporary:
+        job = Job(options.data or write_scenes(Path(temporary)), options)
+        with job.loader, job.val:
+            TRAINERS[options.trainer](job)
+            print(f"mean IoU {job.overlap():.3f}")
 
 
 if __name__ == "__main__":

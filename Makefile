@@ -6,11 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINERS := .venv-trainers
 LOADERS := .venv-loaders
+GUIDES := .venv-guides
 DATA ?=
 # Hundreds of short processes import the same modules, which are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test suite quick check docs figures verify trainers bench clean
+.PHONY: help setup demo test suite quick check docs figures verify trainers guides bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
@@ -19,6 +20,7 @@ help:
 	@echo "make figures  size and shape of the code: lines, files, imports, names that stand for two things (nothing fails by it)"
 	@echo "make verify   the long grids, planted bottlenecks, plays of other loaders, memory over 50 epochs (a quiet machine)"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
+	@echo "make guides   both columns of the migration guides, with the other loaders (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
 
 $(READY): pyproject.toml constraints.txt benchmarks/loaders/pyproject.toml
@@ -60,7 +62,7 @@ quick: $(READY)
 	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 tests/pipeline/plan tests/readers tests/augment \
 		tests/pipeline/torch_data tests/pipeline/test_loader.py tests/test_layers.py tests/test_install.py
 
-verify: $(READY) trainers
+verify: $(READY) trainers guides
 	$(BIN)/pytest -q -n 1 --max-worker-restart=0 -m "not gpu and not trainers"
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.resume
@@ -78,6 +80,20 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 trainers: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
 
+$(GUIDES)/.ready: pyproject.toml $(wildcard benchmarks/loaders/*.t*)
+	test -x $(GUIDES)/bin/python || $(PYTHON) -m venv $(GUIDES) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(GUIDES); }
+	$(GUIDES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c benchmarks/loaders/constraints.txt \
+		setuptools wheel -e '.[dali,demo,dev]' -e benchmarks/loaders \
+		-r benchmarks/loaders/requirements.txt -r benchmarks/loaders/guides.txt
+	# As for `make bench`; without FFCV its guide's first column is skipped.
+	$(GUIDES)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		-c benchmarks/loaders/constraints.txt ffcv || echo "FFCV can't be built here"
+	touch $@
+
+guides: $(GUIDES)/.ready
+	$(GUIDES)/bin/pytest -q tests/docs/test_guides.py --durations=5
+
 $(LOADERS)/.ready: pyproject.toml $(wildcard benchmarks/loaders/*.t*)
 	test -x $(LOADERS)/bin/python || $(PYTHON) -m venv $(LOADERS) || \
 		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(LOADERS); }
@@ -94,4 +110,4 @@ bench: $(LOADERS)/.ready
 	$(LOADERS)/bin/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) $(LOADERS) demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(LOADERS) $(GUIDES) demo site .mypy_cache .pytest_cache .ruff_cache .hypothesis

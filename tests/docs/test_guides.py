@@ -1,0 +1,82 @@
+"""Both columns of each migration guide run, and deliver the same samples.
+
+The column with Penstock always runs. The other one runs where its libraries are installed, as
+`make guides` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.docs.guides import Guide, assert_same, assert_same_set, column, rows
+from tests.images import jpeg, write_folder
+from tests.servers import serving
+from tests.tars import archive
+
+PIXELS = 0.02  # of float32 normalised pixels: decoders round and upsample colours differently
+
+
+@pytest.fixture(autouse=True)
+def _a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def photographs(folder: str, samples: int, classes: int) -> None:
+    """Write a class folder of small photographs of different sizes."""
+    files = {
+        f"class-{i % classes:02d}/{i:04d}.jpg": jpeg(i, 60 + i % 7, 80 + i % 5, quality=95)
+        for i in range(samples)
+    }
+    write_folder(Path(folder), files)
+
+
+def test_pytorch() -> None:
+    photographs("photos/train", 24, 12)
+    photographs("photos/val", 21, 5)
+    guide = Guide("pytorch", ("train_step", "eval_step", "own_step"))
+    after = guide.run("After")
+    assert len(rows(after["train_step"])) == 4 * 24
+    assert sorted(column(after["own_step"], 1)) == list(range(21))
+    before = guide.before("torchvision")
+    assert_same_set(before["train_step"], after["train_step"], places=(1,))
+    assert_same(before["eval_step"], after["eval_step"], tolerance=PIXELS)
+    assert_same_set(before["own_step"], after["own_step"], places=(1,))
+
+
+def test_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shard in range(4):
+        numbers = range(shard * 6, shard * 6 + 6)
+        write_folder(Path("store/bucket"), {f"train-{shard:06d}.tar": street(numbers)})
+    Path("val.tar").write_bytes(street(range(21)))
+    guide = Guide("webdataset", ("train_step", "pair_step", "eval_step"))
+    with serving(Path("store")) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "kkkkkkkk")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "ssssssss")
+        after = guide.run("After")
+    assert sorted(column(after["train_step"], 1)) == sorted([*range(24)] * 2)
+    assert column(after["eval_step"], 1) == [*range(21)]
+
+    program = b'#!/bin/sh\ncat "store/${3#s3://}"\n'  # aws s3 cp URL -
+    aws = write_folder(Path("bin"), {"aws": program}) / "aws"
+    aws.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{aws.parent.absolute()}:{os.environ['PATH']}")
+    before = guide.before("webdataset", "torchvision")
+    assert_same_set(before["train_step"], after["train_step"], places=(1,))
+    assert_same(before["eval_step"], after["eval_step"], tolerance=PIXELS)
+    assert_same(before["pair_step"], after["pair_step"], tolerance=2)
+
+
+def street(numbers: range) -> bytes:
+    """Return an archive of photographs with a class, a caption and a city."""
+    files: dict[str, bytes] = {}
+    for i in numbers:
+        files[f"{i:05d}.jpg"] = jpeg(i, 60 + i % 7, 80 + i % 5, quality=95)
+        files[f"{i:05d}.cls"] = str(i).encode()
+        files[f"{i:05d}.txt"] = f"street {i}".encode()
+        files[f"{i:05d}.json"] = json.dumps({"city": f"city {i % 3}"}).encode()
+    return archive(files)

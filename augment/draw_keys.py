@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, overload
@@ -21,8 +21,6 @@ from penstock.cache import ConfigError
 from penstock.cache.base import keyed_hash, splitmix64, splitmix64_tensor, unit, unit_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     from numpy.typing import NDArray
 

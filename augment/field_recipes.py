@@ -11,22 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.augment.checked_recipes import ArrayCrop, FieldRecipes, Follower
 from penstock.augment.field_operations import ColumnOperation, InstanceIds, Map, SanitizeBoxes
 from penstock.augment.geometric_operations import FixedCrop
 from penstock.augment.operation import Operation, Stage
-from penstock.augment.recipe import Recipe, check_recipe, operations_of
+from penstock.augment.recipe import CheckedRecipe, Recipe, check_recipe, operations_of
 from penstock.augment.views import check_views
 from penstock.cache import RecipeError
-from penstock.readers import ANY_SIZE
-from penstock.readers.fieldtypes import MASK, SIZE, is_mask_name, untyped_places
-
-if TYPE_CHECKING:
-    from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers import ImageRange
-    from penstock.readers.fieldtypes import FieldType, Schema
+from penstock.readers import ANY_SIZE, ImageRange
+from penstock.readers.fieldtypes import MASK, SIZE, FieldType, Schema, is_mask_name, untyped_places
 
 Recipes = Recipe | Mapping[str | tuple[str, ...], Recipe]
 """The type of `augment=`: one list of operations, or a list by field or by a tuple of fields."""

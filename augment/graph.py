@@ -52,7 +52,7 @@ from penstock.augment.graph_definition import (
 )
 from penstock.augment.verify import bad_headers, read_header
 from penstock.cache import ClosedError, PenstockError
-from penstock.readers import Rejection
+from penstock.readers import Encoded, EncodedBatch, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment.draws import Draws
-    from penstock.readers import Encoded, EncodedBatch
 
 # Batches after a failure that are cut into small runs, and samples of a small run. With 1 % bad
 # samples 72 of 100 runs of 128 fail and 15 of 100 runs of 16, and a failed run loses its good

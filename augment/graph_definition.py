@@ -13,11 +13,10 @@ import numpy as np
 
 from penstock.augment import dali_nodes as nodes
 from penstock.augment.dali_runs import PipelinePlan, fn, types
-from penstock.augment.draws import FLIPS, input_kinds
+from penstock.augment.draws import FLIPS, Draws, input_kinds
 from penstock.augment.views import CompiledViews, part_draws
 
 if TYPE_CHECKING:
-    from penstock.augment.draws import Draws
     from penstock.augment.operation import DType, GeometricOperation
     from penstock.augment.recipe import CheckedRecipe, GeometryStage, ViewField
 

@@ -33,7 +33,7 @@ from penstock.augment.geometric_operations import (
     Resize,
     size_text,
 )
-from penstock.augment.image_moves import FlipMove, WarpMove
+from penstock.augment.image_moves import FlipMove, ImageMove, WarpMove
 from penstock.augment.operation import (
     ORDER,
     Antialias,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment.draw_keys import Ints
-    from penstock.augment.image_moves import ImageMove
 
 Recipe = Sequence[Operation]
 

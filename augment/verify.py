@@ -39,7 +39,7 @@ from penstock.augment.dali_runs import (
 )
 from penstock.cache import MissingDependencyError, ordered
 from penstock.cache.base import machine_remedy, usable_cores
-from penstock.readers import MAX_PIXELS, ImageFacts, Rejection, pixel_refusal
+from penstock.readers import MAX_PIXELS, Encoded, EncodedBatch, ImageFacts, Rejection, pixel_refusal
 from penstock.readers.fieldtypes import IMAGE_HEAD_BYTES, open_with_plugin, sniff, strict_pillow
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers import Encoded, EncodedBatch
 
 _JPEG2000_HEAD_BYTES = 8
 _HALVED_CODECS = ("bmp", "tiff", "webp")

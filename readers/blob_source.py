@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
-from penstock.cache.base import BlobSpans, refuse_shortage
+from penstock.cache.base import Blob, BlobSpans, ReadMode, refuse_shortage
 from penstock.cache.blobs import CachedBlob
 from penstock.readers.byte_source import REINDEX, ByteSource
 from penstock.readers.files import advise_willneed, only_the_tail
@@ -18,11 +18,10 @@ from penstock.readers.files import advise_willneed, only_the_tail
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.base import Blob, ReadMode
     from penstock.cache.blobs import BlockSums, Remote
-    from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
+    from penstock.readers.byte_source import Room, SourceSpans, Unread
     from penstock.readers.formats import BlobExtents, Parts, ShardFiles, Sidecar
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
 _log = logging.getLogger("penstock")
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
     Room = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
     Unread: TypeAlias = "Encoded | FileSpan"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import Schema, stored_fields
+from penstock.readers.fieldtypes import FieldType, SampleBatch, Schema, stored_fields
 from penstock.readers.formats import join_ranges
 from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.sample_weights import joined_weights
@@ -19,14 +19,11 @@ from penstock.readers.sources import Contents, Run, Source, View
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fieldtypes import FieldType, SampleBatch
     from penstock.readers.reading import JoinedReader, JoinedRows
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 

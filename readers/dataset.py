@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,34 +25,24 @@ from penstock.readers.fieldtypes import (
     stored_fields,
 )
 from penstock.readers.files import printable
-from penstock.readers.formats import AUTO
-from penstock.readers.index import DatasetDescription, IndexOpener
+from penstock.readers.formats import AUTO, OpenShard
+from penstock.readers.index import DatasetDescription, Folder, Index, IndexOpener
 from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch, show
 from penstock.readers.reading import SampleReader
 from penstock.readers.sources import Contents, Source
-from penstock.readers.types import MAX_PIXELS
+from penstock.readers.types import MAX_PIXELS, Verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
     from penstock.cache.blobs import Remote
     from penstock.cache.disk import DiskCache
     from penstock.readers.blocks import Blocks
     from penstock.readers.fieldtypes import ColumnCrop, FieldType, SampleBatch
-    from penstock.readers.formats import (
-        DecodedChunks,
-        DocumentMode,
-        ManifestFile,
-        OpenShard,
-        WindowArgument,
-    )
-    from penstock.readers.index import Folder, Index
+    from penstock.readers.formats import DecodedChunks, DocumentMode, ManifestFile, WindowArgument
     from penstock.readers.origin import LeftOut, Url
     from penstock.readers.reading import FoundRows
     from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.types import Verify
 
 
 _log = logging.getLogger("penstock")

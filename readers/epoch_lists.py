@@ -11,9 +11,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 _KEPT = 3
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.byte_source import Ints, SourceSpans, Unread
+    from penstock.readers.byte_source import SourceSpans, Unread
     from penstock.readers.formats import Parts, ShardFiles, Sidecar
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
 
 class LocalPlace:

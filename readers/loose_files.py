@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cache.base import ReadMode
-    from penstock.readers.byte_source import Ints, Room, SourceSpans, Unread
-    from penstock.readers.types import Encoded
+    from penstock.readers.byte_source import Room, SourceSpans, Unread
+    from penstock.readers.types import Encoded, Ints
 
 # A process may have 65,530 maps, and a dataset has 1,024 open shards. If a shard has many small
 # files, none is mapped, because reading them costs less.

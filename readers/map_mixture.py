@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from penstock.cache import ConfigError
 from penstock.readers.fieldtypes import Schema
-from penstock.readers.sources import Contents
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from penstock.readers.sources import MixtureContents
-
-    Ints = NDArray[np.int64]
+from penstock.readers.sources import Contents, MixtureContents
 
 # Up to this many samples, all indices are shuffled at once, at 8 bytes each. Larger datasets are
 # shuffled in windows of virtual shards, as native ones are.

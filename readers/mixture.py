@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Unpack, cast
@@ -28,21 +28,17 @@ from penstock.readers.fieldtypes import (
     stored_fields,
 )
 from penstock.readers.map_mixture import MapMixture, check_map_style, index_contents, mix_by_index
-from penstock.readers.mixture_summary import summarise, token_lengths
+from penstock.readers.mixture_summary import MixtureSummary, summarise, token_lengths
 from penstock.readers.mixtures import WeightScale
-from penstock.readers.sources import MixtureContents, Source
+from penstock.readers.sources import Contents, MixtureContents, ReadOptions, Run, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, SampleBatch
-    from penstock.readers.mixture_summary import MixtureSummary
     from penstock.readers.mixtures import EpochRule, MixtureStream, Transition, WeightsArgument
-    from penstock.readers.sources import Contents, ReadOptions, Run
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 PART = "part"
 """The field of a mixture that names the part of each sample."""

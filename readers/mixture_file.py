@@ -25,16 +25,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from penstock.cache import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.readers.dataset import ALLOWED_LEFT_OUT, Dataset
 from penstock.readers.files import parse_yaml
-from penstock.readers.mixture import mix
-from penstock.readers.origin import local_path, show
+from penstock.readers.mixture import Mixture, mix
+from penstock.readers.origin import Url, local_path, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.cache.disk import DiskCache
     from penstock.readers.index import Folder
-    from penstock.readers.mixture import Mixture
-    from penstock.readers.origin import Url
     from penstock.readers.sources import Source
 
 SUFFIXES = (".yaml", ".yml", ".json")

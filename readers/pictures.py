@@ -11,21 +11,17 @@ import colorsys
 import html
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes import image_of
+from penstock.readers.fieldtypes import FieldType, Schema, image_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from numpy.typing import NDArray
     from PIL import Image, ImageDraw
-
-    from penstock.readers.fieldtypes import FieldType, Schema
 
     Size = tuple[int, int]
 

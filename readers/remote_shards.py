@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from penstock.cache.disk import DiskCache, PinnedShare
     from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.index import Index
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 _LOCAL = -1
 

@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,11 @@ import numpy as np
 from penstock.cache import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from numpy.typing import NDArray
 
+    from penstock.readers.types import Ints
+
     Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 BALANCED = "balanced"
 

@@ -38,7 +38,7 @@ from penstock.cache import (
     PenstockError,
     PlanError,
 )
-from penstock.cache.base import READ_MODE
+from penstock.cache.base import READ_MODE, ReadMode
 from penstock.readers.fieldtypes import (
     LABELS,
     PRESENT,
@@ -60,14 +60,13 @@ from penstock.readers.sample_weights import (
     is_score_file,
     read_scores,
 )
-from penstock.readers.types import MAX_PIXELS
+from penstock.readers.types import MAX_PIXELS, ImageRange, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
     from penstock.readers.epoch_lists import EpochLists
     from penstock.readers.fieldtypes import Column, ColumnCrop, FieldType, SampleBatch, Schema
@@ -77,10 +76,8 @@ if TYPE_CHECKING:
     from penstock.readers.reading import FoundRows, SampleReader
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.sample_weights import WeightsOfSamples
-    from penstock.readers.types import ImageRange
 
     Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -17,11 +17,10 @@ from penstock.cache import ConfigError
 from penstock.cache.base import keyed_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Ints
+
 
 LEFT_OUT = -1
 """Stands for a part's number if the shares add up to less than 1 and a sample belongs to the

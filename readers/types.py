@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 _Found = TypeVar("_Found")
 
+Ints = NDArray[np.int64]
 Encoded = NDArray[np.uint8]
 """One encoded sample: shape (bytes,), read-only, a view of a mapped file if possible."""
 

@@ -6,7 +6,7 @@ All arithmetic is float32, as are the delivered boxes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -14,18 +14,14 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array
-from penstock.readers.fieldtypes.columns import ArrayColumn, DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
-from penstock.readers.types import CODECS, MAX_PIXELS, Facts, Rejection, accepted
+from penstock.readers.types import CODECS, MAX_PIXELS, Encoded, Facts, Rejection, accepted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import Column
     from penstock.readers.fieldtypes.field_type import Moves, Size, Sizes
-    from penstock.readers.types import Encoded
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh", "xyxy_norm", "xywh_norm", "cxcywh_norm"]
 

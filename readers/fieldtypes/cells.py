@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fieldtypes.array_forms import ArrayForm, fits
-from penstock.readers.types import accepted
+from penstock.readers.types import Encoded, Rejection, accepted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known
-    from penstock.readers.types import Encoded, Rejection
 
     Check = Callable[[NDArray[Any]], Rejection | None]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from penstock.readers.types import EncodedBatch
+from penstock.readers.types import EncodedBatch, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = Sequence[int] | NDArray[np.int64]
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fieldtypes.columns import EncodedColumn
+from penstock.readers.fieldtypes.columns import EncodedColumn, SampleBatch
 from penstock.readers.fieldtypes.field_type import MASK, PRESENT, is_number
-from penstock.readers.fieldtypes.schema import base_name, stored_fields
+from penstock.readers.fieldtypes.schema import Schema, base_name, stored_fields
 from penstock.readers.types import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from penstock.readers.fieldtypes.columns import SampleBatch
-    from penstock.readers.fieldtypes.schema import Schema
 
 
 def fields_to_decode(fields: Iterable[str], schema: Schema) -> tuple[str, ...]:

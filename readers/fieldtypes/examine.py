@@ -14,7 +14,7 @@ import numpy as np
 from penstock.readers.fieldtypes.array_forms import bare_facts, decode_array
 from penstock.readers.fieldtypes.columns import ArrayColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fieldtypes.verification import check_images, named_verify
-from penstock.readers.types import MAX_PIXELS, UNFIT, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, UNFIT, Encoded, Facts, Rejection, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes.columns import SampleBatch
     from penstock.readers.fieldtypes.field_type import FieldType
     from penstock.readers.fieldtypes.schema import Schema
-    from penstock.readers.types import Encoded, Verify
 
     Spans = Mapping[str, Sequence[Encoded | Rejection | None]]
     Noted = Mapping[str, Sequence[NDArray[Any] | None]]

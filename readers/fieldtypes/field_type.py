@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -27,16 +27,13 @@ import numpy as np
 
 from penstock.cache import ConfigError, MissingDependencyError, PenstockError, explain_arguments
 from penstock.readers.fieldtypes.array_forms import ArrayForm, check_array, unfit_numbers
-from penstock.readers.fieldtypes.columns import EncodedColumn, ListColumn
+from penstock.readers.fieldtypes.columns import ArrayColumn, Column, EncodedColumn, ListColumn
 from penstock.readers.types import CODECS, MAX_PIXELS, UNFIT, Facts, Rejection, accepted, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Set
-
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known
-    from penstock.readers.fieldtypes.columns import ArrayColumn, Column
     from penstock.readers.types import Encoded
 
     Size = tuple[int, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -19,21 +19,16 @@ import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, MissingDependencyError
 from penstock.readers.fieldtypes.cells import shorten
-from penstock.readers.fieldtypes.columns import DenseColumn, RaggedColumn
+from penstock.readers.fieldtypes.columns import Column, DenseColumn, RaggedColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.masks import nearest
-from penstock.readers.types import MAX_PIXELS, Facts, Rejection
+from penstock.readers.types import MAX_PIXELS, Encoded, Facts, Ints, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Set
-
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import Column
     from penstock.readers.fieldtypes.field_type import Moves, Size
-    from penstock.readers.types import Encoded
 
-    Ints = NDArray[np.int64]
 
 _POLYGON, _COUNTS, _TEXT = 0, 1, 2  # as in `mask_kernels`, which needs numba
 _LEAST_NUMBERS = 6

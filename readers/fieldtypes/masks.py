@@ -24,7 +24,7 @@ from penstock.readers.fieldtypes.array_forms import (
     fits,
     read_npy_header,
 )
-from penstock.readers.fieldtypes.columns import DenseColumn, ListColumn
+from penstock.readers.fieldtypes.columns import ArrayColumn, Column, DenseColumn, ListColumn
 from penstock.readers.fieldtypes.field_type import FieldType, check_reference, frozen_type
 from penstock.readers.fieldtypes.verification import (
     IMAGE_HEAD_BYTES,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes.columns import ArrayColumn, Column
     from penstock.readers.fieldtypes.field_type import Moves, Size
     from penstock.readers.types import Encoded
 

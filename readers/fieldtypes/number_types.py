@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,8 +23,6 @@ from penstock.readers.fieldtypes.field_type import FieldType, check_dtype, froze
 from penstock.readers.types import CODECS, Facts, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
-
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes.array_forms import Known

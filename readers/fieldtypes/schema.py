@@ -10,7 +10,7 @@ the index.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,8 +31,6 @@ from penstock.readers.fieldtypes.field_type import (
 from penstock.readers.types import Facts, array_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.readers.fieldtypes.columns import SampleBatch
 
 MAX_FIELDS = 4096

@@ -26,8 +26,8 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes.array_forms import fits, widened
 from penstock.readers.fieldtypes.cells import INT64, number_of, shorten
-from penstock.readers.fieldtypes.columns import EncodedColumn
-from penstock.readers.fieldtypes.field_type import PRESENT, is_field_name
+from penstock.readers.fieldtypes.columns import Column, EncodedColumn
+from penstock.readers.fieldtypes.field_type import PRESENT, FieldType, is_field_name
 from penstock.readers.fieldtypes.media import Text
 from penstock.readers.fieldtypes.number_types import Array, ClassLabel, Value, some_names
 from penstock.readers.fieldtypes.schema import LABEL
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes.columns import Column
-    from penstock.readers.fieldtypes.field_type import FieldType
 
     Places = Sequence[int] | Sequence[str] | Sequence[bytes] | Sequence[int | str | bytes]
 

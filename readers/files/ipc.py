@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from numpy.typing import NDArray
 
 CONTINUES = b"\xff\xff\xff\xff"

@@ -7,8 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers.fieldtypes import Array, Schema, Value, is_field_name
-from penstock.readers.formats.array_windows import windows_of
+from penstock.readers.fieldtypes import Array, FieldType, Schema, Value, is_field_name
+from penstock.readers.formats.array_windows import ArrayWindows, Shape, windows_of
 from penstock.readers.formats.shard_summary import MAX_SAMPLES
 from penstock.readers.types import Rejection
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.formats.array_windows import ArrayWindows, Shape
     from penstock.readers.formats.dataset_arguments import Sampling
 
 Stored = TypeVar("Stored")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from penstock.cache import PenstockError
-from penstock.readers.fieldtypes import ColumnCrop
+from penstock.readers.fieldtypes import Column, ColumnCrop
 from penstock.readers.formats.array_windows import PartCopier, PartRanges, place_numbers
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.open_shard import StridedRows
@@ -31,14 +31,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats.array_windows import ArrayWindows, ChunkGrid, Shape
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
     Step = Callable[[Encoded, Encoded | None], Encoded]
     """Decodes bytes: it returns new ones, or fills and returns the second argument, which has their
     exact size. Raises ValueError if they are damaged."""

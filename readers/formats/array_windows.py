@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.dataset_arguments import Window
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
 
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]

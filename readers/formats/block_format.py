@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError, DatasetNotFoundError, PenstockError, ordered
-from penstock.readers.fieldtypes import Schema
+from penstock.readers.fieldtypes import ArrayForm, FieldType, Schema
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
-from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
+from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.shard_summary import FieldSummary
-from penstock.readers.formats.unindexed_files import open_data_file, refusing
+from penstock.readers.formats.unindexed_files import DataFile, open_data_file, refusing
 from penstock.readers.formats.unit_reader import ROW_BYTES, UnitReader, UnitValues
 
 if TYPE_CHECKING:
@@ -32,15 +32,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunk_data import ShardData
-    from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
     Samples = NDArray[Any] | list[NDArray[Any]]
 
 

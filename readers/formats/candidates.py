@@ -20,9 +20,9 @@ import numpy as np
 from penstock.cache import ConfigError, PenstockWarning
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, Schema
 from penstock.readers.files import printable
-from penstock.readers.formats.open_shard import MISSING, SampleLayout
+from penstock.readers.formats.open_shard import MISSING, SampleLayout, Storage
 from penstock.readers.origin import QuarantineEntry
-from penstock.readers.types import MAX_PIXELS
+from penstock.readers.types import MAX_PIXELS, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, FieldType, TableFields
     from penstock.readers.formats.extents import ChunkedShard
-    from penstock.readers.formats.open_shard import Storage
     from penstock.readers.origin import Entry, LeftOut
 
-    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 

@@ -17,18 +17,15 @@ import numpy as np
 
 from penstock.cache import STALL_TIMEOUT_S
 from penstock.cache.base import READ_MODE, ReadMode
-from penstock.readers.byte_source import NO_BYTES, SourceSpans
-from penstock.readers.formats.chunk_cache import DecodedChunks
+from penstock.readers.byte_source import NO_BYTES, ByteSource, SourceSpans
+from penstock.readers.formats.chunk_cache import DecodedChunks, PendingFetch
 from penstock.readers.formats.extents import NOT_IN_BLOB, BlobExtents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.byte_source import ByteSource
-    from penstock.readers.formats.chunk_cache import PendingFetch
-    from penstock.readers.formats.open_shard import Ints
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
     Fetches = Mapping[int, PendingFetch]
     Numbers = Sequence[int] | Ints

@@ -21,7 +21,7 @@ from penstock.cache import CorruptShardError, DatasetError, PenstockError
 from penstock.readers.byte_source import REINDEX
 from penstock.readers.fieldtypes import put_parts
 from penstock.readers.formats.chunk_data import ShardData
-from penstock.readers.formats.extents import decode_note
+from penstock.readers.formats.extents import ChunkedShard, Extents, decode_note
 from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.format import DatasetFiles, Snapshot
 from penstock.readers.formats.open_shard import OpenShard, RowRequest
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.chunk_cache import PendingFetch
     from penstock.readers.formats.chunk_data import ChunkParts, Fetches
-    from penstock.readers.formats.extents import ChunkedShard, Extents
     from penstock.readers.formats.format import Draw, ShardEntry
     from penstock.readers.formats.open_shard import Places, RowsOut, StridedRows
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import LeftOut, Origin
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
     Crops = Mapping[str, ColumnCrop]
     Parts = tuple[Sequence[int], Sequence[int], Sequence[int]]
 

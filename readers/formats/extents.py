@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from penstock.readers.fieldtypes import Schema
-
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

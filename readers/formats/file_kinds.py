@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from penstock.readers.fieldtypes import Array, Audio, Bytes, Image, Text, Video
-from penstock.readers.files import KINDS, extension
+from penstock.readers.fieldtypes import Array, Audio, Bytes, FieldType, Image, Text, Video
+from penstock.readers.files import KINDS, Kind, extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.files import Kind
 
 TYPES: Mapping[Kind, FieldType] = {
     "image": Image(),

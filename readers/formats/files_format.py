@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import extension, is_passed_over, printable
-from penstock.readers.formats.format import DatasetFiles, Format
+from penstock.readers.formats.format import DatasetFiles, Format, Listing
 
 if TYPE_CHECKING:
-    from penstock.readers.formats.format import Listing
     from penstock.readers.origin import Origin
 
 

@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fieldtypes import Text
+from penstock.readers.fieldtypes import FieldType, Text
 from penstock.readers.files import is_passed_over
 from penstock.readers.formats.record_format import RecordFormat, Records, RecordSpans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry, Origin
 
-    Ints = NDArray[np.int64]
 
 _JSON = "json"
 _METADATA = b"metadata.jsonl"  # Hugging Face's name for a table that describes other files

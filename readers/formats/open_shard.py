@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.byte_source import ByteSource, SourceSpans
     from penstock.readers.fieldtypes import Column, ColumnCrop, Schema
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
     Places = Ints | slice
 
 Storage = Literal["span", "value", "rows", "chunks"]

@@ -29,7 +29,7 @@ from __future__ import annotations
 import os
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,18 +51,14 @@ from penstock.readers.formats.files_format import FilesFormat
 from penstock.readers.formats.folder import list_folder
 from penstock.readers.formats.open_shard import MISSING
 from penstock.readers.formats.span_listing import SpanListing
-from penstock.readers.formats.unindexed_files import open_data_file, refusing
-from penstock.readers.origin import QuarantineEntry
+from penstock.readers.formats.unindexed_files import DataFile, open_data_file, refusing
+from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.unindexed_files import DataFile
-    from penstock.readers.origin import Entry, Origin
 
     Values = Column | NDArray[Any] | Sequence[Any]
 

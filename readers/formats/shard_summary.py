@@ -16,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.readers.fieldtypes import CODEC_ITEMSIZES, as_bits
-from penstock.readers.formats.open_shard import NO_SPAN
+from penstock.readers.formats.open_shard import NO_SPAN, SampleLayout, SpanPlace, Storage
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import FieldType, Schema
-    from penstock.readers.formats.open_shard import SampleLayout, SpanPlace, Storage
 
     Bounds = tuple[Any, Any]
 

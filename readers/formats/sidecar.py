@@ -17,8 +17,8 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache import IndexChangedError
-from penstock.cache.base import read_error
-from penstock.readers.byte_source import REINDEX
+from penstock.cache.base import Segment, read_error
+from penstock.readers.byte_source import REINDEX, ByteSource
 from penstock.readers.fieldtypes import DenseColumn, EncodedColumn, RaggedColumn, codec_number
 from penstock.readers.files import (
     BROKEN,
@@ -32,7 +32,7 @@ from penstock.readers.files import (
     write_batch,
     write_whole,
 )
-from penstock.readers.formats.extents import BlobExtents, Extents, ShardFiles
+from penstock.readers.formats.extents import BlobExtents, ChunkedShard, Extents, ShardFiles
 from penstock.readers.formats.open_shard import MISSING, OpenShard
 from penstock.readers.formats.shard_summary import (
     MAX_SHARD_BYTES,
@@ -49,11 +49,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base import Segment
-    from penstock.readers.byte_source import ByteSource
     from penstock.readers.fieldtypes import ArrayForm, Column, FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.extents import ChunkedShard
     from penstock.readers.formats.open_shard import RowRequest, RowsOut, SampleLayout
 
     # The attribute of a value and the Arrow type, by the name of the list.

@@ -13,18 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cache import DatasetError, ordered
-from penstock.readers.formats.format import Snapshot, identity_of
-from penstock.readers.formats.unindexed_files import open_data_file
-from penstock.readers.origin import RemoteFolder
+from penstock.readers.formats.format import DatasetFiles, Snapshot, identity_of
+from penstock.readers.formats.unindexed_files import DataFile, open_data_file
+from penstock.readers.origin import Entry, Origin, RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.formats.unindexed_files import DataFile
-    from penstock.readers.origin import Entry, Origin
 
 
 Part = TypeVar("Part")

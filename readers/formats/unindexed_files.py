@@ -24,7 +24,7 @@ from penstock.cache.base import BlobSpans
 from penstock.readers.byte_source import LocalFile, changed_file_error, unreadable_file_error
 from penstock.readers.files import printable
 from penstock.readers.formats.open_shard import MISSING
-from penstock.readers.origin import LocalFolder, RemoteFolder
+from penstock.readers.origin import Entry, LocalFolder, Origin, RemoteFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded, Rejection
 
     Part = tuple[Entry, int, int]

@@ -15,7 +15,7 @@ from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkReader
 from penstock.readers.formats.shard_summary import MAX_SHARD_SAMPLES
-from penstock.readers.types import UNFIT
+from penstock.readers.types import UNFIT, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops
     from penstock.readers.formats.open_shard import Places
 
-    Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
 NO_CHUNK = -1

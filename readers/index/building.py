@@ -34,13 +34,10 @@ from penstock.readers.origin import (
     no_good_sample_message,
     quarantine_lines,
 )
-from penstock.readers.types import Rejection
+from penstock.readers.types import Facts, Ints, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from penstock.readers.formats import (
         Candidates,
@@ -56,9 +53,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.shared_build import BuildReport, SharedBuild
     from penstock.readers.origin import LeftOut
-    from penstock.readers.types import Facts
 
-    Ints = NDArray[np.int64]
     _Found = tuple[Manifest, bytes]
     _Part = tuple[Sidecar, ShardSummary]
 

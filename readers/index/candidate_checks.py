@@ -31,7 +31,7 @@ from penstock.readers.fieldtypes import (
 )
 from penstock.readers.files import make_folder, write_bytes
 from penstock.readers.formats import MISSING, read_candidates
-from penstock.readers.types import Facts, Rejection
+from penstock.readers.types import Facts, Ints, Rejection, Verify
 from penstock.version import __version__
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats import Candidates, Contents, Sidecar
     from penstock.readers.index.dataset_description import DatasetDescription
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Verify
 
-    Ints = NDArray[np.int64]
 
 Results = list["Mapping[str, Facts] | Rejection"]
 """The facts about each field of a sample, or its rejection, for several samples."""

@@ -7,13 +7,13 @@ other client of a store.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from penstock.cache import ConfigError, DatasetNotFoundError, find_secrets, plain_query
-from penstock.readers.fieldtypes import check_field_name, check_field_type
+from penstock.readers.fieldtypes import FieldType, check_field_name, check_field_type
 from penstock.readers.formats import AUTO, check_format
 from penstock.readers.origin import (
     DEFAULT_ARRANGEMENT,
@@ -28,10 +28,7 @@ from penstock.readers.origin import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import ManifestFile, Sampling
     from penstock.readers.origin import Origin, Url
     from penstock.readers.types import Progress, Verify

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -19,26 +19,19 @@ import numpy as np
 
 from penstock.cache import CorruptShardError, PenstockError
 from penstock.cache.base import BlobSource, Segment, refuse_shortage
-from penstock.readers.fieldtypes import image_fields
+from penstock.readers.fieldtypes import ColumnCrop, image_fields
 from penstock.readers.files import OWN_FOLDER, printable
 from penstock.readers.local_place import LocalPlace
-from penstock.readers.types import ANY_SIZE
+from penstock.readers.types import ANY_SIZE, ImageRange, Ints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
     from penstock.cache.base import Traffic
     from penstock.cache.blobs import Remote
-    from penstock.readers.fieldtypes import ColumnCrop
     from penstock.readers.formats import DecodedChunks, FieldSummary, OpenShard, ShardPlace, Sidecar
     from penstock.readers.index.index_folders import Sidecars
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Origin, RemoteFolder, Scratch
-    from penstock.readers.types import ImageRange
 
-    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 

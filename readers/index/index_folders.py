@@ -44,14 +44,13 @@ from penstock.readers.files import (
     printable,
     write_bytes,
 )
-from penstock.readers.formats import read_sidecar
+from penstock.readers.formats import Sidecar, read_sidecar
 from penstock.readers.index.manifest import MANIFEST, SIDECARS, read_manifest, read_manifest_of
 from penstock.readers.origin import QUARANTINE, local_path, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.formats import Sidecar
     from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin import Origin, Scratch

@@ -18,7 +18,7 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from dataclasses import fields as dataclass_fields
 from functools import cached_property, partial
@@ -35,7 +35,7 @@ from penstock.cache import (
     OtherVersionError,
     ReadError,
 )
-from penstock.readers.fieldtypes import Schema
+from penstock.readers.fieldtypes import FieldType, Schema
 from penstock.readers.files import (
     BROKEN,
     LazyColumn,
@@ -63,19 +63,15 @@ from penstock.readers.formats import (
     format_named,
     is_format,
 )
-from penstock.readers.types import ImageRange
+from penstock.readers.types import ImageRange, Ints
 from penstock.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import Format, ShardSummary
     from penstock.readers.origin import Entry, LeftOut, Origin
 
-    Ints = NDArray[np.int64]
 
 SIDECARS = b"sidecars"
 """The folder of the sidecars, in the index's folder."""

@@ -37,10 +37,10 @@ from penstock.readers.formats import (
     recognised_format,
     shows_own_index,
 )
-from penstock.readers.index.dataset_description import BuildOptions, DatasetDescription
+from penstock.readers.index.dataset_description import BuildOptions, DatasetDescription, Folder
 from penstock.readers.index.index import Index
-from penstock.readers.index.manifest import MANIFEST, DatasetSummary, read_manifest_of
-from penstock.readers.origin import DEFAULT_ARRANGEMENT, Scratch
+from penstock.readers.index.manifest import MANIFEST, DatasetSummary, Manifest, read_manifest_of
+from penstock.readers.origin import DEFAULT_ARRANGEMENT, Origin, Scratch, Url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,10 +50,7 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats import DocumentMode, Format, ManifestFile, WindowArgument
     from penstock.readers.index.building import IndexBuilder
-    from penstock.readers.index.dataset_description import Folder
     from penstock.readers.index.index_folders import IndexPlaces
-    from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin import Origin, Url
     from penstock.readers.types import Progress, Verify
 
 OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST

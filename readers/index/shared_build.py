@@ -48,13 +48,12 @@ from penstock.cache import (
     error_of_kind,
 )
 from penstock.readers.files import make_folder, write_bytes
-from penstock.readers.index.manifest import MANIFEST, is_sidecar_name
+from penstock.readers.index.manifest import MANIFEST, Manifest, is_sidecar_name
 from penstock.readers.origin import QUARANTINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.readers.index.manifest import Manifest
     from penstock.readers.types import Progress
 
 _log = logging.getLogger("penstock")

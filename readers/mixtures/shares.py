@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Ints
+
     Floats = NDArray[np.float64]
 
 SHARE_BITS = 30

@@ -21,11 +21,10 @@ from penstock.readers.origin.file_selection import (
     of_names,
     one_file,
 )
-from penstock.readers.origin.origin import SCHEME, check_url, local_path, status_of
+from penstock.readers.origin.origin import SCHEME, OneUrl, Url, check_url, local_path, status_of
 
 if TYPE_CHECKING:
     from penstock.readers.origin.file_selection import FileSelection
-    from penstock.readers.origin.origin import OneUrl, Url
 
 _SUFFIX = os.fsdecode(INDEX_SUFFIX)
 

@@ -7,14 +7,12 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache import FetchError
-from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
-from penstock.readers.origin.origin import LocalFolder, local_path, status_of
+from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT, Arrangement
+from penstock.readers.origin.origin import LocalFolder, Origin, Url, local_path, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.origin import Origin, Url
     from penstock.readers.origin.scratch import Scratch
 
 

@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 from penstock.cache import ConfigError, DatasetNotFoundError, ReadError, ordered, redact
 from penstock.cache.base import Segment, machine_remedy
 from penstock.readers.files import INDEX_SUFFIX, is_passed_over, printable
-from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
+from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT, Arrangement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from penstock.cache.blobs import Remote
-    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.file_selection import FileSelection
 
 _log = logging.getLogger("penstock")

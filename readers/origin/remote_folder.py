@@ -12,18 +12,16 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError, redact
 from penstock.cache.base import BlobSource, blob_key
 from penstock.readers.files import printable
-from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT
+from penstock.readers.origin.arrangement import DEFAULT_ARRANGEMENT, Arrangement
 from penstock.readers.origin.dataset_place import index_url, options_scope, parent_url
-from penstock.readers.origin.origin import Entry, Origin
+from penstock.readers.origin.origin import Entry, Listed, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.cache.base import Answer, ObjectInfo
     from penstock.cache.blobs import Remote
-    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.file_selection import FileSelection
-    from penstock.readers.origin.origin import Listed
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import Encoded
 

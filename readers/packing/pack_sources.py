@@ -36,7 +36,7 @@ from penstock.readers.formats import cut_at, part_bounds
 from penstock.readers.formats.pack import PackSample, PackShard, pack_forms
 from penstock.readers.index import check_units, cut_into_batches, read_candidate_batches
 from penstock.readers.reading import OPENERS
-from penstock.readers.types import Facts, Rejection
+from penstock.readers.types import Facts, Ints, Rejection, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,9 +49,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin import LeftOut, Origin, QuarantineEntry
     from penstock.readers.serialized_source import SerializedSource
     from penstock.readers.sources import Source
-    from penstock.readers.types import Verify
 
-    Ints = NDArray[np.int64]
     Samples = Iterator[tuple[bytes, PackSample | Rejection]]
 
 T = TypeVar("T")

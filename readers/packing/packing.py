@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import numpy as np
 from penstock.cache import ConfigError, PenstockError, check_executor
 from penstock.cache.base import parse_size, usable_cores
 from penstock.readers.dataset import Dataset, dataset_of
-from penstock.readers.fieldtypes import Settling, named_verify, verify_name
+from penstock.readers.fieldtypes import FieldType, Schema, Settling, named_verify, verify_name
 from penstock.readers.files import ProgressReporter, locked, make_folder, printable
 from penstock.readers.formats import AUTO, DEFAULT_SAMPLING, VERSION, ChunkFormat
 from penstock.readers.formats.pack import PackFormat, pack_forms, rewrite_source
@@ -39,22 +39,19 @@ from penstock.readers.packing.shard_writing import (
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.serialized_source import SerializedSource
 from penstock.readers.sources import Source
-from penstock.readers.types import MAX_PIXELS, Facts
+from penstock.readers.types import MAX_PIXELS, Facts, Progress, Verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
     from concurrent.futures import Executor
 
     from numpy.typing import NDArray
 
     from penstock.cache.disk import DiskCache
-    from penstock.readers.fieldtypes import FieldType, Schema
     from penstock.readers.formats import ManifestFile, Sampling, ShardSummary
     from penstock.readers.index import Folder, Manifest
     from penstock.readers.origin import Origin, QuarantineEntry, Url
     from penstock.readers.packing.pack_sources import PackPlan, PackSource, PlannedShard
     from penstock.readers.packing.shard_writing import ShardRecord
-    from penstock.readers.types import Progress, Verify
 
     ShardRule = Callable[[NDArray[np.int64]], int]
 

@@ -35,19 +35,17 @@ from penstock.readers.files import (
 )
 from penstock.readers.formats import ShardSummary, Sums
 from penstock.readers.formats.pack import PackSample, ShardContent, write_shard
-from penstock.readers.index import MANIFEST, check_summary, read_manifest
+from penstock.readers.index import MANIFEST, Manifest, check_summary, read_manifest
 from penstock.readers.origin import QuarantineEntry
-from penstock.readers.types import Rejection
+from penstock.readers.types import Rejection, Verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
     from penstock.readers.fieldtypes import Schema
-    from penstock.readers.index import Manifest
     from penstock.readers.packing.pack_sources import PackSource, PlannedShard
     from penstock.readers.packing.transcode import Transcode
-    from penstock.readers.types import Verify
 
     Found = tuple[bytes, PackSample | Rejection]
 

@@ -22,17 +22,14 @@ from crc32c import crc32c
 
 from penstock.cache import ConfigError, MissingDependencyError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import image_fields, is_progressive, untyped_places
+from penstock.readers.fieldtypes import Schema, image_fields, is_progressive, untyped_places
 from penstock.readers.formats.pack import PackSample
-from penstock.readers.types import Facts, Rejection
+from penstock.readers.types import Encoded, Facts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from PIL.Image import Image as Picture
-
-    from penstock.readers.fieldtypes import Schema
-    from penstock.readers.types import Encoded
 
     Size = tuple[int, int]
 

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache import ConfigError
-from penstock.readers.fieldtypes import DenseColumn, from_bits
+from penstock.readers.fieldtypes import ArrayForm, DenseColumn, from_bits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fieldtypes import ArrayForm
     from penstock.readers.formats import OpenShard, SampleLayout, SpanPlace
     from penstock.readers.reading.open_shards import Shards
-
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Ints
 
 
 class BatchFields:

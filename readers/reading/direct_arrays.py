@@ -24,22 +24,17 @@ from penstock.readers.fieldtypes import (
     codec_number,
     decode_array,
 )
-from penstock.readers.reading.parallel_copies import SHARED_BYTES
+from penstock.readers.reading.parallel_copies import SHARED_BYTES, CopyThreads
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from numpy.typing import NDArray
 
     from penstock.readers.blocks import Blocks
     from penstock.readers.byte_source import Unread
     from penstock.readers.fieldtypes import ArrayForm, Column
     from penstock.readers.formats import SpanPlace
     from penstock.readers.reading.batch_plan import BatchFields, BatchRows
-    from penstock.readers.reading.parallel_copies import CopyThreads
-    from penstock.readers.types import Encoded
-
-    Ints = NDArray[np.int64]
+    from penstock.readers.types import Encoded, Ints
 
 
 class _Arrays:

@@ -13,23 +13,20 @@ import numpy as np
 
 from penstock.cache import CorruptSampleError
 from penstock.cache.base import TrafficMeter
-from penstock.readers.fieldtypes import SampleBatch
+from penstock.readers.fieldtypes import Column, SampleBatch
 from penstock.readers.reading.batch_plan import BatchRows
 from penstock.readers.reading.span_reading import SpanReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.cache.base import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import OpenShard
     from penstock.readers.reading.parallel_copies import CopyThreads
     from penstock.readers.reading.sample_reader import SampleReader
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 T = TypeVar("T")
 

@@ -7,13 +7,12 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.cache import STALL_TIMEOUT_S, ClosedError, StalledError, Workers
+from penstock.cache import STALL_TIMEOUT_S, ClosedError, Outcome, StalledError, Workers
 from penstock.cache.base import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.cache import Outcome
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.readers.fieldtypes import DenseColumn, SampleBatch, from_bits
 from penstock.readers.files import PageAdvice, advise_willneed
-from penstock.readers.formats import StridedRows
+from penstock.readers.formats import OpenShard, StridedRows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 
     from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.readers.blocks import Blocks
-    from penstock.readers.formats import OpenShard
     from penstock.readers.index import Index
     from penstock.readers.reading.batch_plan import BatchFields
     from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 MAX_MAPS = 2**13
 """Maps that all datasets of a process keep for this; Linux allows 65,530 (vm.max_map_count)."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from penstock.readers.fieldtypes import Column, ColumnCrop
     from penstock.readers.index import Index
-    from penstock.readers.reading.batch_plan import Ints
     from penstock.readers.reading.plain_rows import FoundRows, PlainRows
     from penstock.readers.reading.span_reading import SpanReader
+    from penstock.readers.types import Ints
 
 _MODES = get_args(ReadMode)
 

@@ -12,27 +12,20 @@ from crc32c import crc32c
 
 from penstock.cache import DatasetError
 from penstock.readers.byte_source import NO_BYTES, SourceSpans
-from penstock.readers.fieldtypes import EncodedColumn
+from penstock.readers.fieldtypes import Column, EncodedColumn
 from penstock.readers.files import PageAdvice
-from penstock.readers.reading.batch_plan import BatchRows
-from penstock.readers.reading.open_shards import WRONG_CRC
+from penstock.readers.reading.batch_plan import BatchFields, BatchRows
+from penstock.readers.reading.open_shards import WRONG_CRC, Shards
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.cache.base import ReadMode, TrafficMeter
     from penstock.readers.blocks import Blocks
     from penstock.readers.byte_source import Unread
-    from penstock.readers.fieldtypes import Column
     from penstock.readers.formats import OpenShard
-    from penstock.readers.reading.batch_plan import BatchFields
     from penstock.readers.reading.direct_arrays import DirectArrays
-    from penstock.readers.reading.open_shards import Shards
     from penstock.readers.types import Encoded
-
-    Ints = NDArray[np.int64]
 
 
 class _Spans:

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import ClassLabels, Image, Schema, column_of
+from penstock.readers.fieldtypes import ClassLabels, FieldType, Image, Schema, column_of
 from penstock.readers.files import printable
 from penstock.readers.formats.candidates import Candidates, left_out_sentences
 from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat, read_whole
 from penstock.readers.formats.span_listing import SpanListing
-from penstock.readers.origin import QuarantineEntry
+from penstock.readers.origin import Entry, Origin, QuarantineEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.format import DatasetFiles
-    from penstock.readers.origin import Entry, Origin
 
 IMAGE, BOXES, LABELS, MASKS, KEYPOINTS = "image", "boxes", "labels", "masks", "keypoints"
 IMAGE_ID, ORIGINAL_SIZE = "image_id", "original_size"

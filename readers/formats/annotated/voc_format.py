@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xml.etree import ElementTree
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import Array, Boxes, ImageSize, Text
+from penstock.readers.fieldtypes import Array, Boxes, FieldType, ImageSize, Text
 from penstock.readers.files import IMAGES, extension, is_passed_over, printable, stem
 from penstock.readers.formats.annotated.annotated_format import (
     BOXES,
@@ -27,7 +27,6 @@ from penstock.readers.formats.folder import list_folder, read_whole
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.origin import Entry, Origin

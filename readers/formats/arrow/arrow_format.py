@@ -41,8 +41,6 @@ from penstock.readers.formats.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.arrow.ipc_metadata import BatchMetadata, Contents
     from penstock.readers.formats.chunk_data import ShardData
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
-    Ints = NDArray[np.int64]
 
 _FEATHER_V1 = b"FEA1"
 _MAX_DEPTH = 32

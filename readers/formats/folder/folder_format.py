@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.readers.files import is_passed_over, kind_of, unsafe_reason
-from penstock.readers.formats.format import DatasetFiles, Format
+from penstock.readers.formats.format import DatasetFiles, Format, Listing, Snapshot
 from penstock.readers.origin import (
     LocalFolder,
     QuarantineEntry,
@@ -21,7 +21,6 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.formats.format import Listing, Snapshot
     from penstock.readers.formats.span_listing import SpanListing
     from penstock.readers.origin import Entry, Origin
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache import ConfigError, DatasetError
-from penstock.readers.fieldtypes import MAX_TABLE_BYTES, Schema, masks_by_name
+from penstock.readers.fieldtypes import MAX_TABLE_BYTES, FieldType, Schema, masks_by_name
 from penstock.readers.files import (
     IMAGES,
     extension,
@@ -48,7 +48,6 @@ from penstock.readers.origin import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.folder.listed_samples import ListedTable
     from penstock.readers.formats.format import DatasetFiles

@@ -34,15 +34,13 @@ from penstock.readers.formats.array_fields import array_schema, chosen_arrays, m
 from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows
 from penstock.readers.formats.dataset_arguments import Sampling
 from penstock.readers.formats.unindexed_files import read_file_parts, refusing
-from penstock.readers.origin import left_out_for
-from penstock.readers.types import Rejection
+from penstock.readers.origin import Entry, LeftOut, Origin, left_out_for
+from penstock.readers.types import ArrayCodec, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from penstock.readers.fieldtypes import Schema
-    from penstock.readers.origin import Entry, LeftOut, Origin
-    from penstock.readers.types import ArrayCodec
 
     Read = Callable[[Iterable[tuple[int, int]]], list[bytes]]
 

@@ -27,7 +27,7 @@ from penstock.readers.formats.array_windows import MAX_AXES, ArrayWindows, Chunk
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat
 from penstock.readers.formats.extents import ChunkedShard
-from penstock.readers.types import array_codec
+from penstock.readers.types import Encoded, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import DatasetFiles
     from penstock.readers.formats.npy.npy_fields import ArrayGroup, StoredArray
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded
 
 _FILE_TABLES = frozenset((b"metadata.csv", b"metadata.jsonl", b"metadata.parquet"))
 """If a folder holds one of these tables, the table describes the folder's files."""

@@ -61,9 +61,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.open_shard import SampleLayout
     from penstock.readers.formats.pack.pack_forms import PackForm
-    from penstock.readers.types import Facts
+    from penstock.readers.types import Facts, Ints
 
-    Ints = NDArray[np.int64]
     Arrays = Sequence[NDArray[Any]] | NDArray[Any]
 
 REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from penstock.readers.byte_source import SourceSpans
 from penstock.readers.files import OWN_FOLDER, LazyColumn, printable
-from penstock.readers.formats.format import Format
+from penstock.readers.formats.format import Format, ShardEntry
 from penstock.readers.formats.open_shard import OpenShard, StridedRows
 from penstock.readers.formats.pack.pack_columns import (
     REMEDY,
@@ -27,15 +27,14 @@ from penstock.readers.formats.pack.pack_columns import (
 )
 from penstock.readers.formats.pack.pack_forms import block_bounds, block_rows
 from penstock.readers.formats.shard_summary import sample_table
-from penstock.readers.types import Facts
+from penstock.readers.types import Facts, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import ShardEntry
-    from penstock.readers.formats.open_shard import Ints, Places, RowRequest, RowsOut
+    from penstock.readers.formats.open_shard import Places, RowRequest, RowsOut
     from penstock.readers.formats.pack.pack_columns import PackField
     from penstock.readers.formats.sidecar import ShardPlace, Sidecar
     from penstock.readers.origin import Origin, RemoteFolder

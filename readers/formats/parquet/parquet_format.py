@@ -52,15 +52,12 @@ from penstock.readers.formats.tables import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunked import ChunkedShardFacts
     from penstock.readers.formats.tables import ArrowColumn, Tensor
     from penstock.readers.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
-    Ints = NDArray[np.int64]
 
 MAGIC, ENCRYPTED = b"PAR1", b"PARE"
 _IS_ENCRYPTED = "it is encrypted, which isn't supported: write it without encryption"

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,6 @@ from penstock.readers.fieldtypes import (
 from penstock.readers.files import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from penstock.readers.origin import Arrangement, Entry
 
 _log = logging.getLogger("penstock")

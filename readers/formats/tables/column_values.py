@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.formats.tables.column_fields import BINARY, TEXT, is_listed
+from penstock.readers.formats.tables.column_fields import BINARY, TEXT, Tensor, is_listed
 from penstock.readers.formats.unit_reader import UnitValues
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fieldtypes import ArrayForm, FieldType
-    from penstock.readers.formats.tables.column_fields import Tensor
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
 
 VALUES, SHAPES, WRONG = "values", "shapes", "wrong"

@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from penstock.cache import DatasetError, DatasetNotFoundError
 from penstock.cache.base import machine_remedy
-from penstock.readers.fieldtypes import Bytes, Schema
+from penstock.readers.fieldtypes import ArrayForm, Bytes, FieldType, Schema
 from penstock.readers.files import IMAGES, extension, is_passed_over, printable
 from penstock.readers.formats.candidates import PART_BYTES, part_bounds
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkedShardFacts, ChunkFormat
@@ -42,15 +42,11 @@ from penstock.readers.formats.unit_reader import NO_CHUNK, ROW_BYTES, UnitReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.fieldtypes import ArrayForm, FieldType
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.tables.column_fields import ArrowColumn
     from penstock.readers.origin import Entry, Origin
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Ints
 
-    Ints = NDArray[np.int64]
 
 _FIRST_ROWS = 16
 MAX_CHECKED_BYTES = 2**28

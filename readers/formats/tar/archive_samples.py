@@ -19,18 +19,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache import DatasetError
-from penstock.readers.fieldtypes import PRESENT, is_field_name, json_value
-from penstock.readers.files import FIELDS_BY_KIND, KINDS, printable, unsafe_reason
-from penstock.readers.formats.tar.tar_headers import archive_members
+from penstock.readers.fieldtypes import PRESENT, FieldType, is_field_name, json_value
+from penstock.readers.files import FIELDS_BY_KIND, KINDS, Kind, printable, unsafe_reason
+from penstock.readers.formats.tar.tar_headers import TarMember, archive_members
 from penstock.readers.origin import QuarantineEntry
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fieldtypes import FieldType
-    from penstock.readers.files import Kind
-    from penstock.readers.formats.tar.tar_headers import TarMember
     from penstock.readers.formats.unindexed_files import DataFile
     from penstock.readers.origin import Entry
 

@@ -33,7 +33,7 @@ from penstock.readers.files import is_passed_over, printable
 from penstock.readers.formats.array_windows import place_numbers
 from penstock.readers.formats.candidates import PART_BYTES
 from penstock.readers.formats.chunked import ChunkedDataset, ChunkFormat, ChunkReader
-from penstock.readers.formats.dataset_arguments import ALL_FIELDS, Sampling
+from penstock.readers.formats.dataset_arguments import ALL_FIELDS, DocumentMode, Sampling
 from penstock.readers.formats.extents import ChunkedShard
 from penstock.readers.formats.format import DatasetFiles
 from penstock.readers.formats.open_shard import StridedRows
@@ -51,8 +51,8 @@ from penstock.readers.formats.tokens.token_sequences import (
     stream_parts,
 )
 from penstock.readers.formats.unindexed_files import open_data_file, refusing
-from penstock.readers.origin import left_out_for
-from penstock.readers.types import accepted
+from penstock.readers.origin import Entry, Origin, left_out_for
+from penstock.readers.types import Ints, accepted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,11 +62,8 @@ if TYPE_CHECKING:
     from penstock.readers.fieldtypes import Column, FieldType
     from penstock.readers.formats.chunk_data import ShardData
     from penstock.readers.formats.chunked import ChunkedShardFacts, Crops, Parts
-    from penstock.readers.formats.dataset_arguments import DocumentMode
     from penstock.readers.formats.open_shard import Places
-    from penstock.readers.origin import Entry, Origin
 
-    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.dataset_arguments import DocumentMode
+    from penstock.readers.types import Ints
 
-    Ints = NDArray[np.int64]
 
 TOKENS, DOCUMENT, POSITION = "tokens", "document", "position"
 """The fields of a sample. The last two exist if the documents are known."""

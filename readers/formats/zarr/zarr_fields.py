@@ -32,7 +32,7 @@ from penstock.readers.formats.zarr.zarr_metadata import (
     read_document,
     read_node,
 )
-from penstock.readers.origin import LocalFolder
+from penstock.readers.origin import Entry, LocalFolder, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.array_windows import ArrayWindows
     from penstock.readers.formats.unindexed_files import Part
     from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
-    from penstock.readers.origin import Entry, Origin
 
 CONSOLIDATED = ".zmetadata"
 ROOTS = frozenset((b"zarr.json", b".zmetadata", b".zgroup", b".zarray"))

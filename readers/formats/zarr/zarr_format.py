@@ -40,8 +40,8 @@ from penstock.readers.formats.zarr.zarr_fields import (
     choose_fields,
     in_parallel,
 )
-from penstock.readers.formats.zarr.zarr_metadata import Node, parse_array
-from penstock.readers.types import Rejection
+from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata, Node, parse_array
+from penstock.readers.types import Ints, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,10 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.chunked import ChunkedShardFacts, ChunkReader
-    from penstock.readers.formats.zarr.zarr_metadata import ArrayMetadata
     from penstock.readers.origin import Entry, Origin
-
-    Ints = NDArray[np.int64]
 
 
 class ZarrFormat(ChunkFormat):

@@ -31,16 +31,11 @@ from crc32c import crc32c
 from penstock.cache import DatasetError
 from penstock.readers.files import are_unsafe, encoded_name
 from penstock.readers.formats.array_windows import ChunkGrid
-from penstock.readers.types import Rejection, array_codec
+from penstock.readers.types import Encoded, Ints, Rejection, array_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from numpy.typing import NDArray
-
-    from penstock.readers.types import Encoded
-
-    Ints = NDArray[np.int64]
     Document = Mapping[str, Any]
 
 MAX_DOCUMENT_BYTES = 4 * 2**20

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from tests.docs.guides import Guide, assert_same, assert_same_set, column, rows
 from tests.images import jpeg, write_folder
 from tests.servers import serving
 from tests.tars import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PIXELS = 0.02  # of float32 normalised pixels: decoders round and upsample colours differently
 
@@ -25,10 +29,14 @@ def _a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
 
 
-def photographs(folder: str, samples: int, classes: int) -> None:
+def photographs(
+    folder: str, samples: int, classes: int, *, heights: Sequence[int] = range(60, 67)
+) -> None:
     """Write a class folder of small photographs of different sizes."""
     files = {
-        f"class-{i % classes:02d}/{i:04d}.jpg": jpeg(i, 60 + i % 7, 80 + i % 5, quality=95)
+        f"class-{i % classes:02d}/{i:04d}.jpg": jpeg(
+            i, heights[i % len(heights)], 80 + 4 * (i % 5), quality=95
+        )
         for i in range(samples)
     }
     write_folder(Path(folder), files)
@@ -80,3 +88,18 @@ def street(numbers: range) -> bytes:
         files[f"{i:05d}.txt"] = f"street {i}".encode()
         files[f"{i:05d}.json"] = json.dumps({"city": f"city {i % 3}"}).encode()
     return archive(files)
+
+
+def test_dali() -> None:
+    photographs("photos/train", 24, 12)
+    photographs("photos/val", 21, 5, heights=(64,))  # no middle lies on half a pixel
+    steps = ("train_step", "eval_step", "resumed_step", "own_step", "distorted_step")
+    guide = Guide("dali", steps)
+    after = guide.run("After")
+    assert len(rows(after["resumed_step"])) == 16
+    assert len(rows(after["distorted_step"])) == 24
+    before = guide.before("nvidia.dali")
+    assert_same_set(before["train_step"], after["train_step"], places=(1,))
+    assert len(rows(before["resumed_step"])) == 16
+    assert_same(before["eval_step"], after["eval_step"], tolerance=PIXELS)
+    assert_same(before["own_step"], after["own_step"], tolerance=1)

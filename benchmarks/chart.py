@@ -6,15 +6,16 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.page import ordered
 from benchmarks.pictures import FAINT, INK, OURS, PAPER
-from benchmarks.readme import ordered
 from penstock.pipeline.bench.adapters import TITLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _OTHER = "#b7c4cd"
 _ROW_INCHES = 0.42
@@ -49,6 +50,41 @@ def draw(result: Path, *pictures: Path) -> None:
     figure.text(0.012, 1 - 0.12 / height, heading, fontsize=13, color=INK, va="top", weight="bold")
     figure.text(0.012, 1 - 0.42 / height, details, fontsize=9, color=FAINT, va="top")
     figure.tight_layout(rect=(0, 0, 1, 1 - 0.86 / height), w_pad=2.0)
+    _save(figure, pictures)
+
+
+def draw_summary(result: Path, *pictures: Path) -> None:
+    """Draw images/s alone, small enough to stand beside text: one thin bar per loader.
+
+    Penstock is shown once, as measured first.
+    """
+    from matplotlib.figure import Figure
+
+    report = json.loads(result.read_text())
+    names = [n for n in ordered(report["summary"]) if n != "penstock-folder"]
+    figure = Figure(figsize=(7.0, 0.75 + 0.24 * len(names)), dpi=120, facecolor=PAPER)
+    axis = figure.subplots()
+    _draw_panel(axis, [report["summary"][name]["images_per_s"] for name in names], "{:,.0f}")
+    titles = ["Penstock", *(TITLES[name] for name in names[1:])]
+    axis.set_yticks(range(len(names)), titles, fontsize=9)
+    axis.get_yticklabels()[0].set_fontweight("bold")
+    axis.set_ylim(len(names) - 0.45, -0.55)
+    axis.set_xticks([])
+    axis.spines["bottom"].set_visible(False)
+    cores = report["machine"]["cores"]
+    size = report["work"]["size"]
+    axis.set_title(
+        f"Images per second on {cores} cores: decode, crop to {size} pixels, flip, normalise",
+        fontsize=9.5,
+        color=INK,
+        loc="left",
+        x=-0.32,
+    )
+    figure.tight_layout(pad=0.4)
+    _save(figure, pictures)
+
+
+def _save(figure: Figure, pictures: Sequence[Path]) -> None:
     for picture in pictures:
         # Without the date the same result draws the same bytes.
         metadata = {"Date": None} if picture.suffix == ".svg" else None

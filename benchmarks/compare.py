@@ -1,9 +1,10 @@
 """`python -m benchmarks.compare`: Penstock and every other installed loader, on the same work.
 
 Rounds are interleaved. Measured are images/s, CPU-seconds per 1,000 images, the first batch, and
-waits in an emulated training step: medians, spreads and paired ratios. Writes throughput.json, .png
-and .svg to benchmarks/results, and the table between the two markers in the README. With
---short-side-256 the images are first resized to that short side, and all names are throughput-256.
+waits in an emulated training step: medians, spreads and paired ratios. Writes throughput.json to
+benchmarks/results, its charts to docs/images, and docs/benchmarks.md; with another --results, a
+result and a chart to that folder. With --short-side-256 the images are first resized to that short
+side, and the name is throughput-256.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from benchmarks import page
 from benchmarks.chart import draw
 from benchmarks.data import Prepared, prepare
 from benchmarks.demo import comparison_table, ratio_lines
-from benchmarks.readme import rewrite, table
 from benchmarks.record import RESULTS, comparison_record, write_result
 from penstock.cache import ConfigError, PenstockError
 from penstock.pipeline.bench import RoundSize, compare, export_files, machine, versions
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 5
 LEAST_ROUNDS = 5  # below, a median of a machine that drifts is no evidence
-README = Path(__file__).resolve().parent.parent / "README.md"
 SHORT_SIDE = 256
 SHORT_SIDE_QUALITY = 92  # of the rewritten JPEGs
 SCRATCH = "loaders"
@@ -40,8 +40,7 @@ SCRATCH = "loaders"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One comparison. name: of its result, its chart and its markers in the README. record:
-    describes the images in results."""
+    """One comparison. name: of its result. record: describes the images in results."""
 
     name: str
     folder: Path
@@ -95,14 +94,12 @@ def measure(
     batch_size: int = 128,
     crop: int = 224,
     results: Path = RESULTS,
-    readme: Path | None = None,
     console: Console,
 ) -> Path:
     """Play the rounds of Penstock and all other installed loaders; print and write the result.
 
-    scratch: for converted data of the loaders. readme: the file whose table is replaced; None for
-    no file. Returns the result's path. Raises ConfigError for an unknown loader,
-    NotTheSameWorkError, ChildFailedError.
+    scratch: for converted data of the loaders. Returns the result's path. Raises ConfigError for an
+    unknown loader, NotTheSameWorkError, ChildFailedError.
     """
     there, missing = split_installed(loaders)
     work = Work(
@@ -137,11 +134,7 @@ def measure(
         "decoder_of_the_rest": fastest_decoder(),
         "rounds_played": rounds,
     }
-    path = write_result(case.name, report, folder=results, distributions=distributions)
-    draw(path, results / f"{case.name}.png", results / f"{case.name}.svg")
-    if readme is not None:
-        rewrite(readme, case.name, table(path))
-    return path
+    return write_result(case.name, report, folder=results, distributions=distributions)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -160,16 +153,15 @@ def main(argv: list[str] | None = None) -> int:
         "--loaders", nargs="+", metavar="LOADER", help=f"any of {', '.join(LOADERS)}"
     )
     parser.add_argument("--short-side-256", action="store_true", help="resize the images first")
-    parser.add_argument("--readme", type=Path, help="update this file's table")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)
-    readme = options.readme or (None if options.quick else README)
+    kept = options.results == RESULTS and not options.quick
     try:
         rounds = options.rounds or (3 if options.quick else ROUNDS)
-        if readme is not None and not options.quick and rounds < LEAST_ROUNDS:
+        if kept and rounds < LEAST_ROUNDS:
             raise ConfigError(
                 f"--rounds: got {rounds}, wanted at least {LEAST_ROUNDS} for figures that the "
-                "README shows. Use --quick for a quick check."
+                "documentation shows. Use --quick for a quick check."
             )
         split_installed(options.loaders or LOADERS)  # report an unknown name before the work
         prepared = prepare(options.work, data=options.data)
@@ -185,10 +177,13 @@ def main(argv: list[str] | None = None) -> int:
                 scratch=options.work / SCRATCH,
                 batch_size=options.batch_size,
                 results=options.results,
-                readme=readme,
                 console=console,
             )
             console.print(f"   {path}", highlight=False)
+            if not kept:
+                draw(path, path.with_suffix(".svg"))
+        if kept:
+            page.publish()
     except PenstockError as error:
         console.print(f"[bold red]{type(error).__name__}[/bold red] {error}", highlight=False)
         return 2 if isinstance(error, ConfigError) else 1

@@ -1,66 +1,74 @@
-"""Test that the code in the README runs as it is printed."""
+"""Test that the README's program runs as it is printed, and that its figures are kept results."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
-from penstock.pipeline.cli import main
+if TYPE_CHECKING:
+    import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, pack: Path) -> Path:
-    """Return the folder in which `make demo` and `penstock pack` ran."""
-    (tmp_path / "demo" / "photographs").mkdir(parents=True)
-    (tmp_path / "demo" / "photographs" / "train").symlink_to(folder)
-    (tmp_path / "packs").mkdir()
-    (tmp_path / "packs" / "train").symlink_to(pack)
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 10_000
+
+
+def test_the_program_runs_as_it_is_printed(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "train").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def train_step(images: torch.Tensor, labels: torch.Tensor) -> None:
+        batches.append((images, labels))
+
+    exec(compile(code, "README.md", "exec"), {"train_step": train_step})
+    assert len(batches) == 3 * (192 // 64)
+    for images, labels in batches:
+        assert (images.dtype, tuple(images.shape)) == (torch.float32, (64, 3, 224, 224))
+        assert (labels.dtype, tuple(labels.shape)) == (torch.int64, (64,))
+    assert "576 samples in 9 batches" in capsys.readouterr().out
 
 
-def test_the_training_loop_runs_and_continues_from_its_checkpoint(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (code,) = (text for text in blocks("python") if "checkpoint" in text)
-    assert "batch_size=256" in code  # more than the fixture has
-    code = code.replace("batch_size=256", "batch_size=32, order=Order(lanes=1)")
-    code = code.replace("import DataLoader", "import DataLoader, Order")
-    shorter = code.replace("range(loader.epoch, 3)", "range(loader.epoch, 1)")
-    report = []
-    for text in (shorter, code):
-        exec(compile(text, str(README), "exec"), {})
-        report.append(capsys.readouterr().out)
-        state = torch.load(place / "checkpoint.pt")["loader"]
-        assert (state["epoch"], state["position"]) == (1 if text is shorter else 3, 0)
-    assert f"{192:,} samples in 6 batches" in report[0]
-    assert f"{2 * 192:,} samples in 12 batches" in report[1]
+def kept(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["pack", "inspect", "bench", "doctor"])
-def test_the_commands_that_need_no_store_run(
-    place: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = [line for text in blocks("") for line in text.splitlines()]
-    (line,) = (line for line in lines if line.startswith(f"penstock {name}"))
-    words = shlex.split(line, comments=True)[1:]
-    if name == "pack":
-        words[-1] = "packs/again"
-    if name == "bench":
-        words += ["--seconds", "1", "--batch-size", "32"]
-    code = main(words)
-    printed = capsys.readouterr()
-    assert code in ((0, 1) if name == "doctor" else (0,)), printed.err
-    assert printed.out
-    if "--out" in words:
-        assert (place / words[words.index("--out") + 1]).stat().st_size > 1000
+def test_the_figures_are_kept_results() -> None:
+    speed = {
+        n: s["speed_ratio"]["median"]
+        for n, s in kept("throughput")["summary"].items()
+        if n != "penstock"
+    }
+    starts = kept("resume")["starts"]
+    cache = kept("cache")["epochs"]["summary"]
+    nodes = {run["name"]: run["remote_share"] for run in kept("cluster-change")["runs"]}
+    job = kept("dlio")["workloads"]["resnet50-decode"]
+    busy = {name: one["au"]["median"] for name, one in job["summary"].items()}
+    figures = [
+        f"{speed['dali']:.2f} times as many images per second as DALI's own pipeline",
+        f"{speed['simplejpeg']:.2f} times as many as torch's",
+        f"at any position in {max(start['total_s'] for start in starts) + 0.005:.2f} seconds",
+        f"warm cache runs at {cache['warm by local, images/s']['median']:.2f} of the rate",
+        f"fetched it {nodes['three epochs, cold']:.3f} times in three epochs",
+        f"{kept('detection')['cases']['boxes']['speed_ratio']:.2f} times the images per second of albumentations",
+        f"at {job['k']} times its published step",
+        f"busy for {busy['penstock']:.1f} % of the time with Penstock, and for {busy['torch']:.1f} %",
+    ]
+    text = " ".join(README.split())
+    assert [figure for figure in figures if figure not in text] == []
+    # "A seventh of the CPU time".
+    assert round(kept("views")["ratios"]["torch and Pillow"]["median"]) == 7

@@ -3,7 +3,6 @@ users' data."""
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 import benchmarks
-from benchmarks import readme
-from benchmarks.compare import README
 from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
 from penstock.cache import ConfigError, DatasetNotFoundError
 from penstock.pipeline.bench import (
@@ -350,100 +347,3 @@ def test_a_loader_that_fails_is_named(tmp_path: Path, packed: Path) -> None:
         player.receive()
         with pytest.raises(ChildFailedError, match=r"torch DataLoader \+ Pillow"):
             player.play(RoundSize(looked=1, settle=0, timed=1, stepped=0))
-
-
-# --- the README ----------------------------------------------------------------------------------
-
-RESULT: dict[str, Any] = {
-    "what": "throughput",
-    "date": "2026-01-02T03:04:05+00:00",
-    "machine": {"cores": 2, "processor": "A Processor", "memory_gib": 23.5, "system": "Linux 6"},
-    "versions": {"python": "3.11", "torch": "2.13"},
-    "dataset": {"images": 3072, "mean_bytes": 40123, "short_side": None, "origin": "of 3 cats"},
-    "work": {"batch_size": 128, "size": 224, "workers": 2, "seed": 7},
-    "round": {"stepped": 12, "step_ms": 240.4},
-    "rounds_played": 5,
-    "decoder_of_the_rest": "simplejpeg + OpenCV",
-    "not_installed": {"grain": "pip install grain simplejpeg opencv-python-headless"},
-}
-
-
-def a_result(tmp_path: Path, speeds: dict[str, float]) -> Path:
-    def figure(value: float) -> dict[str, float]:
-        return {"median": value, "low": 0.9 * value, "high": 1.1 * value}
-
-    summary = {
-        name: {
-            "images_per_s": figure(speed),
-            "cpu_s_per_1000": figure(2000 / speed),
-            "first_batch_s": figure(0.25),
-            "wait_share": figure(0.0125),
-            "speed_ratio": figure(next(iter(speeds.values())) / speed),
-            "cpu_ratio": figure(next(iter(speeds.values())) / speed),
-        }
-        for name, speed in speeds.items()
-    }
-    path = tmp_path / "throughput.json"
-    path.write_text(json.dumps(RESULT | {"summary": summary}))
-    return path
-
-
-def test_the_readmes_table_states_what_was_measured(tmp_path: Path) -> None:
-    text = readme.table(a_result(tmp_path, {"penstock": 1234, "webdataset": 411, "dali": 617}))
-    assert "2026-01-02, 2 cores of A Processor" in text
-    assert "3,072 JPEGs of 40 kB (of 3 cats), " in text
-    assert "python 3.11, torch 2.13" in text
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [row.count("|") for row in rows] == [7] * 4  # with the head
-    assert rows[1].startswith(
-        "| **Penstock (pack)** | 1,234 (1,111 to 1,357) | 1.62 (1.46 to 1.78)"
-    )
-    assert "| 0.25 s | 1.2 % | 2.00, 2.00 |" in rows[2]
-    assert "Not installed, so not measured: Grain." in text
-    assert "WebDataset (tar files of the same bytes)" in text
-    assert "WebDataset decode with simplejpeg + OpenCV" in text
-
-
-def test_chart_and_table_have_penstock_first_and_then_the_fastest() -> None:
-    summary = {
-        name: {"images_per_s": {"median": speed}}
-        for name, speed in {"penstock": 1.0, "torch": 2.0, "dali": 3.0}.items()
-    }
-    assert readme.ordered(summary) == ["penstock", "dali", "torch"]
-
-
-@settings(max_examples=50)
-@given(
-    before=st.text(st.characters(exclude_characters="<\r", codec="utf-8")),
-    old=st.text(st.characters(exclude_characters="<\r", codec="utf-8")),
-    after=st.text(st.characters(exclude_characters="<\r", codec="utf-8")),
-)
-def test_rewriting_changes_only_what_is_between_the_markers(
-    tmp_path_factory: pytest.TempPathFactory, before: str, old: str, after: str
-) -> None:
-    place = tmp_path_factory.mktemp("readme") / "README.md"
-    begin, end = readme.markers("some")
-    place.write_text(f"{before}{begin}{old}{end}{after}")
-    readme.rewrite(place, "some", "new")
-    once = place.read_text()
-    assert once == f"{before}{begin}\nnew\n{end}{after}"
-    readme.rewrite(place, "some", "new")
-    assert place.read_text() == once
-
-
-@pytest.mark.parametrize("text", ["", "{0}", "{1}{0}", "{0}{0}{1}", "{0}{1}{1}", "{1}{0}{1}"])
-def test_markers_that_are_missing_or_twice_are_refused(tmp_path: Path, text: str) -> None:
-    place = tmp_path / "README.md"
-    place.write_text(text.format(*readme.markers("some")))
-    before = place.read_text()
-    with pytest.raises(ConfigError, match="once each"):
-        readme.rewrite(place, "some", "new")
-    assert place.read_text() == before
-
-
-@pytest.mark.parametrize("case", ["throughput", "throughput-256"])
-def test_our_readme_has_a_place_for_each_table(case: str, tmp_path: Path) -> None:
-    copy = tmp_path / "README.md"
-    copy.write_text(README.read_text())
-    readme.rewrite(copy, case, "the table")
-    assert "the table" in copy.read_text()

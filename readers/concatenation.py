@@ -255,13 +255,15 @@ def _check_same(first: Source, other: Source) -> None:
 
 def difference(name: str, ours: FieldType, theirs: FieldType) -> str:
     """Describe how two types of one field differ, and the remedy, for a message."""
-    if not ours.class_names or type(ours) is not type(theirs):
+    ours_named, theirs_named = ours.class_names, theirs.class_names
+    if not ours_named or type(ours) is not type(theirs) or ours_named == theirs_named:
         return f"{ours!r} and {theirs!r}. Give both the same type, with schema= of their Dataset."
-    alone = sorted({*ours.class_names} ^ {*theirs.class_names})
+    alone = sorted({*ours_named} ^ {*theirs_named})
     what = "they have the same classes in another order"
     if alone:
         what = f"only one has the classes {alone[:5]}"
+    of = f', of="{ours.reference}"' if ours.reference else ""
     return (
         f"{what}, so that one number would mean two classes. Give both the same list: "
-        f'schema={{"{name}": {type(ours).__name__}([...])}} of their Dataset.'
+        f'schema={{"{name}": {type(ours).__name__}([...]{of})}} of their Dataset.'
     )

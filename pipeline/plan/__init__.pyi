@@ -20,6 +20,7 @@ from .mixture_plan import (
     MixtureSettings as MixtureSettings,
     late_parts_warning as late_parts_warning,
 )
+from .mixture_slots import SlotGroups as SlotGroups
 from .needs import AHEAD_BYTES as AHEAD_BYTES, CONNECTIONS_MARGIN as CONNECTIONS_MARGIN
 from .needs import DEMAND as DEMAND, LookAhead as LookAhead, MOST_AHEAD as MOST_AHEAD
 from .needs import MOST_ROOM as MOST_ROOM, MOST_WIDENING as MOST_WIDENING, Needs as Needs

@@ -4,13 +4,9 @@
 
 `readers.mixtures` has the first step, and each part's `Plan` the last one. A global batch is the
 positions [p, p + B) of the mixture's stream, so it has of each part consecutive samples of that
-part's own stream. Sample i of a part's n, sorted by (lane, index), has the place (i + phase) / n in
-the batch, with a phase from 0 to 1 of the part and the batch. So each part is spread evenly over
-it, and any rank's slice has the shares to about one sample, also of a part of one lane; a lane
-stays with its rank, but for one sample. (One place for all samples of a lane would give a rank
-whole lanes: 2 parts of 64 shards in batches of 64 on 8 ranks gave each rank samples of one part
-alone. The same phase in all batches would give the same ranks all samples of a part that has fewer
-of a batch than there are ranks.)
+part's own stream. `mixture_slots` divides the batch's slots among the parts, each of which is
+spread evenly over them. A part's samples of a batch, sorted by (lane, index), get its slots in
+their order, so a lane stays with its ranks, but for one or two samples.
 
 To resolve a batch costs one call for each part that has samples in it. So a job that goes from
 batch to batch resolves up to 8,192 samples ahead by one computation (batches of 256, 100 parts: 1.3
@@ -26,12 +22,14 @@ import math
 import threading
 import zlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from penstock.cache import PlanError, ResumeError
 from penstock.cache.base import keyed_hash
+from penstock.pipeline.plan.mixture_slots import SlotGroups, sorted_by
 from penstock.pipeline.plan.order import (
     SAMPLES_PER_LANE,
     JobPlan,
@@ -455,8 +453,7 @@ def make_mixture_plan(
     return MixturePlan(parts, own.stream(mixture), samples=own.samples)
 
 
-_KEY_BITS = 36  # of a sample's place in its batch
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_ORDER = "mixture 2"  # of a batch; raise the number with any change, as that of `ORDER_VERSION`
 _SAMPLES_AHEAD, _MOST_STEPS = 2**13, 2**8  # that are resolved ahead
 
 
@@ -479,7 +476,6 @@ class MixturePlan(JobPlan):
         self._samples = np.array([part.samples for part in parts], np.int64)
         self._lanes = np.array([part.lanes for part in parts], np.int64)
         self._first_lane = np.cumsum(self._lanes) - self._lanes
-        self._phase = (0.5 + np.arange(len(parts)) * _GOLDEN) % 1
         self._lock = threading.Lock()
         self._ahead = [_Ahead()]  # the latest first
 
@@ -495,7 +491,7 @@ class MixturePlan(JobPlan):
         known = stream.weights_at(stream.changes[0].start)
         counts, owed = known.counts.tolist(), None if known.owed is None else known.owed.tolist()
         shares = repr((self.samples, stream.unit, stream.changes, counts, owed))
-        text = "\n".join(["mixture", shares, *(part.fingerprint for part in self._parts)])
+        text = "\n".join([_ORDER, shares, *(part.fingerprint for part in self._parts)])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def places_together(self, epoch: int, cuts: Sequence[SlotCut]) -> SlotSamples:
@@ -535,75 +531,43 @@ class MixturePlan(JobPlan):
         if len(cuts) == 1 or wrong.any():
             sizes = np.array([self._count(*cut) for cut in cuts])  # which says what is wrong
         samples = self._batches(epoch, begin, sizes)
-        order = samples.key.argsort(kind="stable")
         if (high - low != sizes).any():
-            first = np.cumsum(sizes) - sizes
-            both = zip(first + low, first + high, strict=True)
-            order = np.concatenate([order[a:b] for a, b in both])
-        part, offset = samples.part[order], samples.offset[order]
-        lane = samples.lane if isinstance(samples.lane, int) else samples.lane[order]
-        epochs = samples.part_epoch[part] if samples.epoch is None else samples.epoch[order]
-        found, places = list[SlotSamples](), list[Any]()
-        for number, some in _groups(part):
-            if samples.epoch is None:
-                pieces = [(int(samples.part_epoch[number]), some)]
-            else:
-                pieces = [*_of_epochs(epochs, some)]
-            for own_epoch, at in pieces:
-                plan, at_offset = self._parts[number], np.array(offset[at])
-                at_lane = np.zeros_like(at_offset) if isinstance(lane, int) else np.array(lane[at])
-                own = plan.samples_at(own_epoch, at_lane, at_offset)
-                own.rows[:, 0] += self._first_shard[number]
-                found.append(own)
-                places.append(np.arange(len(part)) if isinstance(at, slice) else at)
-        return replace(_in_places(found, places), epochs=epochs)
+            samples = samples.within(sizes, low, high)
+        found = [
+            (self._parts[part].samples_at(own_epoch, samples.lane[at], samples.offset[at]), part)
+            for part, own_epoch, at in samples.runs()
+        ]
+        for own, part in found:
+            own.rows[:, 0] += self._first_shard[part]
+        return _in_slots([own for own, _ in found], samples)
 
     def _batches(self, epoch: int, begin: Ints, sizes: Ints) -> _Samples:
-        """Return the samples of batches, batch by batch and in these part by part."""
-        parts, first = len(self._parts), epoch * self.samples + begin
+        """Return the samples of batches, part by part and in these batch by batch."""
+        first = epoch * self.samples + begin
         if (first[1:] == (first + sizes)[:-1]).all():  # they follow one another
             counts = self._stream.counts_at(np.append(first, first[-1] + sizes[-1]))
             before, after = counts[:-1], counts[1:]
         else:
             borders, places = np.unique([first, first + sizes], return_inverse=True)
             before, after = self._stream.counts_at(borders)[places.reshape(2, -1)]
-        before = before.reshape(-1)
-        counts = after.reshape(-1) - before
-        groups = np.flatnonzero(counts)  # the samples of a part in a batch
-        counts, batch, part_of = counts[groups], groups // parts, groups % parts
+        part_of, batch = np.nonzero((after - before).T)
+        before = before[batch, part_of]
+        counts = after[batch, part_of] - before
+        slots = SlotGroups(part_of, batch, counts, before, sizes).slots()
         own = self._samples[part_of]
-        first_epoch, first_position = np.divmod(before[groups], own)
-        part = np.repeat(part_of, counts)
-        begin_of = np.cumsum(counts) - counts
-        # A part's samples of a batch, sorted by lane, have even distances among all of it.
-        index = np.arange(len(part))
-        place = index - np.repeat(begin_of, counts)
-        position = index + np.repeat(first_position - begin_of, counts)
-        ends_none = bool((first_position + counts <= own).all())
-        part_epoch = np.zeros(parts, np.int64)
-        part_epoch[part_of] = first_epoch
-        epochs: Ints | None = None
-        if not ends_none or (part_epoch[part_of] != first_epoch).any():
-            epochs = np.repeat(first_epoch, counts)
-            if not ends_none:
-                more, position = np.divmod(position, self._samples[part])
-                epochs += more
-        offset, lane = position, cast("Ints | int", 0)
-        if (most := int(self._lanes.max())) > 1:
-            offset, lane = np.divmod(position, self._lanes[part])
-            by_lane = (np.repeat(np.arange(len(counts)) * most, counts) + lane).argsort(
-                kind="stable"
-            )
-            sorted_places, place = place, np.empty_like(place)
-            place[by_lane] = sorted_places
-        turn = first // np.maximum(1, sizes) * _GOLDEN % 1.0
-        phase = ((turn[batch] + self._phase[part_of]) % 1.0 * 2.0**_KEY_BITS).astype(np.int64)
-        key = place << _KEY_BITS
-        key += np.repeat(phase, counts)
-        key //= np.repeat(counts, counts)
-        if len(begin) > 1:
-            key += np.repeat(batch << _KEY_BITS, counts)
-        return _Samples(part, part_epoch, epochs, lane, offset, key)
+        first_epoch, first_position = np.divmod(before, own)
+        part, epochs = np.repeat(part_of, counts), np.repeat(first_epoch, counts)
+        position = np.arange(len(part))
+        position += np.repeat(first_position - (np.cumsum(counts) - counts), counts)
+        if (first_position + counts > own).any():
+            more, position = np.divmod(position, self._samples[part])
+            epochs += more
+        if (most := int(self._lanes.max())) == 1:
+            return _Samples(part, epochs, np.zeros_like(position), position, slots)
+        offset, lane = np.divmod(position, self._lanes[part])
+        slot = np.empty_like(slots)
+        slot[sorted_by(np.repeat(np.arange(len(counts)) * most, counts) + lane)] = slots
+        return _Samples(part, epochs, lane, offset, slot)
 
     def partner_slots(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Ints:
         """Return the slots of the partners of slots [low, high): the other of two neighbours in a
@@ -612,11 +576,9 @@ class MixturePlan(JobPlan):
         with self._lock:
             count = np.array([self._count(position, size)])
             samples = self._batches(epoch, np.array([position]), count)
-        part, places = samples.part, np.arange(len(samples.part))
-        slot, other = np.empty_like(places), np.empty_like(places)
-        slot[samples.key.argsort(kind="stable")] = places
+        part, slot, places = samples.part, samples.slot, np.arange(len(samples.part))
         lanes = self._first_lane[part] + samples.lane
-        by_lane = lanes.argsort(kind="stable")
+        by_lane = sorted_by(lanes)
         part, lanes = part[by_lane], lanes[by_lane]
         first, end = (np.searchsorted(lanes, lanes, side=side) for side in ("left", "right"))
         other = first + ((places - first) ^ 1)
@@ -693,57 +655,48 @@ _VARIATION, _LANE_VARIATION = 2.0, 0.25  # samples, lanes
 
 
 class _Samples(NamedTuple):
-    """Some samples of a stream: their parts, the parts' epochs, their places in these, and sort
-    keys. All of shape (n,), but part_epoch: the epoch of each part, shape (parts,). epoch: None if
-    these hold for all samples. lane: may be a number that all samples have."""
+    """The samples of some batches, part by part: the part, its epoch, the lane and the offset in
+    it, and the slot, numbered over the batches end to end. int64, shape (n,)."""
 
     part: Ints
-    part_epoch: Ints
-    epoch: Ints | None
-    lane: Ints | int
+    epoch: Ints
+    lane: Ints
     offset: Ints
-    key: NDArray[Any]
+    slot: Ints
+
+    def within(self, sizes: Ints, low: Ints, high: Ints) -> _Samples:
+        """Return the samples in slots [low, high) of each batch, numbered anew."""
+        slots = np.arange(len(self.slot)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        wanted = (slots >= np.repeat(low, sizes)) & (slots < np.repeat(high, sizes))
+        some = np.flatnonzero(wanted[self.slot])
+        found = _Samples(*(each[some] for each in self))
+        return found._replace(slot=(np.cumsum(wanted) - 1)[found.slot])
+
+    def runs(self) -> Iterator[tuple[int, int, slice]]:
+        """Yield the part, its epoch, and the samples of each run of both, which are its only ones
+        if the batches follow one another."""
+        is_new = (self.part[1:] != self.part[:-1]) | (self.epoch[1:] != self.epoch[:-1])
+        bounds = [0, *(np.flatnonzero(is_new) + 1).tolist(), len(self.part)]
+        for begin, end in pairwise(bounds):
+            if begin < end:
+                yield int(self.part[begin]), int(self.epoch[begin]), slice(begin, end)
 
 
-def _in_places(parts: Sequence[SlotSamples], places: Sequence[Ints]) -> SlotSamples:
-    """Return the samples of parts, at these places of a batch, without epochs."""
-    given = [part.occurrences for part in parts]
-    if any(each is not None for each in given):
-        parts = [
-            part if each is not None else replace(part, occurrences=np.zeros(len(at), np.int64))
-            for part, each, at in zip(parts, given, places, strict=True)
+def _in_slots(found: Sequence[SlotSamples], samples: _Samples) -> SlotSamples:
+    """Return the samples of runs in the order of their slots."""
+    if not found:
+        return SlotSamples(rows=np.empty((0, 2), np.int64), epochs=np.empty(0, np.int64))
+    if any(each.occurrences is not None for each in found):
+        found = [
+            each
+            if each.occurrences is not None
+            else replace(each, occurrences=np.zeros(len(each.rows), np.int64))
+            for each in found
         ]
-    if not parts:
-        return SlotSamples(rows=np.empty((0, 2), np.int64))
-    joined = SlotSamples.end_to_end(parts)
-    order = np.concatenate(places)
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
+    joined, back = SlotSamples.end_to_end(found), np.empty_like(samples.slot)
+    back[samples.slot] = np.arange(len(back))
     return SlotSamples(
         rows=joined.rows.take(back, axis=0),  # takes a tenth of the time of an index
+        epochs=samples.epoch[back],
         occurrences=None if joined.occurrences is None else joined.occurrences[back],
     )
-
-
-def _groups(values: Ints) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield each distinct value of some small integers of 0 or more, with its indices."""
-    counts = np.bincount(values)
-    found = np.flatnonzero(counts).tolist()
-    if len(found) <= 1:
-        yield from ((value, slice(None)) for value in found)
-    elif len(found) <= _FEW:
-        yield from ((value, np.flatnonzero(values == value)) for value in found)
-    else:
-        order, end = values.argsort(kind="stable"), np.cumsum(counts)
-        yield from ((value, order[end[value] - counts[value] : end[value]]) for value in found)
-
-
-def _of_epochs(epochs: Ints, some: Ints | slice) -> Iterator[tuple[int, Ints | slice]]:
-    """Yield each epoch of some samples, with the indices of its samples."""
-    own = epochs[some]
-    least = int(own.min())
-    for later, same in _groups(own - least):
-        yield least + later, same if isinstance(some, slice) else some[same]
-
-
-_FEW = 4  # values: a search for each takes less time than a sort

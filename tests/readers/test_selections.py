@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from penstock.cache import ConfigError, DatasetError, IndexChangedError
 from penstock.readers import Dataset, Selection, concat
-from penstock.readers.fieldtypes import Array, ClassLabel, DenseColumn, Text, jsonl_table
+from penstock.readers.fieldtypes import (
+    Array,
+    Boxes,
+    ClassLabel,
+    ClassLabels,
+    DenseColumn,
+    FieldType,
+    Image,
+    Text,
+    jsonl_table,
+)
 from penstock.readers.formats.folder import ListedTable, listed_samples, parse_field_place
 from tests import images
 from tests.sources import Values, classes
@@ -497,6 +507,16 @@ def test_parts_that_do_not_fit_are_rejected(other: Source, message: str) -> None
     assert isinstance(labels("a", "b").schema["label"], ClassLabel)
     with pytest.raises(ConfigError, match=message):
         concat([labels("a", "b"), other])
+
+
+def test_classes_of_boxes_that_do_not_fit_are_named_with_their_boxes() -> None:
+    def boxed(*names: str) -> Values:
+        types: dict[str, FieldType] = {"classes": ClassLabels(names, of="boxes")}
+        types |= {"boxes": Boxes(of="image"), "image": Image()}
+        return Values([4], {name: np.zeros(4, np.int64) for name in types}, types=types)
+
+    with pytest.raises(ConfigError, match=r"ClassLabels\(\[...\], of=\"boxes\"\)"):
+        concat([boxed("a", "b"), boxed("b", "a")])
 
 
 def test_fields_that_differ_and_are_not_selected_are_left_out(

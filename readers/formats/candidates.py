@@ -251,7 +251,6 @@ class Candidates:
             passed_over=self.passed_over,
             rejected={},
             quarantined=[*self.quarantined, *bad],
-            unread=[*self.unread, *left_out_sentences("samples", bad)],
         )
 
     def report(self, url: str) -> None:

@@ -318,7 +318,7 @@ class IndexBuilder:
             reporter.seconds,
         )
         if bad:
-            _log.warning(
+            _log.info(
                 "%s: %d samples are left out because they failed the check, such as %s: %s. The "
                 "index's quarantine.jsonl lists all of them.",
                 url,

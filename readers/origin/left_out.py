@@ -20,8 +20,10 @@ QUARANTINE = b"quarantine.jsonl"
 
 _MOST_REASONS, _SHOWN = 16, 5
 _PLACE = re.compile(r" \([^()]*\b(?:row|line|file|sample) [^()]*\)| at byte \d+")
-# Further details that differ between samples that are left out for the same reason.
-_DETAILS = ((re.compile(r"\d[\d,._]*"), "N"), (re.compile(r"'[^']*'|\"[^\"]*\""), "'…'"))
+# Further details that differ between samples that are left out for the same reason, in the order
+# in which they are disregarded.
+_DETAILS = (re.compile(r"\d[\d,._]*"), re.compile(r"'[^']*'|\"[^\"]*\""))
+_SIMILAR = " (or similar)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +78,25 @@ def joined_left_out(several: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftO
 
 
 def _shortened(found: dict[str, LeftOut]) -> dict[str, LeftOut]:
-    for details, instead in _DETAILS:
+    for details in _DETAILS:
         if len(found) > _MOST_REASONS:
-            found = _summed((details.sub(instead, reason), n) for reason, n in found.items())
+            found = _merged(found, details)
     by_count = sorted(found.items(), key=lambda each: (-each[1].samples, each[0]))
     rest = (("other reasons", each) for _, each in by_count[_MOST_REASONS:])
     return dict(by_count[:_MOST_REASONS]) | _summed(rest)
+
+
+def _merged(found: Mapping[str, LeftOut], details: re.Pattern[str]) -> dict[str, LeftOut]:
+    """Count reasons that differ only in details as the first of them."""
+    alike: dict[str, list[str]] = {}
+    for reason in found:
+        alike.setdefault(details.sub("", reason.removesuffix(_SIMILAR)), []).append(reason)
+    name = {
+        reason: some[0] if len(some) == 1 else some[0].removesuffix(_SIMILAR) + _SIMILAR
+        for some in alike.values()
+        for reason in some
+    }
+    return _summed((name[reason], each) for reason, each in found.items())
 
 
 def _summed(entries: Iterable[tuple[str, LeftOut]]) -> dict[str, LeftOut]:

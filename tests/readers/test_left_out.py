@@ -11,6 +11,7 @@ import pytest
 from penstock import ClassLabel, DataLoader, Dataset, Value, concat
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers import pack
+from penstock.readers.origin import LeftOut, joined_left_out
 from tests import images, tars
 from tests.files import uploaded
 
@@ -67,6 +68,16 @@ def test_each_opening_reports_the_counts(
             (message,) = messages
             assert "3 of 63 samples (4.76 %) are left out: 2 x not an image" in message
             assert "(such as " in message
+
+
+def test_many_reasons_that_differ_in_numbers_are_counted_as_the_first() -> None:
+    several = [{f"image: {n} x 3 pixels": LeftOut(1, f"{n}.jpg")} for n in range(30)]
+    wanted = {"image: 0 x 3 pixels (or similar)": (30, "0.jpg")}
+    assert joined_left_out(several) == wanted
+    assert joined_left_out([*several, *[joined_left_out(several)]]) == {
+        "image: 0 x 3 pixels (or similar)": (60, "0.jpg")
+    }
+    assert joined_left_out(several[:2]) == {**several[0], **several[1]}
 
 
 def test_selections_and_concatenations(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.cache import ConfigError, DatasetError
 from penstock.readers.fieldtypes import ClassLabels, FieldType, Image, Schema, column_of
 from penstock.readers.files import printable
-from penstock.readers.formats.candidates import Candidates, left_out_sentences
+from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.folder import MAX_TIMED_FILES, FolderFormat, read_whole
 from penstock.readers.formats.span_listing import SpanListing
 from penstock.readers.origin import Entry, Origin, QuarantineEntry
@@ -117,7 +117,7 @@ class AnnotatedFiles(SpanListing):
             quarantined=missing,
             rejected={row: each.wrong for row, each in enumerate(good) if each.wrong},
             notes=notes,
-            unread=[*unread, *left_out_sentences(f"of {len(images):,} images", missing)],
+            unread=unread,
         )
         columns = {
             name: column_of(

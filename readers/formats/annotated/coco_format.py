@@ -53,6 +53,7 @@ BESIDE = b"_annotations.coco.json"
 AREA, CROWD, ANNOTATION_IDS, CAPTIONS = "area", "iscrowd", "annotation_ids", "captions"
 _MAX_BYTES = 2**34  # Objects365 has 2.5 GB, LVIS 1.1 GB
 _PANOPTIC = "segments_info"
+_SHOWN = 4
 _SIDES = {"left": "right", "right": "left", "L": "R", "R": "L", "l": "r", "r": "l"}
 
 
@@ -139,13 +140,17 @@ class CocoFile:
             _check_ids(values, source=source, name=name)
         if not lists["images"]:
             raise DatasetError(f"{source}: lists no images.")
+        if not lists["categories"] and any("category_id" in e for e in lists["annotations"]):
+            raise DatasetError(
+                f'{source}: its annotations have categories, but it lists none. Add "categories": '
+                '[{"id": 1, "name": "person"}, …].'
+            )
         images = sorted(lists["images"], key=lambda each: each["id"])
         row_of = {each["id"]: row for row, each in enumerate(images)}
         annotations: list[list[Object]] = [[] for _ in images]
         orphans = 0
         for each in lists["annotations"]:
-            image_id = each.get("image_id")
-            row = row_of.get(image_id) if type(image_id) is int else None
+            row = row_of.get(_integer(each.get("image_id")))
             if row is None:
                 orphans += 1
             else:
@@ -224,10 +229,10 @@ class CocoFile:
                 shown = f'"file_name" of image {image["id"]}'.encode()
                 found.append(Annotated(shown, wrong=f"it names no file ({self.source})"))
                 continue
-            size = [image.get("height"), image.get("width")]
+            size = [_integer(image.get("height")), _integer(image.get("width"))]
             values: dict[str, Any] = {
                 IMAGE_ID: image["id"],
-                ORIGINAL_SIZE: size if all(type(side) is int for side in size) else [0, 0],
+                ORIGINAL_SIZE: [0, 0] if None in size else size,
             }
             try:
                 if CAPTIONS in types:
@@ -274,18 +279,26 @@ def _is_list_of_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
+def _integer(value: Any) -> int | None:
+    """Return a whole number as an int, also one that was written as 3.0; None for anything else."""
+    is_whole = type(value) is int or (type(value) is float and value.is_integer())
+    return int(value) if is_whole else None
+
+
 def _check_ids(objects: Sequence[Object], *, source: str, name: str) -> None:
-    """Raise DatasetError for ids that aren't integers, or that occur twice. Annotations may lack
-    ids."""
+    """Make ids integers. Raises DatasetError for others, and for those that occur twice.
+    Annotations may lack ids."""
     ids = [each.get("id") for each in objects]
     if name == "annotations" and all(each is None for each in ids):
         return
-    for each in ids:
-        if type(each) is not int or not -(2**63) <= each < 2**63:
+    for each, given in zip(objects, ids, strict=True):
+        found = _integer(given)
+        if found is None or not -(2**63) <= found < 2**63:
             raise DatasetError(
-                f'{source}: got "id" = {each!r} among its {name}, wanted an integer for each. '
+                f'{source}: got "id" = {given!r} among its {name}, wanted an integer for each. '
                 "Number them."
             )
+        each["id"] = found
     twice = [each for each, count in Counter(ids).items() if count > 1]
     if twice:
         raise DatasetError(
@@ -339,12 +352,14 @@ def _flag(annotation: Object) -> int:
 
 def _label(annotation: Object, labels: Mapping[int, int]) -> int:
     category = annotation.get("category_id")
-    if type(category) is not int or category not in labels:
+    label = labels.get(_integer(category))  # type: ignore[arg-type]
+    if label is None:
+        few = ", ".join(map(str, [*labels][:_SHOWN])) + ", …" * (len(labels) > _SHOWN)
         raise ValueError(
-            f'{_who(annotation)} has "category_id" = {category!r:.80}, which is none of the '
-            f"{len(labels):,} categories"
+            f'{_who(annotation)} has "category_id" = {category!r:.80}, wanted the id of one of the '
+            f"categories, {few}"
         )
-    return labels[category]
+    return label
 
 
 def _points(annotation: Object, points: int) -> Any:

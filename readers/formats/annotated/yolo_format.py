@@ -52,7 +52,8 @@ _PARTS = ("train", "val", "test")
 _CLASSES = b"classes.txt"
 _IMAGES, _LABELS = b"/images/", b"/labels/"
 _VISIBLE = 2
-_NAMES = re.compile(rb"^names[ \t]*:", re.M)
+_MOST_CLASSES = 2**20
+_NAMES = re.compile(rb"^(names|nc)[ \t]*:", re.M)
 _FIRST = (b"data.yaml", b"dataset.yaml")
 
 
@@ -140,10 +141,14 @@ class Description:
         except (ValueError, RecursionError) as error:
             raise DatasetError(f"{source}: can't be parsed ({error}). Correct it.") from error
         found = values if isinstance(values, dict) else {}
+        if "val" not in found and "validation" in found:
+            found["val"] = found["validation"]
         parts = {name: _texts(found.get(name)) for name in _PARTS}
         points: Any = found.get("kpt_shape") or ()
         mirrored: Any = found.get("flip_idx") or ()
         names = _class_names(found.get("names"))
+        if "names" not in found and found.get("nc") in range(1, _MOST_CLASSES):
+            names = [f"class_{number}" for number in range(found["nc"])]
         if names is None and "names" in found:
             raise DatasetError(
                 f"{source}: got names: {found['names']!r:.80}, wanted the name of each class: a "
@@ -152,7 +157,8 @@ class Description:
         if names is None or not any(parts.values()):
             raise DatasetError(
                 f"{source}: got the keys {[*found][:12]}, wanted YOLO's: names (of the classes, a "
-                "list or by number from 0), and train, val or test (folders of images)."
+                "list or by number from 0) or nc (their number), and train, val or test (folders "
+                "of images)."
             )
         if not _are_numbers(points) or (points and (len(points) != 2 or points[1] not in (2, 3))):
             raise DatasetError(
@@ -190,8 +196,9 @@ class Description:
             label, *numbers = map(float, words)
         except ValueError:
             raise ValueError(f"{' '.join(words)!r:.60} isn't a list of numbers") from None
-        if label != int(label) or not 0 <= label < (len(self.names) or 2**31):
-            raise ValueError(f"{words[0]!r} isn't a class from 0 to {len(self.names) - 1}")
+        if not (label.is_integer() and 0 <= label < (len(self.names) or 2**31)):
+            most = f"to {len(self.names) - 1}" if self.names else "on"
+            raise ValueError(f"{words[0]!r} isn't a class, which is a number from 0 {most}")
         if self.points:
             count, width = self.points
             if len(numbers) != 4 + count * width:
@@ -353,7 +360,7 @@ class YoloFiles(AnnotatedFiles):
         label = self._labels[image.name]
         data = b"" if label is None else texts[label.name]
         rows = []
-        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), start=1):
+        for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), start=1):
             if not (words := line.split()):
                 continue
             try:

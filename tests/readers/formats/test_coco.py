@@ -236,6 +236,7 @@ def twice(name: str) -> dict[str, Any]:
         (changed(annotations=[{"id": 1, "image_id": 1000}]), "wanted bbox or caption"),
         (changed(annotations=[{"id": 1, "segments_info": []}]), "panoptic"),
         (changed(images=[{"id": 1, "file_name": "no.jpg"}]), "none of the 1 images"),
+        (changed(categories=[]), "have categories, but it lists none"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
@@ -264,7 +265,11 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
         ({"bbox": [500, 2, 3, 4]}, "box 0 lies outside its image"),
         ({"bbox": [1, 2, 3]}, "wanted 4 numbers"),
         ({"bbox": [1, 2, float("nan"), 3]}, "box 0 isn't finite"),
-        ({"category_id": 7}, '"category_id" = 7, which is none of the 3 categories'),
+        (
+            {"category_id": 7},
+            '"category_id" = 7, wanted the id of one of the categories, 1, 18, 90',
+        ),
+        ({"category_id": 1.5}, '"category_id" = 1.5, wanted the id'),
         ({"iscrowd": "no"}, "wanted 0 or 1"),
         ({"area": None}, "wanted a number"),
         ({"segmentation": [[1, 2, 3, 4]]}, "masks: "),
@@ -283,6 +288,32 @@ def test_an_image_with_a_wrong_annotation_is_left_out(
         assert len(dataset) == 11
         (found,) = quarantine(dataset.index.place).values()
     assert reason in found
+
+
+def test_whole_numbers_that_were_written_as_floats_are_ids(tmp_path: Path) -> None:
+    """pandas writes 3.0 for 3 if some rows lack a value; pycocotools reads it, too."""
+    content = instances()
+    for each in content["annotations"]:
+        each |= {key: float(each[key]) for key in ("id", "image_id", "category_id", "iscrowd")}
+    for each in [*content["images"], *content["categories"]]:
+        each["id"] = float(each["id"])
+    for each in content["images"]:
+        each |= {key: float(each[key]) for key in ("height", "width")}
+    with opened(coco_set(tmp_path, content)) as dataset:
+        check_equal(dataset)
+
+
+def test_left_out_images_are_reported_once(tmp_path: Path) -> None:
+    content = instances()
+    content["annotations"][0]["category_id"] = 7
+    root = coco_set(tmp_path, content)
+    max(root.iterdir()).unlink()
+    with pytest.warns(PenstockWarning) as caught:
+        opened(root, allow_left_out=1)
+    (message,) = [str(each.message) for each in caught]
+    assert "2 of 12 samples" in message
+    assert "category_id" in message
+    assert "the image isn't there" in message
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")

@@ -159,7 +159,8 @@ def test_poses_are_keypoints(tmp_path: Path, width: int) -> None:
 def test_wrong_labels_are_left_out_with_reasons(tmp_path: Path) -> None:
     wrong = {
         "pixels": ("0 32 20 10 10", "isn't normalised"),
-        "class": ("2 0.5 0.5 0.1 0.1", "line 1: '2' isn't a class from 0 to 1"),
+        "class": ("2 0.5 0.5 0.1 0.1", "line 1: '2' isn't a class, which is a number from 0 to 1"),
+        "infinite": ("inf 0.5 0.5 0.1 0.1", "'inf' isn't a class"),
         "text": ("0 0.5 0.5 0.1 x", "isn't a list of numbers"),
         "short": ("\n0 0.5 0.5 0.1", "line 2: 4 numbers, wanted a class and a box"),
         "negative": ("0 0.5 0.5 -0.1 0.1", "box 0 isn't normalised"),
@@ -192,6 +193,23 @@ def test_wrong_labels_are_left_out_with_reasons(tmp_path: Path) -> None:
 def test_a_wrong_description_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
         opened(yolo_set(tmp_path / "pets", LABELS, text))
+
+
+def test_what_other_tools_accept_is_read(tmp_path: Path) -> None:
+    """A number of classes without names, `validation`, and labels that begin with a byte-order
+    mark."""
+    text = "train: images/train\nvalidation: images/train\nnc: 2\n"
+    described = yolo_set(tmp_path / "pets", {"a": "\ufeff1 0.5 0.5 0.1 0.1\r\n"}, text)
+    with opened(described.parent, split="val") as dataset:
+        assert dataset.classes == ("class_0", "class_1")
+        assert dataset.column("labels")[0].tolist() == [1]
+
+
+def test_a_class_without_names_is_a_number_from_0_on(tmp_path: Path) -> None:
+    labels = {"images/0.jpg": images.jpeg(0), "labels/0.txt": b"-1 0.5 0.5 0.1 0.1"}
+    root = write_folder(tmp_path / "pets", labels)
+    with pytest.raises(DatasetError, match="'-1' isn't a class, which is a number from 0 on"):
+        opened(root, format="yolo")
 
 
 def test_a_missing_part_and_two_descriptions_are_refused(described: Path, tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ def _photos_val(root: Path) -> None:
     _class_folder(root / "photos/val", VAL, first=TRAIN)
 
 
+@made("demo/photographs")
+def _photographs(root: Path) -> None:
+    _class_folder(root / "demo/photographs/train", TRAIN)
+    _class_folder(root / "demo/photographs/eval", VAL, first=TRAIN)
+
+
 @made("packs/train")
 def _packs_train(root: Path) -> None:
     _pack(root, "train", TRAIN, 0)

@@ -35,12 +35,10 @@ class BlobPlace:
 
     def file(self, name: bytes, size_bytes: int, *, is_below: bool, remedy: str = "") -> ByteSource:
         """Return the blob."""
-        del name, size_bytes, is_below, remedy
         return self._source
 
     def files(self, files: ShardFiles) -> ByteSource:
         """Return the blob, which has the files end to end."""
-        del files
         return self._source
 
     def parts(self, sidecar: Sidecar, fields: Sequence[str]) -> Parts:
@@ -117,7 +115,6 @@ class BlobBytes(ByteSource):
 
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
         """Read parts of the blob, and check their blocks."""
-        del room
         found = self._load(starts.tolist(), ends.tolist(), mode)
         self.check(starts, ends, mode)
         return found

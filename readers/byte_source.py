@@ -228,7 +228,6 @@ class ByteSource(ABC):
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
         """Return bytes [start, end), read-only. room: returns memory, into which neighbours are
         read by one call."""
-        del starts, ends, room, mode
         raise TypeError(f"{self.shown} has no parts")
 
     @abstractmethod
@@ -238,7 +237,6 @@ class ByteSource(ABC):
     def view(self, start: int, end: int, *, touched_bytes: int) -> Encoded | None:
         """Return a view of mapped bytes; None if they aren't mapped. touched_bytes: the number of
         them that will be accessed, for the statistics."""
-        del start, end, touched_bytes
         raise TypeError(f"{self.shown} has no parts")
 
     def check(self, starts: Ints, ends: Ints, mode: ReadMode) -> None:
@@ -251,7 +249,6 @@ class ByteSource(ABC):
     def buffer(self, spans: Sequence[tuple[int, int]]) -> Any:
         """Return a read-only pyarrow buffer of the shard's size that holds at least these spans
         [start, end), after fetching missing ones. For parsing headers and footers of one file."""
-        del spans
         raise TypeError(f"{self.shown} isn't one file")
 
     def parsing(self) -> AbstractContextManager[None]:
@@ -269,5 +266,4 @@ class ByteSource(ABC):
     def refuse(self, error: Exception, attempt: int) -> None:
         """Raise an error of reading, unless the bytes should be fetched again. attempt: counts the
         errors of one read, from 0."""
-        del attempt
         raise error

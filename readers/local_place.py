@@ -42,7 +42,6 @@ class LocalPlace:
         """Return the files, which have all extents."""
         from penstock.readers.loose_files import LooseFiles
 
-        del fields
         files, extents = sidecar.files, sidecar.extents
         assert extents is not None
         begins = files.starts[extents.files] + extents.starts
@@ -81,7 +80,6 @@ class MappedFile(ByteSource):
 
     def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
         """Read bytes past the map; the file is opened once."""
-        del mode
         fd = self._file.open()
         try:
             for start, slot in zip(starts, slots, strict=True):
@@ -95,7 +93,6 @@ class MappedFile(ByteSource):
 
     def buffer(self, spans: Sequence[tuple[int, int]]) -> Any:
         """Return the map."""
-        del spans
         return self._buffer
 
     def parsing(self) -> AbstractContextManager[None]:

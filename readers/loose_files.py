@@ -81,7 +81,6 @@ class LooseFiles(ByteSource):
 
     def load(self, wanted: Sequence[SourceSpans], mode: ReadMode) -> list[list[Unread]]:
         """Return unread spans of files."""
-        del mode
         return [
             [each.source._span(*span) for span in zip(each.starts, each.ends, strict=True)]  # type: ignore[attr-defined]
             for each in wanted
@@ -94,7 +93,6 @@ class LooseFiles(ByteSource):
 
     def fill(self, starts: Sequence[int], slots: Sequence[Encoded], mode: ReadMode) -> None:
         """Read bytes past any map; each file is opened once."""
-        del mode
         order = sorted(range(len(slots)), key=starts.__getitem__)
         for file, places in _runs(order, [self._find(start) for start in starts]):
             opened, begin = self._file(file), self._starts[file]
@@ -107,7 +105,6 @@ class LooseFiles(ByteSource):
 
     def read_parts(self, starts: Ints, ends: Ints, room: Room, mode: ReadMode) -> list[Encoded]:
         """Read parts of files, neighbours and overlapping parts by one call."""
-        del mode
         lows: list[int] = starts.tolist()
         highs: list[int] = ends.tolist()
         found: list[Encoded] = [NO_BYTES] * len(lows)
@@ -141,7 +138,6 @@ class LooseFiles(ByteSource):
 
     def view(self, start: int, end: int, *, touched_bytes: int) -> Encoded | None:
         """Return a view of a mapped part of a file."""
-        del touched_bytes
         file = self._find(start)
         if file not in self._maps:  # if two threads map it, one of the maps is dropped
             self._maps[file] = self._map_used(file)

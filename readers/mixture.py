@@ -269,7 +269,6 @@ class Mixture(Concatenation):
 
     def subset(self, which: object = None, *, weights: object = None) -> NoReturn:
         """Always raise ConfigError: the parts are selected from, before they are mixed."""
-        del which, weights
         raise ConfigError(
             "subset: got a mixture, whose epochs are those of its parts. Take subsets of the "
             'parts, then mix them: mix({"a": a.subset(ids), "b": b}).'
@@ -277,7 +276,6 @@ class Mixture(Concatenation):
 
     def split(self, *shares: float, seed: int, by: object = None) -> NoReturn:
         """Always raise ConfigError: the parts are split, before they are mixed."""
-        del shares, seed, by
         raise ConfigError(
             "split: got a mixture, whose epochs are those of its parts. Split each part, then mix "
             "those that belong together."

@@ -475,7 +475,6 @@ class Source(ABC):
     def _find(self, rows: Ints) -> FoundRows | None:
         """Return where samples lie in memory, if they are plain rows of one form that are copied
         best together with those of other sources; else None."""
-        del rows
         return None
 
     def read_parts(
@@ -668,7 +667,6 @@ class Source(ABC):
 
     def is_near(self, shard: int) -> bool:
         """Return True if the table of a shard's samples can be read without the remote."""
-        del shard
         return True
 
     def __len__(self) -> int:
@@ -911,7 +909,6 @@ class View(Source):
         self, rows: Ints, *, mode: ReadMode, bad: dict[int, str] | None, blocks: Blocks
     ) -> SampleBatch | None:
         """Read samples of all bases by one pass; None if that isn't possible."""
-        del bad
         if mode == "pread":
             return None
         runs = list(self._runs(rows))

@@ -65,7 +65,6 @@ class _Points(FieldType):
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check the header of an .npy file; `check_values` checks the numbers."""
-        del max_pixels
         facts = check_array(data, (None, None), field=field)
         accepted(self._check_form(CODECS[facts.codec].dtype, facts.shape))
         return replace(facts, shape=(*facts.shape, self._width)[:2])
@@ -95,7 +94,6 @@ class _Points(FieldType):
     def _faults(self, stored: NDArray[Any], size: Any) -> Iterator[tuple[Any, str, str]]:
         """Yield which of the rows have a fault, bool, (k,), what it is, and what is wanted. Points
         outside the image are normal: hidden ones are often written as 0, 0 or -1, -1."""
-        del size
         with np.errstate(over="ignore"):
             places = stored.astype(np.float32)
         yield ~np.isfinite(places).all(axis=1), "isn't finite", ""
@@ -190,7 +188,6 @@ class Keypoints(_Points):
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return points as x, y in pixels, float32."""
-        del size
         stored, owner, offsets = self._rows(column)
         points = stored.astype(np.float32) if moves is None else moves.move_points(stored, owner)
         if isinstance(column, DenseColumn):
@@ -262,7 +259,6 @@ class InstanceKeypoints(FieldType):
 
     def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
         """Return why the numbers aren't keypoints, or None. Points outside the image are normal."""
-        del size
         if np.isfinite(values).all():
             return None
         row = int((~np.isfinite(values)).reshape(len(values), -1).any(axis=1).argmax())
@@ -317,12 +313,10 @@ class ImageSize(FieldType):
         return False
 
     def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
-        del before, after
         return value
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the sizes unchanged."""
-        del moves, size
         assert isinstance(column, ArrayColumn), column
         return column
 

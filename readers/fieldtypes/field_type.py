@@ -240,13 +240,11 @@ class FieldType:
 
     def completed(self, dtype: str, shape: tuple[int | None, ...]) -> FieldType:
         """Return the type with a stored dtype and shape in place of what it leaves open."""
-        del dtype, shape
         return self
 
     def settled(self, so_far: FieldType | None, facts: Facts, *, field: str) -> FieldType:
         """Return the type with what one more sample shows. so_far: the result for the samples
         before it. field: its name, for messages. Raises ValueError if no type fits all of them."""
-        del so_far, facts, field
         return self
 
     # How samples are checked and decoded.
@@ -266,7 +264,6 @@ class FieldType:
     def check_head(self, head: bytes) -> Rejection | None:
         """Return why bytes that begin so can't be a sample, or None, so that the rest isn't read.
         head: the first `head_bytes` of them."""
-        del head
         return None
 
     def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
@@ -275,7 +272,6 @@ class FieldType:
         values: as stored. size: height and width of the image to which they belong, None if it is
         unknown. Types that override this are also checked when tables are read.
         """
-        del values, size
         return None
 
     def sides_of(self, shape: tuple[int, ...]) -> Size | None:
@@ -301,7 +297,6 @@ class FieldType:
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
         """Return the function that decodes a payload, and checks the result against `decoded`. It
         raises ValueError for a payload that doesn't decode."""
-        del max_pixels
         if self.kind in _MODULES:
             return self.decode
         form, decode = self.decoded, self.decode
@@ -376,7 +371,6 @@ class FieldType:
         """Return a stored sample, the bytes of an encoded one, for its image in another size, as
         `pack` stores it. before, after: height and width of the image. Raises ValueError if that
         isn't possible."""
-        del before, after
         if self.follows:
             raise ValueError(f"{type(self).__name__} has no `resized`")
         return value
@@ -458,7 +452,6 @@ class FieldType:
     def show(self, value: Any) -> str | None:
         """Return the text by which `penstock inspect` shows one value of a batch, or None for the
         usual one."""
-        del value
         return None
 
     def to_json(self) -> dict[str, Any]:

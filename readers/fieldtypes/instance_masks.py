@@ -302,7 +302,6 @@ class InstanceMasks(FieldType):
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check all segmentations, and return the facts: the number of boxes, and the height and
         width of the image if runs record them, else 0."""
-        del field
         found = self.decode(data, max_pixels=max_pixels)
         return Facts.of(data, shape=(len(found), *(found.size or (0, 0))), codec=self.codec)
 
@@ -370,7 +369,6 @@ class InstanceMasks(FieldType):
 
     def cell(self, value: Any, *, is_text: bool) -> bytes:
         """Convert a list, or a text with one as JSON."""
-        del is_text
         try:
             data = value.encode() if isinstance(value, str) else _payload(value)
         except (TypeError, UnicodeEncodeError):
@@ -451,11 +449,9 @@ class _InstanceIds(InstanceMasks):
         return False
 
     def _leading(self, masks: Segmentations) -> tuple[int, ...]:
-        del masks
         return ()
 
     def _of_one_size(
         self, values: NDArray[Any], masks: Sequence[Segmentations]
     ) -> DenseColumn | RaggedColumn:
-        del masks
         return DenseColumn(values)

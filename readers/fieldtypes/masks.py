@@ -80,13 +80,11 @@ class Mask(FieldType):
 
     def settled(self, so_far: FieldType | None, facts: Facts, *, field: str) -> Mask:
         """Return the mask of the smallest dtype that holds one more sample, too."""
-        del field
         is_wide = facts.codec.endswith(_WIDE) or getattr(so_far, "dtype", "") == "int32"
         return replace(self, dtype="int32" if is_wide else "uint8")
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Decode a mask completely, and return its facts."""
-        del field
         narrowest = self if self.dtype == "uint8" else replace(self, dtype=AUTO_DTYPE)
         with strict_pillow():
             classes = narrowest.decode(data, max_pixels=max_pixels)
@@ -136,7 +134,6 @@ class Mask(FieldType):
         """Return a mask as PNG: each pixel gets the class at its centre."""
         from PIL import Image
 
-        del before
         classes = self.decode(value)
         rows, columns = (nearest(*sides) for sides in zip(classes.shape, after, strict=True))
         classes = classes[rows[:, None], columns]

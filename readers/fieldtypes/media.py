@@ -37,7 +37,6 @@ class Text(FieldType):
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
-        del field, max_pixels
         start = len(_BOM) if data[: len(_BOM)].tobytes() == _BOM else 0
         self.decode(data[start:])
         return Facts.of(data, start=start, codec=self.codec)

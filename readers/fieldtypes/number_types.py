@@ -178,7 +178,6 @@ class ClassLabels(_Numbered):
 
     def check_values(self, values: NDArray[Any], size: Sizes | None = None) -> Rejection | None:
         """Return why the numbers aren't classes, or None."""
-        del size
         unfit = self.unfit(values, _INT64)
         if not unfit.any():
             return None

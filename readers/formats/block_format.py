@@ -79,7 +79,6 @@ class BlockFormat(ChunkFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: records have no other places of fields."""
-        del origin
         return True
 
     def stored_fields(self, schema: Schema, fields: tuple[str, ...]) -> tuple[str, ...]:
@@ -167,14 +166,12 @@ class BlockValues(UnitValues):
 
     def dense(self, form: ArrayForm) -> NDArray[Any]:
         """Return all samples as one array."""
-        del form
         return np.asarray(self._samples)
 
     def put(
         self, samples: list[NDArray[Any]], here: Ints, rows: Ints, form: ArrayForm | None
     ) -> None:
         """Put the samples of some records into a list."""
-        del form
         for place, row in zip(here.tolist(), rows.tolist(), strict=True):
             samples[place] = self._samples[row]
 
@@ -223,7 +220,6 @@ class BlockReader(UnitReader):
 
     def decoded(self, chunk: int, unit: int, field: str, data: ShardData) -> DecodedBlock:
         """Decode a block."""
-        del unit, field
         block, view = self._blocks[chunk], data.view(chunk)
         encoded = data.read([chunk])[0] if view is None else view
         try:

@@ -103,7 +103,6 @@ class ChunkReader(ABC):
         None, the default, means the extents of `needs` as a whole. Implement it if samples can be
         read singly, so that little is read of large extents.
         """
-        del rows, fields, crops
         return None
 
     @abstractmethod
@@ -141,13 +140,11 @@ class ChunkReader(ABC):
     def plain(self, field: str, *, data: ShardData) -> StridedRows | None:
         """Return the places of a field's rows in a map; None, the default, if they can't be copied
         from one."""
-        del field, data
         return None
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
         """Return the first lengths of samples of a field, int64, shape (n,); None, the default, if
         they aren't known without reading."""
-        del field, rows
         return None
 
 
@@ -255,7 +252,6 @@ class ChunkListing:
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[Candidates, int]]:
         """Yield the shard of the same number if there are as many shards as before."""
-        del name
         found = self._candidates(workers=workers, announces=False)
         if len(found.chunked) == total:
             yield found, number

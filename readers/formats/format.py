@@ -166,25 +166,21 @@ class Format(ABC):
     ) -> bool:
         """Return True if an index of this snapshot is up to date: by default, if the files are the
         same. A format with a cheaper check doesn't call `listing`."""
-        del origin
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
         """Return the fields of a batch if the user chose none; None for the default of all
         datasets."""
-        del schema
         return None
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True if the places that the user gives fields can only be names of fields. By
         default they may be columns, arrays or paths."""
-        del origin
         return False
 
     def stored_fields(self, schema: Schema, fields: tuple[str, ...]) -> tuple[str, ...]:
         """Return the fields for which the index records the bytes of some fields: these themselves,
         unless one chunk holds several."""
-        del schema
         return fields
 
     def open(
@@ -194,7 +190,6 @@ class Format(ABC):
 
         sidecar: reads it. Raises CorruptShardError, IndexChangedError, DatasetError or FetchError.
         """
-        del entry
         return sidecar().open(place)
 
     def wanted_share(
@@ -202,7 +197,6 @@ class Format(ABC):
     ) -> float:
         """Return the share of the bytes of a shard's fields that is needed for parts of samples: 1
         by default, as samples are stored whole. draw: returns the parts, given sample numbers."""
-        del entry, sidecar, fields, draw
         return 1.0
 
     def blob_key(
@@ -218,6 +212,5 @@ class Format(ABC):
         which the file was fetched before it had an index. If a shard has several files, the
         sidecar's checksum covers all that is recorded about them.
         """
-        del crc32c, columns_crc32c
         identity = identity_of(name)
         return origin.archive_key(identity) if identity else origin.blob_key(name, etag)

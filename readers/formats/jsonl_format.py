@@ -50,12 +50,10 @@ class JsonlFormat(RecordFormat):
 
     def schema(self, origin: Origin) -> Mapping[str, FieldType]:
         """Return the only field: the text of a line."""
-        del origin
         return {_JSON: Text()}
 
     def records(self, file: DataFile, entry: Entry, beside: Mapping[str, bytes]) -> Records:
         """Return the lines of a file that aren't empty."""
-        del beside
         spans: list[tuple[int, int]] = []
         names: list[bytes] = []
         rejected: dict[int, str] = {}

@@ -191,13 +191,11 @@ class OpenShard(ABC):
     def strided(self, field: str) -> StridedRows | None:
         """Return the places of a field's rows in a map; None if they can't be copied from one, or
         must be checked before."""
-        del field
         return None
 
     def lengths(self, field: str, rows: Ints) -> Ints | None:
         """Return the first lengths of samples of a field, int64, shape (n,), if they are known
         without reading."""
-        del field, rows
         return None
 
     @abstractmethod

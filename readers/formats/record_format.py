@@ -129,7 +129,6 @@ class RecordFormat(FilesFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: records have no other places of fields."""
-        del origin
         return True
 
     def is_file(self, name: bytes) -> bool:

@@ -61,7 +61,6 @@ class UnitValues(ABC):
 
     def reasons(self, rows: Ints) -> Iterable[tuple[int, str]]:
         """Return the places among rows of bad samples, and the reasons."""
-        del rows
         return ()
 
 
@@ -93,23 +92,19 @@ class UnitReader(ChunkReader):
 
     def is_view(self, chunk: int, data: ShardData) -> bool:
         """Return True if a decoded chunk is a view of a mapped file, by default False."""
-        del chunk, data
         return False
 
     def chunks(self, units: list[int], field: str) -> list[int]:
         """Return the numbers of the chunks that hold a field of some units, by default the units';
         NO_CHUNK for units that lack the field."""
-        del field
         return units
 
     def dictionaries(self, chunk: int) -> Sequence[int]:
         """Return the other chunks that a chunk is decoded with, by default none."""
-        del chunk
         return ()
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the chunks that these rows need, in order."""
-        del crops
         units = np.unique(self.units_of(rows)).tolist()
         found = set[int]().union(*(self.chunks(units, field) for field in fields)) - {NO_CHUNK}
         return sorted(found.union(*map(self.dictionaries, found)))

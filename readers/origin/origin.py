@@ -179,18 +179,15 @@ class Origin(ABC):
         """Return the remote folder at a URL of the same store, or next to the data, that may hold
         the index. Return None for local data, or if there is no such place. Raises ConfigError and
         FetchError."""
-        del url
         return None
 
     def beside(self, name: bytes) -> tuple[Origin, bytes] | None:
         """Return the origin that reads a file next to the root, and the file's name there; None if
         nothing lies next to the root. name: below the folder that contains the root."""
-        del name
         return None
 
     def upload(self, local: bytes, name: bytes) -> None:
         """Upload a local file to a name below a remote root. Raises FetchError."""
-        del local, name
         raise TypeError(f"{self.url} is local")
 
     @abstractmethod
@@ -374,7 +371,6 @@ class LocalFolder(Origin):
     def load(
         self, name: bytes, parse: Callable[[bytes], Answer], *, size_bytes: int | None, version: str
     ) -> Answer:
-        del size_bytes, version
         return parse(os.path.join(self.root, name))
 
     def entry(self, name: bytes) -> Entry | None:

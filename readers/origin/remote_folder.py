@@ -141,7 +141,6 @@ class RemoteFolder(Origin):
     def list_below(
         self, folder: str, *, directories: dict[bytes, int] | None = None
     ) -> Iterator[Listed]:
-        del directories
         return ((found.path, _entry(found)) for found in self.remote.fetcher.walk(folder))
 
     def root_kind(self) -> Literal["file"] | None:

@@ -39,7 +39,6 @@ class AnnotatedFormat(FolderFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: the formats fix the names of the fields."""
-        del origin
         return True
 
     def may_recognise(self, origin: Origin) -> bool:

@@ -86,7 +86,6 @@ class CocoFiles(AnnotatedFiles):
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the images that the file names, in the order of their ids."""
-        del files
         (data,) = self.read(workers=workers)
         source = printable(self.described[0].name.rpartition(b"/")[2])
         coco = CocoFile.parse(data, source=source)

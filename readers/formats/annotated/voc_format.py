@@ -95,7 +95,6 @@ class VocFiles(AnnotatedFiles):
 
     def samples(self, files: Sequence[Entry], *, workers: int) -> Candidates:
         """Return the images of the part, in the order of its list, else by name."""
-        del files
         names = sorted(self._notes)
         if self._list is not None:
             (data,) = read_whole(self.place, [self._list], workers=1)

@@ -333,7 +333,6 @@ class YoloFiles(AnnotatedFiles):
                 strict=True,
             )
         )
-        del files
         found = [self._sample(entry, texts) for entry in self.files]
         types: dict[str, FieldType] = {
             BOXES: Boxes(of=IMAGE, format="cxcywh_norm"),

@@ -349,7 +349,6 @@ class ArrowReader(TableReader):
         self, extent: int, rows: int, type: FieldType, data: Encoded, others: Sequence[Encoded]
     ) -> Any:
         """Return a chunk's table. Raises ValueError if its bytes are damaged."""
-        del rows
         array, field = self._array(extent, data), self._fields[extent]
         parts_of_dictionary = zip(self.dictionaries(extent), others, strict=True)
         values = [self._array(*part) for part in parts_of_dictionary]
@@ -396,7 +395,6 @@ class ArrowFormat(TableFormat):
         self, origin: Origin, entry: Entry, tail: bytes, *, known: dict[Any, Any], workers: int
     ) -> ArrowFile:
         """Read the metadata of a file."""
-        del known
         size = self.footer_bytes(tail, entry.size_bytes)
         return ArrowFile(entry, read_contents(origin, entry, tail, size, workers=workers))
 

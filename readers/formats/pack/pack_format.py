@@ -304,14 +304,12 @@ class PackFormat(Format):
         self, entry: ShardEntry, sidecar: Callable[[], Sidecar], place: ShardPlace
     ) -> PackShard:
         """Open a shard at its place. It needs no sidecar: the shard describes itself."""
-        del sidecar
         return PackShard(place, entry)
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
         """Return the cache key of a shard's blob: a key by content, so that copies share it."""
-        del etag
         return origin.blob_key(name, f"crc32c-{crc32c:08x}-{columns_crc32c:08x}")
 
 

@@ -544,7 +544,6 @@ class ParquetReader(TableReader):
     def read_notes(self, notes: Any, shard: ChunkedShardFacts) -> None:
         """Read the leaves, and the numbers of each chunk: the number of its leaf, its values, its
         bytes decompressed and its nulls."""
-        del shard
         self._leaves = [form_of_json(each) for each in notes["forms"]]
         self._decoding = numbers = np.array(notes["chunks"], np.int64).reshape(-1, 4)
         if (numbers[:, :3] < 0).any() or (numbers[:, 0] >= len(self._leaves)).any():
@@ -554,7 +553,6 @@ class ParquetReader(TableReader):
         self, extent: int, rows: int, type: FieldType, data: Encoded, others: Sequence[Encoded]
     ) -> Any:
         """Return a column chunk's table. Raises ValueError if its bytes are damaged."""
-        del others
         number, values, decoded, _ = self._decoding[extent].tolist()
         leaf = self._leaves[number]
         return decode_chunk(data, leaf, type, rows=rows, values=values, decoded=decoded)
@@ -593,7 +591,6 @@ class ParquetFormat(TableFormat):
         self, origin: Origin, entry: Entry, tail: bytes, *, known: dict[Any, Any], workers: int
     ) -> ParquetFile:
         """Parse a file's footer."""
-        del origin, workers
         size = self.footer_bytes(tail, entry.size_bytes)
         return ParquetFile(entry, tail[-size:-TAIL_BYTES], known)
 

@@ -102,7 +102,6 @@ class TableFile(ABC):
 
     def notes_of_fields(self, columns: Sequence[ArrowColumn]) -> dict[str, Any]:
         """Return what else the reader needs of the columns that are fields, for JSON."""
-        del columns
         return {}
 
 
@@ -166,7 +165,6 @@ class TableReader(UnitReader):
 
     def values(self, decoded: Any, field: str) -> TableValues:
         """Return the values of a field."""
-        del field
         return TableValues(decoded)
 
 

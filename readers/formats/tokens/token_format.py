@@ -281,12 +281,10 @@ class TokenReader(ChunkReader):
 
     def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """Return the shard's only extent."""
-        del crops
         return [0] if TOKENS in fields and len(rows) else []
 
     def needs_parts(self, rows: Ints, fields: Sequence[str], crops: Crops) -> Parts:
         """Return the byte ranges that hold the tokens of these rows."""
-        del crops
         starts, lengths, _ = self._sequences.ranges(rows if TOKENS in fields else rows[:0])
         return self._parts(starts, lengths)
 
@@ -306,7 +304,6 @@ class TokenReader(ChunkReader):
         corners: Ints | None = None,
     ) -> None:
         """Read rows of a field into their slots."""
-        del corners
         if not len(rows):
             return
         if field != TOKENS:
@@ -400,7 +397,6 @@ class TokenFormat(ChunkFormat):
 
     def has_default_names(self, origin: Origin) -> bool:
         """Return True: there is one field."""
-        del origin
         return True
 
     def recognises(self, origin: Origin) -> bool:

@@ -76,7 +76,6 @@ class ZarrFormat(ChunkFormat):
 
     def index(self, origin: Origin, files: DatasetFiles, *, workers: int) -> ChunkedDataset:
         """Return the shards, from the metadata and the indexes of Zarr shards."""
-        del origin, workers
         hierarchy, schema, fields, left_out, listed = files.found
         for field in fields:  # invalid codecs raise DatasetError
             with suppress(MissingDependencyError):  # reading a field raises if its codec is missing

@@ -74,6 +74,7 @@ class _SizedOperation(GeometricOperation, metaclass=ABCMeta):
 
     gives_lists = True
     antialias: bool = True
+    resizes = True
 
     @property
     @abstractmethod
@@ -88,10 +89,6 @@ class _SizedOperation(GeometricOperation, metaclass=ABCMeta):
     def is_random(self) -> bool:  # type: ignore[override]  # by its arguments
         """True if it draws a size."""
         return self.choices > 1
-
-    @property
-    def resizes(self) -> bool:
-        return True
 
     @property
     def filters(self) -> Antialias:
@@ -249,10 +246,7 @@ class ScaleJitter(_SizedOperation):
     antialias: bool = argument(arg.boolean, default=True)
     _: KW_ONLY
     per: Per = argument(_PER, default="sample")
-
-    @property
-    def choices(self) -> int:
-        return 2  # the ends of the range, for `sizes`
+    choices = 2  # the ends of the range, for `sizes`
 
     def resized(self, height: Ints, width: Ints, uniform: Uniform) -> tuple[Ints, Ints]:
         low, high = self.scale_range

@@ -650,14 +650,11 @@ class Apply(ImageOperation):
     moves: bool = argument(arg.boolean, default=True)
 
     or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
+    is_foreign = True
 
     def draw(self, uniform: Uniform, _shape: ImageShape) -> Values:
         """Return the numbers, truncated to 24 bits: rounded to float32, the largest would be 1."""
         return {"draws": np.floor(uniform(self.draws).T * 2**24) / 2**24}
-
-    @property
-    def is_foreign(self) -> bool:
-        return True
 
     def node(self, images: Any, inputs: dict[str, Any], _shape: ImageShape) -> Any:
         return self.fn(images, inputs["draws"])

@@ -97,14 +97,8 @@ class Views(Operation):
     stage = Stage.VIEWS
     is_single = True
     or_else = ", or make the views in your training step"
-
-    @property
-    def moves_pixels(self) -> bool:
-        return True
-
-    @property
-    def can_be_followed(self) -> bool:
-        return False
+    moves_pixels = True
+    can_be_followed = False
 
     def __str__(self) -> str:
         parts: Any = self.views  # as the check returns it

@@ -216,6 +216,7 @@ class InstanceKeypoints(FieldType):
     kind: ClassVar[str] = "instance_keypoints"
     is_target: ClassVar[bool] = True
     refers_to: ClassVar[str | None] = "boxes"
+    in_files: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_reference("InstanceKeypoints", self.of)
@@ -248,10 +249,6 @@ class InstanceKeypoints(FieldType):
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (None, self.points, 3))
-
-    @property
-    def in_files(self) -> bool:
-        return False
 
     @property
     def needs_size(self) -> bool:
@@ -300,6 +297,7 @@ class ImageSize(FieldType):
     kind: ClassVar[str] = "image_size"
     refers_to: ClassVar[str | None] = "image"
     is_measured: ClassVar[bool] = True
+    in_files: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_reference("ImageSize", self.of)
@@ -307,10 +305,6 @@ class ImageSize(FieldType):
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of("int64", (2,))
-
-    @property
-    def in_files(self) -> bool:
-        return False
 
     def resized(self, value: NDArray[Any], before: Size, after: Size) -> NDArray[Any]:
         return value

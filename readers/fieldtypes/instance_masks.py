@@ -278,6 +278,9 @@ class InstanceMasks(FieldType):
     is_slow: ClassVar[bool] = True
     missing: ClassVar[Any] = _NONE
     codec: ClassVar[str] = "utf-8"
+    is_ragged: ClassVar[bool] = True
+    column_kinds: ClassVar[Set[str]] = frozenset({"text", "binary", "nested"})
+    needs_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_reference("InstanceMasks", self.of)
@@ -290,14 +293,6 @@ class InstanceMasks(FieldType):
     def numbered(self) -> FieldType:
         """The type of the same masks, delivered as one map of numbers."""
         return _InstanceIds(self.of, self.format)
-
-    @property
-    def is_ragged(self) -> bool:
-        return True
-
-    @property
-    def column_kinds(self) -> Set[str]:
-        return {"text", "binary", "nested"}
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check all segmentations, and return the facts: the number of boxes, and the height and
@@ -384,10 +379,6 @@ class InstanceMasks(FieldType):
         except (TypeError, ValueError) as error:
             raise ValueError(str(error), "a list with a COCO segmentation for each box") from None
 
-    @property
-    def needs_size(self) -> bool:
-        return True
-
     def follow(
         self, column: Column, moves: Moves | None, *, size: Size | None
     ) -> DenseColumn | RaggedColumn:
@@ -443,10 +434,7 @@ class _InstanceIds(InstanceMasks):
     __slots__ = ()
 
     _dtype: ClassVar[Any] = np.int32
-
-    @property
-    def is_ragged(self) -> bool:
-        return False
+    is_ragged: ClassVar[bool] = False
 
     def _leading(self, masks: Segmentations) -> tuple[int, ...]:
         return ()

@@ -68,6 +68,7 @@ class Mask(FieldType):
     has_sides: ClassVar[bool] = True
     is_slow: ClassVar[bool] = True
     missing: ClassVar[Any] = np.zeros((0, 0), np.uint8)
+    needs_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_reference("Mask", self.of)
@@ -104,10 +105,6 @@ class Mask(FieldType):
 
     def decoder(self, *, max_pixels: int = MAX_PIXELS) -> Callable[[Encoded], Any]:
         return partial(self.decode, max_pixels=max_pixels)
-
-    @property
-    def needs_size(self) -> bool:
-        return True
 
     def follow(self, column: Column, moves: Moves | None, *, size: Size | None) -> ArrayColumn:
         """Return the masks as (n, height, width), of the widest dtype of the batch if it isn't

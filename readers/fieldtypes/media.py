@@ -30,10 +30,7 @@ class Text(FieldType):
     is_encoded: ClassVar[bool] = True
     missing: ClassVar[Any] = ""
     codec: ClassVar[str] = "utf-8"
-
-    @property
-    def column_kinds(self) -> Set[str]:
-        return {"text", "binary", "nested"}
+    column_kinds: ClassVar[Set[str]] = frozenset({"text", "binary", "nested"})
 
     def check(self, data: Encoded, *, field: str = "", max_pixels: int = MAX_PIXELS) -> Facts:
         """Check that a text is UTF-8; a byte order mark at its start isn't part of it."""
@@ -67,14 +64,11 @@ class Texts(FieldType):
     is_target: ClassVar[bool] = True
     is_encoded: ClassVar[bool] = True
     codec: ClassVar[str] = "json"
+    in_files: ClassVar[bool] = False
 
     @property
     def empty(self) -> list[str]:
         return []
-
-    @property
-    def in_files(self) -> bool:
-        return False
 
     @staticmethod
     def encode(texts: Sequence[str]) -> bytes:

@@ -200,18 +200,12 @@ class MultiLabel(_Classes):
     kind: ClassVar[str] = "multi_label"
     is_bits: ClassVar[bool] = True
     _is_listed: ClassVar[bool] = True
+    in_files: ClassVar[bool] = False
+    column_kinds: ClassVar[Set[str]] = frozenset()
 
     @property
     def form(self) -> ArrayForm:
         return ArrayForm.of("float32", (len(self.names),))
-
-    @property
-    def in_files(self) -> bool:
-        return False
-
-    @property
-    def column_kinds(self) -> Set[str]:
-        return set()
 
 
 @frozen_type

@@ -43,6 +43,7 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m benchmarks.reference site
 
 figures: $(READY)
 	$(BIN)/python -m benchmarks.figures

@@ -56,8 +56,9 @@ def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
 class PenstockError(Exception):
     """The base of all errors that Penstock raises on purpose.
 
-    Every message can be shown to others: credentials are removed from URLs, and control characters
-    in names are escaped.
+    Catch it where a program handles every failure of the input pipeline in one way. Every message
+    can be shown to others: credentials are removed from URLs, and control characters in names are
+    escaped.
     """
 
     _has_lines = False
@@ -83,20 +84,35 @@ def _recreate(
 
 
 class ConfigError(PenstockError, ValueError):
-    """An argument is wrong, or two arguments contradict each other."""
+    """An argument is wrong, or two arguments contradict each other.
+
+    Penstock raises it before any work starts. The message names the argument, the value that it
+    got and the values that it accepts: change the call.
+    """
 
 
 class PlanError(ConfigError):
-    """Sizes, lanes, window, batch and world don't fit together."""
+    """Sizes, lanes, window, batch and world don't fit together.
+
+    Change the number that the message names, usually the batch size: all ranks must get equally
+    many samples of each global batch. `penstock plan` shows which sizes fit a number of nodes.
+    """
 
 
 class RecipeError(ConfigError):
-    """Operations of a recipe don't fit each other or the data."""
+    """Operations of a recipe don't fit each other or the data.
+
+    Change the order of the operations, or add the one that the message names, such as a crop that
+    gives all images of a batch one size. `penstock inspect --batch` shows what a recipe delivers.
+    """
 
 
 class MapError(RecipeError):
     """The function of a recipe's Map returned another type or shape than declared, or changed its
     input.
+
+    Declare in `returns=` what the function returns, or correct the function. Copy an input before
+    you change it.
 
     sample_id: position in the index; None if the error concerns no single sample.
     """
@@ -107,11 +123,19 @@ class MapError(RecipeError):
 
 
 class DatasetError(PenstockError, ValueError):
-    """The dataset can't be used as it is."""
+    """The dataset can't be used as it is.
+
+    The message names the file and what is wrong with it. Correct the data, or the arguments of
+    `Dataset` that describe it. `penstock inspect` lists what Penstock found.
+    """
 
 
 class DatasetNotFoundError(DatasetError, FileNotFoundError):
-    """The URL doesn't exist, or holds nothing that can be read."""
+    """The URL doesn't exist, or holds nothing that can be read.
+
+    Check the path, and for a store the bucket's name, the region and the credentials;
+    `penstock doctor --url URL` tries the connection.
+    """
 
     def __new__(cls, *args: object) -> DatasetNotFoundError:
         """Allocate as OSError does, which code requires that recreates errors by name (Dask)."""
@@ -119,19 +143,34 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
 
 
 class IndexChangedError(DatasetError):
-    """The files no longer match the index that was built over them."""
+    """The files no longer match the index that was built over them.
+
+    If the change was intended, build the index again with `penstock index`. A job that was saved
+    before can't resume on changed data.
+    """
 
 
 class OtherVersionError(DatasetError):
-    """An index or a pack is in a format that this version doesn't read."""
+    """An index or a pack is in a format that this version doesn't read.
+
+    Build the index or the pack again with this version, or install the version that the message
+    names.
+    """
 
 
 class CorruptShardError(DatasetError):
-    """The bytes of a shard were read, but they don't match the index."""
+    """The bytes of a shard were read, but they don't match the index.
+
+    Copy the file again from its source, or pack the dataset again. In a cache, Penstock has already
+    fetched the bytes a second time, so the source itself is damaged.
+    """
 
 
 class CorruptSampleError(CorruptShardError):
     """The bytes of one sample don't match the index, or can't be decoded.
+
+    A loader replaces such a sample and lists it in its quarantine file; reading one by itself, as
+    in `dataset[i]`, raises. Replace the file, or leave the sample out with `subset`.
 
     sample_id: position in the index.
     """
@@ -144,12 +183,16 @@ class CorruptSampleError(CorruptShardError):
 class BadSampleError(DatasetError):
     """The user's code, a Map's function or a torch dataset, rejected a sample.
 
-    The loader replaces it by another sample, within max_bad. The message gives the reason.
+    Raise it in your own code for a sample that can't be used. The loader replaces it by another
+    sample, within max_bad. The message gives the reason.
     """
 
 
 class TooManyBadSamplesError(DatasetError):
     """More samples of an epoch were bad than `max_bad` allows.
+
+    All ranks stop at the same step. Look at the samples that the message lists, correct the data or
+    your function, or raise `max_bad` if the loss is acceptable.
 
     sample_ids: the bad samples known to this rank and to the rank that passed the limit.
     """
@@ -164,6 +207,9 @@ class TooManyBadSamplesError(DatasetError):
 class FetchError(PenstockError, OSError):
     """A remote object could not be listed or fetched.
 
+    Check the network, the credentials and the region, then resume the job: its position is in its
+    last state. `penstock doctor --url URL` finds the cause.
+
     uri: the object's URI. missing: True if the object doesn't exist.
     """
 
@@ -174,16 +220,26 @@ class FetchError(PenstockError, OSError):
 
 
 class ObjectChangedError(FetchError):
-    """A remote object changed while it was read; bytes of two versions are never mixed."""
+    """A remote object changed while it was read; bytes of two versions are never mixed.
+
+    Don't overwrite data that jobs read: write a new version under a new name. Build the index again
+    if the change was intended.
+    """
 
 
 class DestinationError(PenstockError, FileExistsError):
-    """A destination already holds other data; nothing was changed."""
+    """A destination already holds other data; nothing was changed.
+
+    Choose another folder, or delete this one.
+    """
 
 
 class ReadError(PenstockError, OSError):
     """An existing local file can't be read or examined: too many open files, no memory, a failing
     disk or mount, or missing permissions. The data didn't cause it.
+
+    Repair what the message names on this machine, such as the limit of `ulimit -n`, and resume.
+    `penstock doctor` checks the machine.
 
     errno: the system's error number, or None.
     """
@@ -194,38 +250,64 @@ class ReadError(PenstockError, OSError):
 
 
 class WriteError(PenstockError, OSError):
-    """Penstock could not write a file: the disk is full, or the folder is read-only."""
+    """Penstock could not write a file: the disk is full, or the folder is read-only.
+
+    Free space on that disk, or pass another folder. The same call resumes an index or a pack.
+    """
 
 
 class ResumeError(PenstockError, ValueError):
-    """A state doesn't fit this dataset, seed or version, so the job can't resume from it."""
+    """A state doesn't fit this dataset, seed or version, so the job can't resume from it.
+
+    The message names what differs. Pass the dataset, the seed and the recipe of the saved job, or
+    begin the epoch anew without a state. The loader is unchanged.
+    """
 
 
 class MissingDependencyError(PenstockError, ImportError):
-    """An optional package isn't installed; the message names the extra."""
+    """An optional package isn't installed; the message names the extra.
+
+    Install it, such as `pip install 'penstock[zarr]'`.
+    """
 
 
 class DeviceError(PenstockError, RuntimeError):
-    """The GPU, its driver, DALI or memory failed; no sample's bytes caused it."""
+    """The GPU, its driver, DALI or memory failed; no sample's bytes caused it.
+
+    Run `penstock doctor`. If memory ran out, use a smaller batch or a lower prefetch_factor.
+    """
 
 
 class NotPicklableError(PenstockError, TypeError):
-    """The object belongs to one process and can't be sent to another."""
+    """The object belongs to one process and can't be sent to another.
+
+    Create the loader or the cache in each process; send its URL or its arguments instead.
+    """
 
 
 class WorkerError(PenstockError, RuntimeError):
     """A worker died (a process of a torch dataset or a Map, a worker of an executor, the server of
-    a cache), or its executor accepts no tasks."""
+    a cache), or its executor accepts no tasks.
+
+    The message ends with the worker's own error, if it left one. A worker that the system killed
+    has usually run out of memory: use fewer workers.
+    """
 
     _has_lines = True
 
 
 class StalledError(PenstockError, TimeoutError):
-    """A wait passed its time limit."""
+    """A wait passed its time limit.
+
+    The message names what was waited for. If the store or the other ranks are only slow, raise
+    `timeout=`.
+    """
 
 
 class RankFailedError(PenstockError, RuntimeError):
     """The loader of another rank failed, so this one stops at the same step.
+
+    Read the error of the rank that the message names; this one needs no change.
 
     rank: the number of that rank.
     """
@@ -238,19 +320,32 @@ class RankFailedError(PenstockError, RuntimeError):
 
 
 class JobStoreError(PenstockError, RuntimeError):
-    """The key-value store through which a job's processes communicate doesn't answer."""
+    """The key-value store through which a job's processes communicate doesn't answer.
+
+    The process that serves it, usually that of rank 0, has ended or can't be reached, or the nodes
+    run different versions of Penstock. Start the job again: it continues from its last state.
+    """
 
 
 class ClosedError(PenstockError, RuntimeError):
-    """The object was used after close()."""
+    """The object was used after close().
+
+    Create a new one, or close it later: usually after the loop, at the end of its `with` block.
+    """
 
 
 class ForkedError(ClosedError):
-    """The object was used in a forked child of its process, which doesn't have its threads."""
+    """The object was used in a forked child of its process, which doesn't have its threads.
+
+    Create the object in the child, or start the child with the method "spawn".
+    """
 
 
 class PenstockWarning(UserWarning):
-    """Penstock's one warning class: something works, but not as well as it could."""
+    """Penstock's one warning class: something works, but not as well as it could.
+
+    The message says what to change. `warnings.filterwarnings` silences or raises it, as any other.
+    """
 
     def __init__(self, *args: object) -> None:
         super().__init__(*_safe(args, one_line=False))

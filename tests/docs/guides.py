@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.docs.data import on_this_machine
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r'^```python title="(?P<title>[^"]+)"\n(?P<code>.*?)^```$', re.M | re.S)
 Calls = dict[str, list[tuple[Any, ...]]]
@@ -47,7 +49,8 @@ class Guide:
         before it in the page, so that an error names the page's line."""
         text = self.path.read_text()
         return [
-            "\n" * (text[: found.start()].count("\n") + 1) + found["code"]
+            "\n" * (text[: found.start()].count("\n") + 1)
+            + on_this_machine(found["code"], Path.cwd())
             for found in BLOCK.finditer(text)
             if found["title"].startswith(side)
         ]
@@ -78,15 +81,15 @@ class Guide:
                 sys.modules.pop(Path(name).stem, None)
         return calls
 
-    def before(self, *libraries: str) -> Calls:
-        """Run the other loader's side in a process of its own, because most start threads or
-        fork; skip the test if a library that it needs isn't installed."""
+    def before(self, *libraries: str, side: str = "Before") -> Calls:
+        """Run a side that needs other libraries, in a process of its own, because most start
+        threads or fork; skip the test if one of them isn't installed."""
         for library in libraries:
             if importlib.util.find_spec(library) is None:
                 pytest.skip(f"{library} isn't installed: `make guides` installs it")
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as process:
-            return process.submit(_run, self, "Before", os.getcwd()).result()
+            return process.submit(_run, self, side, os.getcwd()).result()
 
 
 def _run(guide: Guide, side: str, folder: str) -> Calls:

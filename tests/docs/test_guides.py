@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.docs.guides import Guide, assert_same, assert_same_set, column, rows
@@ -55,6 +57,24 @@ def test_pytorch() -> None:
     assert_same_set(before["own_step"], after["own_step"], places=(1,))
 
 
+def test_torchdata() -> None:
+    photographs("photos/train", 24, 3)
+    photographs("photos/web", 18, 3)
+    photographs("photos/val", 21, 5)
+    steps = ("train_step", "node_step", "mixed_step", "eval_step")
+    guide = Guide("torchdata", steps)
+    after = guide.run("After")
+    assert sorted(column(after["train_step"], 1)) == [*range(24)]
+    assert column(after["eval_step"], 1) == [*range(21)]
+    parts = column(after["mixed_step"], 0)
+    assert (parts.count(0), parts.count(1)) == (24, 8)
+
+    before = guide.before("torchdata", "torchvision")
+    assert_same_set(before["train_step"], after["train_step"], places=(1,))
+    assert_same_set(before["node_step"], after["node_step"], places=(1,))
+    assert column(before["mixed_step"], 0).count(0) <= 24
+
+
 def test_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(4):
         numbers = range(shard * 6, shard * 6 + 6)
@@ -77,6 +97,45 @@ def test_webdataset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_set(before["train_step"], after["train_step"], places=(1,))
     assert_same(before["eval_step"], after["eval_step"], tolerance=PIXELS)
     assert_same(before["pair_step"], after["pair_step"], tolerance=2)
+
+
+def test_huggingface() -> None:
+    for shard in range(4):
+        numbers = range(shard * 6, shard * 6 + 6)
+        hub_table(f"train-{shard:05d}-of-00004.parquet", numbers)
+    hub_table("val.parquet", range(21))
+    steps = ("train_step", "stream_step", "text_step", "eval_step", "keep_step")
+    guide = Guide("huggingface", steps)
+    after = guide.run("After")
+    assert sorted(column(after["train_step"], 1)) == sorted([*range(24)] * 2)
+    assert column(after["eval_step"], 1) == [*range(21)]
+
+    before = guide.before("datasets", "torchvision")
+    for step in ("train_step", "stream_step"):
+        assert_same_set(before[step], after[step], places=(1,))
+    assert_same(before["text_step"], after["text_step"])
+    assert_same(before["eval_step"], after["eval_step"], tolerance=PIXELS)
+    kept = guide.before("datasets", side="Keep")
+    assert sorted(column(kept["keep_step"], 1)) == [1, *range(10, 20), 21]
+
+
+def hub_table(name: str, numbers: range) -> None:
+    """Write photographs as a dataset of the hub has them, with a class each."""
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": [f"class {i}" for i in range(24)]},
+        "caption": {"_type": "Value", "dtype": "string"},
+    }
+    photos = [{"bytes": jpeg(i, 60 + i % 7, 80 + i % 5, quality=95), "path": None} for i in numbers]
+    table = pa.table(
+        {
+            "image": pa.array(photos, pa.struct({"bytes": pa.binary(), "path": pa.string()})),
+            "label": pa.array(numbers, pa.int64()),
+            "caption": [f"photograph {i}" for i in numbers],
+        }
+    )
+    info = json.dumps({"info": {"features": features}})
+    pq.write_table(table.replace_schema_metadata({"huggingface": info}), name)
 
 
 def street(numbers: range) -> bytes:
